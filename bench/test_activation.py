@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
 
 from . import formulas
 from .implementations import torch as impl

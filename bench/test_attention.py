@@ -17,7 +17,7 @@ from opatlas.engine.inputs.attention import (
 )
 from opatlas.engine.inputs.sequences import expect_slots, lengths_tensor
 from opatlas.engine.registry import replays
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
 
 from . import formulas
 from .implementations import torch as impl

@@ -6,7 +6,7 @@ from math import prod
 
 from opatlas.engine.inputs import images
 from opatlas.engine.registry import replays
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
 
 from . import formulas
 from .implementations import torch as impl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opatlas.engine.registry import replays
-from opatlas.model.schema import OUTPUT_SHAPES
+from opatlas.row.columns import OUTPUT_SHAPES
 
 from . import formulas
 from .implementations import torch as impl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

@@ -19,13 +19,13 @@ from opatlas.engine.inputs.experts import (
 )
 from opatlas.engine.inputs.operands import LARGEST, scale_range
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     EP_SIZE,
     INPUT_DTYPES,
     INPUT_SHAPES,
     OUTPUT_SHAPES,
 )
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

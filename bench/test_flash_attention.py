@@ -7,8 +7,8 @@ import math
 from opatlas.engine.inputs.attention import CAUSAL_MASK, RANGE
 from opatlas.engine.inputs.sequences import expect_slots
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

@@ -6,8 +6,8 @@ from itertools import product
 
 from opatlas.engine.inputs.operands import factors
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

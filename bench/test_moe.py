@@ -14,9 +14,9 @@ from opatlas.engine.inputs.operands import (
     scale_range,
 )
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
-from opatlas.model.slots import FP8
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.row.slots import FP8
 
 from . import formulas
 from .implementations import torch as impl

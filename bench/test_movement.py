@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from opatlas.engine.inputs import shape_rules
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

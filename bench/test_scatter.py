@@ -7,8 +7,8 @@ from math import prod
 from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.operands import gathered_axis, indexed_axes
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

@@ -14,7 +14,7 @@ from opatlas.engine.inputs.sequences import (
     spread_positions,
 )
 from opatlas.engine.registry import replays
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
 
 from . import formulas
 from .implementations import torch as impl

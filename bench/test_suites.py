@@ -7,7 +7,7 @@ A case is a call of an operator of torch: a sample of torch's OpInfo, or a line 
 from __future__ import annotations
 
 from opatlas.engine.registry import replays
-from opatlas.model.schema import SAMPLE
+from opatlas.row.columns import SAMPLE
 
 
 def _bind(*arguments):

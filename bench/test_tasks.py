@@ -7,7 +7,7 @@ a folder is judged and measured. opatlas/engine/tasks/ has the steps.
 from __future__ import annotations
 
 from opatlas.engine.registry import replays
-from opatlas.model.schema import TASK_DIGEST
+from opatlas.row.columns import TASK_DIGEST
 
 
 def _bind(job, spec, device, instrument, settings, group):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from opatlas.engine.registry import replays
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from opatlas.installation import CHECKOUT as _CHECKOUT
 
 if TYPE_CHECKING:
+    from opatlas.data.database import Database, RowTable
     from opatlas.engine.formula import per_element, per_row, pointwise
     from opatlas.engine.registry import replays
     from opatlas.errors import OpAtlasError
     from opatlas.implementations.contract import Prepared, implements
-    from opatlas.model.errors import Unsupported
-    from opatlas.model.location import default_path, list_databases
-    from opatlas.model.versions import Versions
     from opatlas.query.database import OpenDatabase, model_cost, open  # noqa: A004
     from opatlas.query.model_cost import ModelCost, PartCost
     from opatlas.query.next_rows import NextRow, NextRows
     from opatlas.query.result import How, NoAnswer, QueryResult
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
-    from opatlas.store.database import Database, RowTable
+    from opatlas.row.errors import Unsupported
+    from opatlas.row.location import default_path, list_databases
+    from opatlas.row.versions import Versions
     from opatlas.suites.override import use
 
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Database": "store.database",
+    "Database": "data.database",
     "How": "query.result",
     "ModelCost": "query.model_cost",
     "NextRow": "query.next_rows",
@@ -68,14 +68,14 @@ _MODULES = {
     "PartCost": "query.model_cost",
     "Prepared": "implementations.contract",
     "QueryResult": "query.result",
-    "RowTable": "store.database",
+    "RowTable": "data.database",
     "TimedRow": "report.plots.timed_rows",
     "TimedRows": "report.plots.timed_rows",
-    "Unsupported": "model.errors",
-    "Versions": "model.versions",
-    "default_path": "model.location",
+    "Unsupported": "row.errors",
+    "Versions": "row.versions",
+    "default_path": "row.location",
     "implements": "implementations.contract",
-    "list_databases": "model.location",
+    "list_databases": "row.location",
     "model_cost": "query.database",
     "open": "query.database",
     "per_element": "engine.formula",

@@ -19,7 +19,7 @@ from functools import wraps
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
+from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
 from opatlas.text import parse_real, parse_whole, printable_lines, suggest
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from opatlas.model.record import Record
-from opatlas.model.signature import case_id_in
+from opatlas.row.record import Record
+from opatlas.row.signature import case_id_in
 from opatlas.text import pluralize
 
 from .collector import row_of

@@ -12,9 +12,9 @@ import pytest
 
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.model.errors import ReplayError
-from opatlas.model.siblings import suggest_spelling
-from opatlas.model.signature import case_id_in
+from opatlas.row.errors import ReplayError
+from opatlas.row.siblings import suggest_spelling
+from opatlas.row.signature import case_id_in
 
 from .plan import CaseRow, KnownFailure, Plan, TablePlan
 from .session_context import SessionContext

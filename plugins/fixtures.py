@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from opatlas.devices.device import DeviceDescription
-from opatlas.model.errors import DeviceGone
+from opatlas.row.errors import DeviceGone
 
 from .item_rows import ItemRows
 from .replay_session import SESSION

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.store.journal import count_run_records
+from opatlas.data.journal import count_run_records
 from opatlas.text import pluralize
 
 from .session_context import SessionContext

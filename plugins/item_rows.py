@@ -12,7 +12,7 @@ import pytest
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.executor import BatchExecutor, Executor, run_job
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 from .collector import will_run
 from .pytest_internals import take_output

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 import pytest
 
-from opatlas.model.signature import case_id_in
+from opatlas.row.signature import case_id_in
 from opatlas.show import formats
 from opatlas.text import parse_real
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from opatlas.model.record import Record
-from opatlas.model.signature import case_id_in, make_case_id
+from opatlas.row.record import Record
+from opatlas.row.signature import case_id_in, make_case_id
 
 from .row_note import RowNote, outcome_of_report
 from .session_context import SessionContext

@@ -15,10 +15,10 @@ from opatlas.combine.provenance import (
     Provenance,
     StoredDuration,
 )
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
-from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize, printable
 
 from .plan import Plan

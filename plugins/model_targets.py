@@ -15,7 +15,7 @@ from opatlas.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
 from opatlas.implementations.catalog import ALL, shipped
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULT_DEVICES, Implementation
-from opatlas.model.location import implementation_label
+from opatlas.row.location import implementation_label
 from opatlas.tasks.task import MODEL_NEW
 
 from .model_options import ModelSettings

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import pytest
 
 from opatlas.collectives import options as collectives
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
-from opatlas.model.versions import Versions
 from opatlas.options import (
     Option,
     Scope,
@@ -31,7 +31,7 @@ from opatlas.options import (
     reset,
     versions,
 )
-from opatlas.store.update_mode import UpdateMode
+from opatlas.row.versions import Versions
 from opatlas.text import parse_whole
 
 from .selection import Shard

@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 
 from opatlas.combine.provenance import Staleness, StoredDuration
-from opatlas.model.schema import (
+from opatlas.data.history import EditedRows
+from opatlas.data.op_mapping import WrittenMapping
+from opatlas.data.write_back import RecoveredJournal
+from opatlas.row.columns import (
     CACHE_STATE,
     CRASHES_IN_A_ROW,
     IMPLEMENTATION,
@@ -26,10 +29,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.signature import make_case_id, signature
-from opatlas.store.history import EditedRows
-from opatlas.store.op_mapping import WrittenMapping
-from opatlas.store.write_back import RecoveredJournal
+from opatlas.row.signature import make_case_id, signature
 from opatlas.text import parse_whole
 
 #: Targets without a case that are still named one by one.

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from opatlas.capture.time_shares import without_replay as shares_without_replay
+from opatlas.data.database import Database
+from opatlas.data.manifest import read_manifests
+from opatlas.data.pace import replay_pace
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.discovery import driver_version
-from opatlas.model.roofline import row_bytes
-from opatlas.model.siblings import suggest_spelling
-from opatlas.model.signature import make_case_id
+from opatlas.row.roofline import row_bytes
+from opatlas.row.siblings import suggest_spelling
+from opatlas.row.signature import make_case_id
 from opatlas.show import formats
-from opatlas.store.database import Database
-from opatlas.store.manifest import read_manifests
-from opatlas.store.pace import replay_pace
-from opatlas.store.update_mode import UpdateMode
 from opatlas.text import pluralize, suggest
 
 from .plan import Plan, PreparedDatabase

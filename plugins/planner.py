@@ -10,10 +10,15 @@ import pandas as pd
 
 from opatlas.capture.time_shares import captured_time_us
 from opatlas.combine.provenance import StaleRuns
+from opatlas.data.cells import duration_columns, identity_columns
+from opatlas.data.csv_files import release_memory
+from opatlas.data.database import Database, RowTable
+from opatlas.data.header import misspelt_columns
+from opatlas.data.history import without_measurement
+from opatlas.data.row_copy import with_captured
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.implementations.implementation import Implementation
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
     CRASHES_IN_A_ROW,
@@ -31,13 +36,8 @@ from opatlas.model.schema import (
     SUITE,
     TASK,
 )
-from opatlas.model.signature import column_cells, digest, signature, signatures
-from opatlas.store.cells import duration_columns, identity_columns
-from opatlas.store.csv_files import release_memory
-from opatlas.store.database import Database, RowTable
-from opatlas.store.header import misspelt_columns
-from opatlas.store.history import without_measurement
-from opatlas.store.row_copy import with_captured
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import column_cells, digest, signature, signatures
 from opatlas.text import printable, suggest
 
 from .plan import KnownFailure, Plan, TablePlan

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from opatlas.data import journal
+from opatlas.data.csv_files import not_writable
+from opatlas.data.database import Database
+from opatlas.data.journal import Journal
+from opatlas.data.manifest import Manifest
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
 from opatlas.devices.device import DeviceDescription
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import Record, RowName
-from opatlas.store import journal
-from opatlas.store.csv_files import not_writable
-from opatlas.store.database import Database
-from opatlas.store.journal import Journal
-from opatlas.store.manifest import Manifest
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import WriteBackResult, write_back, write_back_run
+from opatlas.row.record import Record, RowName
 
 from .row_note import RowNote
 from .run_manifest import facts_of

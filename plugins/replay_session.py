@@ -26,11 +26,11 @@ from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import Record
-from opatlas.model.roofline import device_peak
-from opatlas.model.schema import Status
-from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import summarize_row
+from opatlas.row.columns import Status
+from opatlas.row.record import Record
+from opatlas.row.roofline import device_peak
+from opatlas.row.signature import case_id_in
 
 from .cluster_rows import host_of
 from .collector import Collector, lacks_replay, row_of

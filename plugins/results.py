@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from opatlas.combine.provenance import Provenance
+from opatlas.data.csv_files import write_text
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import default_database_of
 from opatlas.report.row_summary import quality_fields
 from opatlas.report.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
-from opatlas.store.csv_files import write_text
-from opatlas.store.database import Database
+from opatlas.row.location import default_database_of
 
 from .collector import Collector
 from .ledger import Ledger

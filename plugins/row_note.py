@@ -7,9 +7,9 @@ from typing import Any, TypedDict
 
 import pytest
 
+from opatlas.data.cells import helpers_cell, stored_us
 from opatlas.devices.device_lock import DeviceWaits
-from opatlas.model.record import Record
-from opatlas.store.cells import helpers_cell, stored_us
+from opatlas.row.record import Record
 from opatlas.text import cut_middle
 
 from .pytest_internals import captured_sections

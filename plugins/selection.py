@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from opatlas.combine.provenance import Staleness
-from opatlas.store.update_mode import UpdateMode
+from opatlas.data.update_mode import UpdateMode
 from opatlas.text import suggest
 
 from .pytest_internals import Expression

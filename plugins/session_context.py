@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 import pytest
 
 from opatlas.capture.profile_samples import Profile
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.manifest import Manifest
 from opatlas.devices.device import DeviceDescription
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.fresh_python import forget_imports_from
 from opatlas.isolation.process_end import die_with_parent, parent_of
-from opatlas.model.record import new_run_id
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.manifest import Manifest
+from opatlas.row.record import new_run_id
 from opatlas.text import printable_lines
 
 from .plan import Plan

@@ -12,19 +12,19 @@ import pytest
 
 from opatlas.capture.profile_samples import Profile, fits, read_profile
 from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.history import clear_edited, edited_rows
+from opatlas.data.op_mapping import write_default_mapping
+from opatlas.data.pruned import pruned_signatures
+from opatlas.data.row_copy import add_rows, read_rows
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import RecoveredJournal, recover
 from opatlas.devices.discovery import driver_version
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
 from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.isolation.task_rows import task_rows
-from opatlas.model.signature import signature
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.history import clear_edited, edited_rows
-from opatlas.store.op_mapping import write_default_mapping
-from opatlas.store.pruned import pruned_signatures
-from opatlas.store.row_copy import add_rows, read_rows
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import RecoveredJournal, recover
+from opatlas.row.signature import signature
 from opatlas.text import pluralize, suggest
 
 from .mixing import captured_notes, origin_notes

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import NODE_OPTIONS
@@ -18,7 +19,6 @@ from opatlas.files import absolute_path
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
 from opatlas.isolation.msprof.command import SESSION_ROWS
 from opatlas.options import Scope, at_least, changed
-from opatlas.store.update_mode import UpdateMode
 
 from .cluster import cluster_notes
 from .model_options import ModelSettings

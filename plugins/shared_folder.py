@@ -6,9 +6,9 @@ import os
 import pickle
 from pathlib import Path
 
+from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
-from opatlas.store.csv_files import write_text
 
 from .plan import Plan
 

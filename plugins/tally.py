@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from opatlas.model.schema import ERROR_CLASS, Status
-from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import RowSummary
 from opatlas.report.session_report import Cause
+from opatlas.row.columns import ERROR_CLASS, Status
+from opatlas.row.signature import case_id_in
 from opatlas.text import shortened
 
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.combine.provenance import MeasurementOrigin, Provenance, captured_elsewhere
+from opatlas.data.database import Database, SessionLock
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
@@ -18,7 +19,8 @@ from opatlas.files import absolute_path
 from opatlas.implementations.catalog import find_implementations
 from opatlas.implementations.directory import BrokenFiles
 from opatlas.implementations.implementation import Implementation
-from opatlas.model.location import (
+from opatlas.options import given
+from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
     ROOT,
     beside,
@@ -28,9 +30,7 @@ from opatlas.model.location import (
     public_version,
     slug,
 )
-from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
-from opatlas.options import given
-from opatlas.store.database import Database, SessionLock
+from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 
 from .cluster import cluster_of
 from .model_options import ModelSettings

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from opatlas.combine.provenance import Provenance, folder_origin, run_origins
+from opatlas.data.csv_files import write_text
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, code_digest, read_manifests
+from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.data.pace import Pace, replay_pace
 from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
-from opatlas.model.location import default_path, device_kind, expect_npu
-from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.row.location import default_path, device_kind, expect_npu
+from opatlas.row.versions import detect
 from opatlas.show.result import Fields
-from opatlas.store.csv_files import write_text
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, code_digest, read_manifests
-from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.store.pace import Pace, replay_pace
 from opatlas.text import pluralize, printable_lines
 from opatlas.theory.report import (
     KernelResult,

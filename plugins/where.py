@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opatlas.model.slots import dtype_name, format_name, known_dtype
+from opatlas.row.slots import dtype_name, format_name, known_dtype
 from opatlas.text import parse_real, suggest
 from opatlas.theory.patterns import ExpressionError, parse_tree
 

@@ -11,10 +11,10 @@ from functools import cached_property
 
 import pandas as pd
 
+from opatlas.data.cells import duration_columns
+from opatlas.data.manifest import run_id_time
 from opatlas.errors import CellError
-from opatlas.model.quality import valid_duration
-from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     CACHE_STATE,
     INPUT_SLOTS,
     INSTRUMENT,
@@ -27,10 +27,10 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.sizes import grouped_sizes, product_sizes
-from opatlas.model.slots import Slot, row_slots
-from opatlas.store.cells import duration_columns
-from opatlas.store.manifest import run_id_time
+from opatlas.row.quality import valid_duration
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.sizes import grouped_sizes, product_sizes
+from opatlas.row.slots import Slot, row_slots
 from opatlas.text import parse_real
 
 _DAY_S = 86400.0

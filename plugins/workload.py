@@ -12,6 +12,9 @@ from typing import ClassVar
 import pytest
 
 from opatlas.collectives import options as collectives
+from opatlas.data.database import Database
+from opatlas.data.row_copy import add_rows
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
@@ -19,7 +22,8 @@ from opatlas.implementations.implementation import Implementation
 from opatlas.isolation.executor import BatchExecutor, Executor
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
-from opatlas.model.location import (
+from opatlas.options import Scope
+from opatlas.row.location import (
     COMMUNICATION_NAMED_BY,
     NAMED_BY,
     TASKS_NAMED_BY,
@@ -29,12 +33,8 @@ from opatlas.model.location import (
     suite_path,
     tasks_path,
 )
-from opatlas.model.versions import TORCH, Component, Versions
-from opatlas.options import Scope
+from opatlas.row.versions import TORCH, Component, Versions
 from opatlas.show.result import Fields
-from opatlas.store.database import Database
-from opatlas.store.row_copy import add_rows
-from opatlas.store.update_mode import UpdateMode
 from opatlas.suites.listing import suite_name, suite_rows
 from opatlas.suites.overload import folder_of
 from opatlas.suites.score import read_score

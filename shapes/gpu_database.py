@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.store.database import Database
 from opatlas.text import pluralize
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog
 from opatlas.theory.patterns import parse_expression

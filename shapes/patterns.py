@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opatlas.model.schema import EP_SIZE, RUNTIME_PREFIX
+from opatlas.row.columns import EP_SIZE, RUNTIME_PREFIX
 from opatlas.theory.patterns import Expression, Lengths, parse_expression
 
 #: Tokens of a page of the cache in vLLM-Ascend.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from opatlas.store.database import Database
+from opatlas.data.database import Database
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog
 from opatlas.theory.patterns import Form, parse_expression
 from opatlas.theory.plan import Request, add_theory_rows

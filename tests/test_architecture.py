@@ -24,8 +24,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 #: The folders of the library from the bottom to the top: each imports itself and those before it.
 LAYERS = (
     "show",
-    "model",
-    "store",
+    "row",
+    "data",
     "capture",
     "combine",
     "tasks",
@@ -233,7 +233,7 @@ def test_no_files_import_each_other_in_a_ring(imports: list[Import]) -> None:
     assert cycle(imports) == []
 
 
-_TORCHLESS = ("plugins", "model", "store", "combine", "capture", "checks", "report", "compare", "query", "cli")
+_TORCHLESS = ("plugins", "row", "data", "combine", "capture", "checks", "report", "compare", "query", "cli")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_class_names_are_unique() -> None:
         ("opatlas.engine.replay", "def f():\n    from opatlas.plugins import plan", ":2 imports opatlas.plugins.plan"),
         ("opatlas.plugins.plan", "import opatlas.bench.test_norm", "which depends on opatlas.plugins"),
         ("opatlas.plugins.plan", "from ..bench import test_norm", "imports opatlas.bench"),
-        ("opatlas.store.csv_files", "import pytest", "does without pytest"),
+        ("opatlas.data.csv_files", "import pytest", "does without pytest"),
         ("opatlas.plugins.plan", "def f():\n    import torch.nn", "only the parts that run on a device"),
         ("opatlas.theory.space", "def f():\n    import torch", "only the parts that run on a device"),
         ("opatlas.doctor", "import transformers", "only the parts that run on a device"),

@@ -11,7 +11,7 @@ from doc_commands import ROOT
 from sessions import Sessions, row
 
 from opatlas.cli.app import run_tool
-from opatlas.model.location import cpu_device_name
+from opatlas.row.location import cpu_device_name
 
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))

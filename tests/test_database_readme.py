@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from doc_commands import ROOT
 
-from opatlas.model import schema
-from opatlas.model.communication import COLLECTIVES, TIERS
-from opatlas.model.location import NPU_DEVICES
-from opatlas.model.record import Measurement, Record
-from opatlas.model.schema import Status
-from opatlas.store import journal
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest
-from opatlas.store.pruned import PRUNED_REASON
-from opatlas.store.update_mode import UpdateMode
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
+from opatlas.data.pruned import PRUNED_REASON
+from opatlas.data.update_mode import UpdateMode
+from opatlas.row import columns as schema
+from opatlas.row.columns import Status
+from opatlas.row.communication import COLLECTIVES, TIERS
+from opatlas.row.location import NPU_DEVICES
+from opatlas.row.record import Measurement, Record
 
 PAGE = (ROOT / "database" / "README.md").read_text(encoding="utf-8")
 #: Columns of a file that OpAtlas may write, but for counters.

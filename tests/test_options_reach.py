@@ -13,10 +13,10 @@ from opatlas.plugins.target import SessionTarget
 from opatlas.plugins.workload import CollectiveWorkload
 
 from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.store.update_mode import UpdateMode
 
 #: Fields of Settings that the manifest has under another name.
 RENAMED = {"mode": "update_mode", "workload": "communication"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from opatlas.model.schema import OUTPUT_SHAPES
+from opatlas.row.columns import OUTPUT_SHAPES
 from tests.benchmarks.outside_loops import CALLS, LOOPS, ComparedCall, opatlas_durations, table
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from opatlas.candidates.judgement import CandidateRejected, ErrorClass
-from opatlas.model.roofline import Peak
+from opatlas.row.roofline import Peak
 from opatlas.show.formats import duration
 
 #: Shortest duration of a kernel on an accelerator, in microseconds.

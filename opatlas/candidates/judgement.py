@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from opatlas.model.errors import ReplayError
-from opatlas.model.schema import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
+from opatlas.row.columns import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
+from opatlas.row.errors import ReplayError
 
 #: Microseconds in a file. Ratios of them are finite.
 _Microseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
@@ -86,7 +86,7 @@ class Judgement:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The cells of a row: the columns `JUDGED` (opatlas/model/schema.py), and the largest error."""
+        """The cells of a row: the columns `JUDGED` (opatlas/row/columns.py), and the largest error."""
         return {
             MAX_ERROR: "" if self.max_error is None else f"{self.max_error:.3g}",
             LEVEL: str(self.level or ""),

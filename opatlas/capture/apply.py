@@ -17,9 +17,10 @@ import pandas as pd
 from opatlas.capture.attention import SOURCE_PROFILE, source_cell
 from opatlas.capture.cases import PooledCase, PooledCases
 from opatlas.counts import add_counts
+from opatlas.data.cells import TableEdit, positions_by_key
+from opatlas.data.database import Database, RowTable
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import Modes, find_modes, number_cell, valid_duration
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ATTENTION_TYPES,
     AVERAGE,
     BASE,
@@ -44,9 +45,8 @@ from opatlas.model.schema import (
     ordered_columns,
     profiling_counter,
 )
-from opatlas.model.signature import signatures
-from opatlas.store.cells import TableEdit, positions_by_key
-from opatlas.store.database import Database, RowTable
+from opatlas.row.quality import Modes, find_modes, number_cell, valid_duration
+from opatlas.row.signature import signatures
 from opatlas.text import pluralize
 
 #: Separates the run ids of a cell.

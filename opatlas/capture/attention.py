@@ -35,9 +35,11 @@ from opatlas.capture.attention_records import (
 )
 from opatlas.capture.cases import CaptureCase, CaptureCases
 from opatlas.counts import add_counts
+from opatlas.data.cells import TableEdit, positions_by_key
+from opatlas.data.database import Database, RowTable
+from opatlas.data.pruned import PRUNED_REASON, append_pruned
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ATTENTION_TYPES,
     AVERAGE,
     INPUT_SHAPES,
@@ -49,11 +51,9 @@ from opatlas.model.schema import (
     STATUS_GROUP,
     is_microbench_column,
 )
-from opatlas.model.signature import signatures
-from opatlas.model.slots import split_cell
-from opatlas.store.cells import TableEdit, positions_by_key
-from opatlas.store.database import Database, RowTable
-from opatlas.store.pruned import PRUNED_REASON, append_pruned
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import signatures
+from opatlas.row.slots import split_cell
 from opatlas.text import parse_real, printable
 
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"

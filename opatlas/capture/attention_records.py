@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from opatlas.files import BROKEN_GZIP, open_stream
-from opatlas.model.quality import number_cell
-from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
-from opatlas.model.slots import split_cell
+from opatlas.row.columns import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
+from opatlas.row.quality import number_cell
+from opatlas.row.slots import split_cell
 from opatlas.text import MOST_DIGITS, shortened
 from opatlas.text_format import NOT_TEXT, is_text
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opatlas.capture.manifest import IngestManifest
+from opatlas.data.header import expect_columns, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
-from opatlas.store.header import expect_columns, read_header
 
 _BLOCK_BYTES = 1 << 20
 _BESIDE = "op_summary files beside kernel_details, usually of the same launches"

@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from opatlas.data.header import read_header
 from opatlas.errors import TableError
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ACCELERATOR_CORE,
     BASE,
     INPUT_SHAPES,
@@ -30,7 +31,6 @@ from opatlas.model.schema import (
     PIPE_UTILIZATION,
     REQUIRED,
 )
-from opatlas.store.header import read_header
 from opatlas.text import close_matches, parse_real
 
 TYPE = "Type"

@@ -1,6 +1,6 @@
 """Cases: launches grouped by signature, over several capture files and over several ingests.
 
-A case is a signature (opatlas.model.signature): rows with the same kernel type, shapes, dtypes and formats after
+A case is a signature (opatlas.row.signature): rows with the same kernel type, shapes, dtypes and formats after
 normalization. For some kernel types (Slice, Index, Transpose) a signature covers rows with different cells. They still
 are one case with one row of the CSV, because a lookup could not tell two rows of one signature apart. A case has the
 cells of its first launch.
@@ -32,12 +32,12 @@ from opatlas.capture.manifest import (
     samples_path,
 )
 from opatlas.counts import add_counts
+from opatlas.data.database import Database
+from opatlas.data.manifest import INGEST_PREFIX, ingest_paths
 from opatlas.errors import TableError
 from opatlas.files import size_mb
-from opatlas.model.quality import Summary, summarize
 from opatlas.progress import progress
-from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, ingest_paths
+from opatlas.row.quality import Summary, summarize
 
 #: The launches of a capture, and the number of a group in it.
 _LaunchGroup = tuple[CaptureLaunches, int]

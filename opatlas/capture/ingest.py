@@ -59,11 +59,11 @@ from opatlas.capture.manifest import (
     unknown_facts,
     write_samples,
 )
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
+from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
-from opatlas.store.csv_files import write_rows
-from opatlas.store.database import Database
-from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.text import pluralize, printable
 
 HEADER = (

@@ -18,9 +18,7 @@ import pyarrow as pa
 
 from opatlas.capture.capture_reader import TYPE, Capture, Chunk
 from opatlas.errors import CellError
-from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.quality import LONGEST_US
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ACCELERATOR_CORE,
     BASE,
     INPUT_SHAPES,
@@ -30,8 +28,10 @@ from opatlas.model.schema import (
     OUTPUT_SLOTS,
     is_file_name,
 )
-from opatlas.model.signature import normalized_kernel_type, signature
-from opatlas.model.slots import EMPTY_WORDS, slot_words, split_cell, strip_quotes, unknown_dtypes
+from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
+from opatlas.row.quality import LONGEST_US
+from opatlas.row.signature import normalized_kernel_type, signature
+from opatlas.row.slots import EMPTY_WORDS, slot_words, split_cell, strip_quotes, unknown_dtypes
 from opatlas.text import parse_real, parse_whole
 
 #: Characters of an invalid cell in a message.

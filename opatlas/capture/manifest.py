@@ -19,15 +19,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from opatlas.data.csv_files import write_atomically, write_text
+from opatlas.data.database import Database
+from opatlas.data.manifest import INGEST_PREFIX, code_digest, decode_as, installed_versions, read_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.model.location import public_version
-from opatlas.model.quality import LONGEST_US
-from opatlas.model.schema import is_file_name
-from opatlas.model.signature import signature
-from opatlas.store.csv_files import write_atomically, write_text
-from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, code_digest, decode_as, installed_versions, read_bytes
+from opatlas.row.columns import is_file_name
+from opatlas.row.location import public_version
+from opatlas.row.quality import LONGEST_US
+from opatlas.row.signature import signature
 from opatlas.typed_json import DecodeError, decode
 
 VERSION = 1

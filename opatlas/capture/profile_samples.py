@@ -1,7 +1,7 @@
 """Samples of rows from profiles of other programs: PROF_* folders of msprof.
 
 Launches are grouped by signature, as in an ingest. A row has the samples of its signature. A row that was never
-measured may borrow samples from a sibling (opatlas/model/siblings.py), or from a product of the MatMul family that
+measured may borrow samples from a sibling (opatlas/row/siblings.py), or from a product of the MatMul family that
 differs only in what is transposed. Facts that a capture does not state (sequence lengths, EP Size) are ignored if only
 one row fits.
 """
@@ -21,13 +21,13 @@ from opatlas.capture.capture_discovery import distinct_captures, op_summaries, u
 from opatlas.capture.capture_reader import read_capture_header
 from opatlas.capture.cases import Aggregate, CaptureCase, CaptureCases
 from opatlas.capture.launches import LaunchCounts
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.record import LaunchedCase, Measurement
-from opatlas.model.same_case import canonical_form
-from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL
-from opatlas.model.siblings import MATMUL_FAMILY, siblings
-from opatlas.model.signature import signature, signatures
-from opatlas.store.database import Database
+from opatlas.row.columns import BASE, EP_SIZE, EXPERT_PARALLEL
+from opatlas.row.record import LaunchedCase, Measurement
+from opatlas.row.same_case import canonical_form
+from opatlas.row.siblings import MATMUL_FAMILY, siblings
+from opatlas.row.signature import signature, signatures
 
 #: Profiles do not tell whether the cache was flushed between launches.
 CACHE_UNKNOWN = "unknown"

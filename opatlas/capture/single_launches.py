@@ -10,9 +10,9 @@ from pathlib import Path
 
 from opatlas.capture.capture_reader import TYPE, read_capture_header
 from opatlas.errors import TableError
-from opatlas.model.quality import LONGEST_US
-from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.model.slots import EMPTY_WORDS, strip_quotes
+from opatlas.row.columns import BASE, INPUT_SHAPES
+from opatlas.row.quality import LONGEST_US
+from opatlas.row.slots import EMPTY_WORDS, strip_quotes
 
 #: Columns of a capture, by the names of different versions.
 _START = ("Task Start Time(us)", "Start Time(us)")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from opatlas.capture.launches import LaunchCounts
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
-from opatlas.model.signature import column_cells
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import column_cells
 from opatlas.show.formats import percent
-from opatlas.store.database import Database
 from opatlas.text import parse_whole
 
 

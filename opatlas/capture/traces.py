@@ -23,7 +23,7 @@ import ijson
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import BROKEN_GZIP
-from opatlas.model.quality import LONGEST_US
+from opatlas.row.quality import LONGEST_US
 
 #: Time stamps have some twenty digits.
 MOST_DIGITS = 1000

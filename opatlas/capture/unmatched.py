@@ -8,8 +8,8 @@ from pathlib import Path
 
 from opatlas.capture.attention import FillResult
 from opatlas.capture.attention_records import JoinKey, Records
-from opatlas.store.csv_files import write_rows
-from opatlas.store.database import Database
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
 
 _HEADER = ("What", "Count", "Place", "Key", "Reason")
 

@@ -16,12 +16,13 @@ from opatlas.arrays import Floats
 from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
 from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
 from opatlas.combine.row_devices import database_device
+from opatlas.data.cells import duration_columns, stored_us
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.history import all_records
+from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.communication import is_communication
-from opatlas.model.quality import NOISE_LIMIT, is_composition
-from opatlas.model.record import RowName
-from opatlas.model.roofline import PEAKS, Peak
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     CACHE_STATE,
     DTYPE,
     INPUT_SHAPES,
@@ -38,13 +39,12 @@ from opatlas.model.schema import (
     STAND_IN,
     TOPOLOGY_TIER,
 )
-from opatlas.model.signature import column_cells, signatures
-from opatlas.model.slots import strip_quotes
-from opatlas.store.cells import duration_columns, stored_us
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.history import all_records
-from opatlas.store.manifest import Manifest, read_manifests
+from opatlas.row.communication import is_communication
+from opatlas.row.quality import NOISE_LIMIT, is_composition
+from opatlas.row.record import RowName
+from opatlas.row.roofline import PEAKS, Peak
+from opatlas.row.signature import column_cells, signatures
+from opatlas.row.slots import strip_quotes
 
 
 @dataclass(frozen=True)

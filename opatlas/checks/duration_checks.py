@@ -13,12 +13,7 @@ import numpy as np
 
 from opatlas.arrays import Floats
 from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding
-from opatlas.model.communication import is_communication
-from opatlas.model.optional_slots import optional_inputs, optional_outputs
-from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy, judge, relative_noise
-from opatlas.model.record import RowName
-from opatlas.model.roofline import PRODUCTS, bound_us, row_work
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     AVERAGE,
     BASE,
     CACHE_STATE,
@@ -36,8 +31,13 @@ from opatlas.model.schema import (
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
-from opatlas.model.siblings import base_type
-from opatlas.model.slots import slot_words
+from opatlas.row.communication import is_communication
+from opatlas.row.optional_slots import optional_inputs, optional_outputs
+from opatlas.row.quality import NOISE_LIMIT, Quality, is_noisy, judge, relative_noise
+from opatlas.row.record import RowName
+from opatlas.row.roofline import PRODUCTS, bound_us, row_work
+from opatlas.row.siblings import base_type
+from opatlas.row.slots import slot_words
 from opatlas.show import formats
 from opatlas.text import parse_whole
 
@@ -121,10 +121,10 @@ _COLD = "cold"
 
 
 def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
-    """Finds durations that are shorter than the peaks of the device allow (opatlas/model/roofline.py).
+    """Finds durations that are shorter than the peaks of the device allow (opatlas/row/roofline.py).
 
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
-    bounds it. opatlas/model/quality.py has the tolerance.
+    bounds it. opatlas/row/quality.py has the tolerance.
     """
     peak = database.peak
     if peak is None:

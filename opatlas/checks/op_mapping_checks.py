@@ -14,11 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
-from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.location import are_of_same_release, communication_reference, parse_npu_path
-from opatlas.model.versions import CANN
-from opatlas.store.op_mapping import (
+from opatlas.data.op_mapping import (
     COMMUNICATION,
     MAPPING,
     REFERENCE,
@@ -27,6 +23,10 @@ from opatlas.store.op_mapping import (
     OpMapping,
     read_mapping,
 )
+from opatlas.errors import OpAtlasError
+from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
+from opatlas.row.location import are_of_same_release, communication_reference, parse_npu_path
+from opatlas.row.versions import CANN
 from opatlas.text import close_matches, suggest
 
 _FIELDS = OperatorFields.__struct_fields__

@@ -13,14 +13,14 @@ from opatlas.checks.check import CheckedTable
 from opatlas.combine.provenance import run_origins
 from opatlas.combine.row_devices import RowDevices
 from opatlas.compare.databases import with_implementations
+from opatlas.data import journal
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.manifest import ingest_paths, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import parse_path, shipped_note
-from opatlas.model.quality import Quality, is_noisy
-from opatlas.model.schema import CACHE_STATE, INSTRUMENT, POOLED_MACHINES, QUALITY, STATUS, Status
-from opatlas.store import journal
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.manifest import ingest_paths, read_manifests
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT, POOLED_MACHINES, QUALITY, STATUS, Status
+from opatlas.row.location import parse_path, shipped_note
+from opatlas.row.quality import Quality, is_noisy
 
 #: The quality of a row without the column Quality.
 _NOT_JUDGED = "not judged"

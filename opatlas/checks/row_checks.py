@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, Durations, Finding
-from opatlas.model.communication import is_communication
-from opatlas.model.quality import LONGEST_US, names_outliers
-from opatlas.model.schema import (
+from opatlas.data.cells import duration_columns
+from opatlas.row.columns import (
     AVERAGE,
     DURATION,
     MICROBENCH_MEDIAN,
@@ -28,8 +27,9 @@ from opatlas.model.schema import (
     STATUS_REASON,
     Status,
 )
+from opatlas.row.communication import is_communication
+from opatlas.row.quality import LONGEST_US, names_outliers
 from opatlas.show import formats
-from opatlas.store.cells import duration_columns
 
 
 def _unreadable_files(database: CheckedDatabase) -> list[Finding]:

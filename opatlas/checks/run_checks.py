@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from opatlas.checks.check import Check, CheckedDatabase, Finding
-from opatlas.model.schema import CACHE_STATE, INSTRUMENT
-from opatlas.store.manifest import Manifest
+from opatlas.data.manifest import Manifest
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.text import pluralize
 
 #: Facts of a device that affect durations.
@@ -84,7 +84,7 @@ _DIGITS = 12
 
 
 def _stale_runs(database: CheckedDatabase) -> list[Finding]:
-    """Finds runs whose manifest has another digest of the code than the present one (opatlas/store/manifest.py).
+    """Finds runs whose manifest has another digest of the code than the present one (opatlas/data/manifest.py).
 
     Advisory: any change of the code changes the digest, and most changes affect no duration.
     """

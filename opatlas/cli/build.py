@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.cli.kernel_rows import smallest_rows, starter_database
+from opatlas.data.database import Database
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.engine.job import Job
@@ -18,12 +19,11 @@ from opatlas.implementations.catalog import default_implementation
 from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.model.location import default_path
-from opatlas.model.schema import Status
-from opatlas.model.siblings import base_type
-from opatlas.model.versions import detect
 from opatlas.progress import track
-from opatlas.store.database import Database
+from opatlas.row.columns import Status
+from opatlas.row.location import default_path
+from opatlas.row.siblings import base_type
+from opatlas.row.versions import detect
 
 #: Deadline of a row, whose set-up may compile for minutes: as of a row that was never run before.
 _ROW_S = 900.0

@@ -20,15 +20,15 @@ from opatlas.combine.pool import pool as pool_runs
 from opatlas.combine.reports import disagreeing, write_conflicts, write_disagreements
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.table import Conflict
+from opatlas.data.database import Database, SessionLock, copy_for_dry_run
+from opatlas.data.history import clear_edited
+from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
-from opatlas.model.schema import AVERAGE, PROFILING_AVERAGE
+from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
 from opatlas.show import Column, Fields, Result, Table, print_note
 from opatlas.show.formats import microseconds, percent, ratio
 from opatlas.show.result import Part
-from opatlas.store.database import Database, SessionLock, copy_for_dry_run
-from opatlas.store.history import clear_edited
-from opatlas.store.write_back import recover
 
 #: Rows of a table on the terminal; all are in the reports and in JSON.
 _SHOWN = 10

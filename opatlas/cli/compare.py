@@ -18,9 +18,9 @@ from opatlas.compare.states import compared_states, pairs_below
 from opatlas.compare.step import ModelStep, read_step
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
-from opatlas.model.location import default_path
-from opatlas.model.named_databases import named_folder
-from opatlas.model.versions import detect
+from opatlas.row.location import default_path
+from opatlas.row.named_databases import named_folder
+from opatlas.row.versions import detect
 from opatlas.show import Output, Result, Table, print_note
 from opatlas.show.formats import microseconds
 from opatlas.show.result import Part

@@ -15,6 +15,7 @@ from opatlas.capture.capture_reader import DURATION
 from opatlas.cli.kernel_template import sample_rows
 from opatlas.cli.parameters import Count, reads
 from opatlas.cli.superkernel import compare_scopes, find_scopes
+from opatlas.data.csv_files import write_text
 from opatlas.diagnosis.advice import advice
 from opatlas.diagnosis.changes import DiagnosisChanges, KernelChange, compare_diagnoses
 from opatlas.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
@@ -28,12 +29,11 @@ from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.generation.endpoint import Endpoint
 from opatlas.generation.models_file import NamedModel, read_models
-from opatlas.model.errors import ReplayError
-from opatlas.model.named_databases import meant_device, named_folder
-from opatlas.model.schema import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
+from opatlas.row.columns import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
+from opatlas.row.errors import ReplayError
+from opatlas.row.named_databases import meant_device, named_folder
 from opatlas.show.formats import microseconds, percent, ratio
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.store.csv_files import write_text
 from opatlas.superkernel.kernel_types import StepPhase
 
 T = TypeVar("T")

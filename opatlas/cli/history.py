@@ -17,17 +17,17 @@ from opatlas.cli.parameters import DatabaseFolder, Percent
 from opatlas.combine.rebuild import rebuild
 from opatlas.compare.regressions import Regressions, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
+from opatlas.data.database import Database, SessionLock, copy_for_dry_run
+from opatlas.data.manifest import run_id_time
+from opatlas.data.pruned import unprune
+from opatlas.data.row_history import RowRun, row_histories
+from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
-from opatlas.model.named_databases import expect_database
-from opatlas.model.signature import RowChoice, make_case_id
+from opatlas.row.named_databases import expect_database
+from opatlas.row.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Output, Result, Table, print_note
 from opatlas.show.formats import change, microseconds, percent
 from opatlas.show.result import Part
-from opatlas.store.database import Database, SessionLock, copy_for_dry_run
-from opatlas.store.manifest import run_id_time
-from opatlas.store.pruned import unprune
-from opatlas.store.row_history import RowRun, row_histories
-from opatlas.store.write_back import recover
 
 #: More rows are listed in a line each.
 _ROWS_IN_FULL = 10

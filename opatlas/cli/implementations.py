@@ -26,7 +26,7 @@ from opatlas.implementations.catalog import every_implementation, named_implemen
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.installation import require_extra
-from opatlas.model.siblings import base_type, suggest_spelling
+from opatlas.row.siblings import base_type, suggest_spelling
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.suites.overload import is_folder
 

@@ -21,18 +21,18 @@ from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.time_shares import TimeShare, rows_without_replay, without_shapes
 from opatlas.capture.unmatched import Unmatched, find_unmatched, write_unmatched
 from opatlas.cli.parameters import reads
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.write_back import recover
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
-from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
-from opatlas.model.siblings import spellings
-from opatlas.model.versions import Versions, detect
 from opatlas.progress import progress
+from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
+from opatlas.row.siblings import spellings
+from opatlas.row.versions import Versions, detect
 from opatlas.show.formats import change, microseconds, percent
 from opatlas.show.output import print_note
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.write_back import recover
 from opatlas.text import printable
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"

@@ -8,12 +8,12 @@ from importlib import import_module
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from opatlas.data.database import Database
+from opatlas.data.row_copy import read_rows
 from opatlas.errors import CellError
-from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import INPUT_DTYPES
-from opatlas.model.slots import row_slots
-from opatlas.store.database import Database
-from opatlas.store.row_copy import read_rows
+from opatlas.row.columns import INPUT_DTYPES
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.slots import row_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opatlas.cli.kernel_rows import smallest_rows, starter_database
+from opatlas.data.csv_files import write_text
+from opatlas.data.database import Database
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import list_databases
-from opatlas.model.schema import FUNCTIONAL
-from opatlas.store.csv_files import write_text
-from opatlas.store.database import Database
+from opatlas.row.columns import FUNCTIONAL
+from opatlas.row.location import list_databases
 from opatlas.suites.listing import suite_rows
 from opatlas.suites.overload import overload_of
 from opatlas.suites.template import operator_file, operator_template

@@ -21,9 +21,9 @@ from opatlas.instruments.instrument import EVENTS, MeasureSettings
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
-from opatlas.model.errors import DeviceGone
-from opatlas.model.location import default_path
-from opatlas.model.versions import detect
+from opatlas.row.errors import DeviceGone
+from opatlas.row.location import default_path
+from opatlas.row.versions import detect
 from opatlas.show.result import Fields, Result, Table
 from opatlas.text import parse_whole
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints

@@ -11,17 +11,17 @@ import pandas as pd
 from cyclopts import Parameter
 
 from opatlas.cli.parameters import Names
+from opatlas.data.csv_files import read_frame
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.model.communication import BY_NAME
 from opatlas.progress import note_after
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.database import open as open_database
 from opatlas.query.model_cache import folder
 from opatlas.query.result import How, NoAnswer, QueryResult
+from opatlas.row.communication import BY_NAME
 from opatlas.show.formats import microseconds
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.store.csv_files import read_frame
 from opatlas.text import parse_whole
 
 #: The rows that the text names.

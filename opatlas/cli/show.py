@@ -16,13 +16,13 @@ from opatlas.checks.overview import Overview, read_overview
 from opatlas.cli.kernels import HEADERS, kernels_with_replay
 from opatlas.cli.parameters import DatabaseFolder
 from opatlas.combine.row_devices import are_one_device
+from opatlas.data.database import Database
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY
 from opatlas.errors import UsageError
-from opatlas.model.location import ROOT, list_databases
-from opatlas.model.named_databases import expect_database
+from opatlas.row.location import ROOT, list_databases
+from opatlas.row.named_databases import expect_database
 from opatlas.show.formats import percent
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.store.database import Database
 from opatlas.text import suggest
 
 _NUMBERS = ("rows", "measured", "composed", "captured", "failed", "missing", "noisy")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from opatlas.capture.traces import TableWriter, TraceCounts, TruncatedTraceError, read_events
 from opatlas.cli.app import run_tool
+from opatlas.data.csv_files import write_atomically
 from opatlas.errors import OpAtlasError, usage_errors
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import progress
 from opatlas.show.result import Fields, Result
-from opatlas.store.csv_files import write_atomically
 
 
 def trace_to_csv(*, trace: Path, output: Path | None = None) -> Result:

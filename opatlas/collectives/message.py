@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from opatlas.model.communication import BY_KERNEL_TYPE
-from opatlas.model.errors import InvalidRow, WrongResult
-from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
-from opatlas.model.slots import known_dtype
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.errors import InvalidRow, WrongResult
+from opatlas.row.slots import known_dtype
 from opatlas.text import parse_whole
 
 #: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 of them exactly, in any order.

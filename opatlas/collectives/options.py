@@ -10,21 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from opatlas.collectives.rows import message_group
 from opatlas.collectives.topology import Grid, ImpossibleGroup, default_grid
+from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import NvlinkIslands
 from opatlas.engine.group_spec import communication_variables, node_options_problem
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.model.communication import BY_NAME, TIERS, Collective
-from opatlas.model.location import COMMUNICATION_NAMED_BY, device_kind
-from opatlas.model.schema import (
-    DTYPE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    TOPOLOGY_TIER,
-)
-from opatlas.model.slots import known_dtype
-from opatlas.model.versions import Versions
 from opatlas.options import (
     ListAction,
     Scope,
@@ -34,7 +25,16 @@ from opatlas.options import (
     items_of,
     one_of,
 )
-from opatlas.store.update_mode import UpdateMode
+from opatlas.row.columns import (
+    DTYPE,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    TOPOLOGY_TIER,
+)
+from opatlas.row.communication import BY_NAME, TIERS, Collective
+from opatlas.row.location import COMMUNICATION_NAMED_BY, device_kind
+from opatlas.row.slots import known_dtype
+from opatlas.row.versions import Versions
 from opatlas.text import suggest
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from opatlas.collectives.topology import Grid
 from opatlas.engine.group_spec import GroupSpec, group_on_nodes
 from opatlas.engine.job import Job
 from opatlas.engine.registry import Function, ReplaySpec, replays
-from opatlas.model.communication import Collective
-from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
+from opatlas.row.columns import NUM_DEVICES, TOPOLOGY_TIER
+from opatlas.row.communication import Collective
 
 if TYPE_CHECKING:
     from opatlas.collectives.message import Message

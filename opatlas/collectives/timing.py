@@ -30,7 +30,7 @@ from opatlas.engine.job import RowOutcome
 from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 #: The first calls set up connections.
 _WARM_UP_CALLS = 5

@@ -14,8 +14,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import ranks_share
 from opatlas.devices.nvidia import NvlinkIslands, find_nvlink_islands
 from opatlas.isolation.groups.nodes import RANKS_PER_CORE
-from opatlas.model.communication import TIERS
-from opatlas.model.location import DEFAULT_NPU_DEVICE
+from opatlas.row.communication import TIERS
+from opatlas.row.location import DEFAULT_NPU_DEVICE
 
 
 class ImpossibleGroup(ValueError):

@@ -18,22 +18,22 @@ from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.manifest import manifest_path
 from opatlas.combine.table import CombineTally, Conflict, combine_tables, final_conflicts
 from opatlas.counts import add_counts
+from opatlas.data import history
+from opatlas.data.csv_files import read_frame, write_bytes, write_frame, write_text
+from opatlas.data.database import Database, RowTable
+from opatlas.data.history import EditedLookup, Histories, without_measurement
+from opatlas.data.journal import JournalContents
+from opatlas.data.manifest import LARGEST_BYTES, Manifest, RunOrder
+from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
 from opatlas.gc_pause import gc_paused
-from opatlas.model.quality import valid_duration
-from opatlas.model.record import RowName
-from opatlas.model.schema import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
-from opatlas.model.signature import column_cells, row_cells, signatures
-from opatlas.model.slots import unknown_dtypes
 from opatlas.progress import track
-from opatlas.store import history
-from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
-from opatlas.store.database import Database, RowTable
-from opatlas.store.history import EditedLookup, Histories, without_measurement
-from opatlas.store.journal import JournalContents
-from opatlas.store.manifest import LARGEST_BYTES, Manifest, RunOrder
-from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.row.columns import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
+from opatlas.row.quality import valid_duration
+from opatlas.row.record import RowName
+from opatlas.row.signature import column_cells, row_cells, signatures
+from opatlas.row.slots import unknown_dtypes
 
 #: The run id in the name of the folder with durations that `combine` did not take.
 COMBINE = "combine"

@@ -13,11 +13,15 @@ from statistics import median
 
 from opatlas.combine.apply import COMBINE
 from opatlas.combine.table import Conflict
+from opatlas.data import history
+from opatlas.data.cells import TableEdit, measured_cells, microseconds
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database, RowTable
+from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.model.quality import Quality, is_composition, is_noisy, valid_duration
-from opatlas.model.record import Record, RowName
-from opatlas.model.schema import (
+from opatlas.progress import track
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     IMPLEMENTATION,
@@ -40,13 +44,9 @@ from opatlas.model.schema import (
     is_microbench_column,
     microbench_counter,
 )
-from opatlas.model.signature import row_cells, signatures
-from opatlas.progress import track
-from opatlas.store import history
-from opatlas.store.cells import TableEdit, measured_cells, microseconds
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database, RowTable
-from opatlas.store.manifest import Manifest, read_manifests
+from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import row_cells, signatures
 from opatlas.text import parse_real
 
 #: Machines that disagree more are reported: as a share of the pooled median.
@@ -128,7 +128,7 @@ Durations = dict[RowName, dict[str, RunDuration]]
 def pool(database: Database, problems: list[str]) -> list[PooledRow]:
     """Gives every row with a replayed duration the one of the run with the median, and fills its Pooled columns.
 
-    A duration that no history has is saved before it is replaced (opatlas/store/history.py).
+    A duration that no history has is saved before it is replaced (opatlas/data/history.py).
 
     Args:
         problems: receives a sentence for each file that cannot be read or written.

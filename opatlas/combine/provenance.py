@@ -1,7 +1,7 @@
 """The device and software of durations, and whether new durations may be added to a database.
 
 Durations are comparable only with the same device, software, cache state and instrument. The evidence, strongest first:
-the manifests of the runs that rows name, the path of the database (opatlas/model/location.py), `SHIPPED.txt`. Without
+the manifests of the runs that rows name, the path of the database (opatlas/row/location.py), `SHIPPED.txt`. Without
 such evidence the origin of a replayed duration is unknown.
 """
 
@@ -13,8 +13,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from opatlas.capture.manifest import read_manifest
+from opatlas.data import journal
+from opatlas.data.cells import duration_columns
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.header import read_header
+from opatlas.data.manifest import Manifest, ingest_paths, read_manifests
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.location import (
+from opatlas.row.columns import PROFILING_AVERAGE, RUN_ID
+from opatlas.row.location import (
     UNNAMED_NPU,
     device_kind,
     implementation_of,
@@ -25,9 +32,8 @@ from opatlas.model.location import (
     public_version,
     shipped_note,
 )
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import PROFILING_AVERAGE, RUN_ID
-from opatlas.model.versions import (
+from opatlas.row.quality import valid_duration
+from opatlas.row.versions import (
     CANN,
     CUDA,
     NCCL,
@@ -36,12 +42,6 @@ from opatlas.model.versions import (
     same_release,
     version_key,
 )
-from opatlas.store import journal
-from opatlas.store.cells import duration_columns
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.header import read_header
-from opatlas.store.manifest import Manifest, ingest_paths, read_manifests
 from opatlas.text import pluralize
 
 #: Software in the paths of databases, and where a manifest has its version: facts of the device, then packages.
@@ -421,7 +421,7 @@ class PresentSetup:
     Attributes:
         origin: device and versions.
         driver: the version of the driver; "" if there is none, or it is unknown.
-        code: the digest of the code (`opatlas.store.manifest.code_digest`).
+        code: the digest of the code (`opatlas.data.manifest.code_digest`).
     """
 
     origin: MeasurementOrigin

@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from opatlas.data import history
+from opatlas.data.cells import duration_columns
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database, RowTable
+from opatlas.data.history import Histories, save_replaced, without_measurement
+from opatlas.data.manifest import RunOrder, read_manifests
+from opatlas.data.pruned import pruned_path
+from opatlas.data.row_update import TableUpdate, TypeRecords, records_by_type
+from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.model.quality import valid_duration
-from opatlas.model.record import Record, RowName
-from opatlas.model.schema import RUN_ID
-from opatlas.model.signature import column_cells, signatures
-from opatlas.store import history
-from opatlas.store.cells import duration_columns
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database, RowTable
-from opatlas.store.history import Histories, save_replaced, without_measurement
-from opatlas.store.manifest import RunOrder, read_manifests
-from opatlas.store.pruned import pruned_path
-from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
-from opatlas.store.update_mode import UpdateMode
+from opatlas.row.columns import RUN_ID
+from opatlas.row.quality import valid_duration
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import column_cells, signatures
 
 
 @dataclass
@@ -47,7 +47,7 @@ class RebuiltRows:
 def rebuild(database: Database) -> RebuiltRows:
     """Recomputes the measured cells, file by file, each replaced in one step.
 
-    A replaced duration is saved with its row (opatlas/store/history.py).
+    A replaced duration is saved with its row (opatlas/data/history.py).
 
     Raises:
         OpAtlasError: the database cannot be locked.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, pooled_cells
 from opatlas.combine.table import Conflict
-from opatlas.model.schema import INPUT_SHAPES, POOLED, RUN_ID
-from opatlas.store.csv_files import write_rows
-from opatlas.store.database import Database
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
+from opatlas.row.columns import INPUT_SHAPES, POOLED, RUN_ID
 
 _DISAGREEMENT_HEADER = ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID)
 _HEADER = (

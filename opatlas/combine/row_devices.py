@@ -13,10 +13,10 @@ from pathlib import Path
 
 from opatlas.capture.cases import read_ingests
 from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import UNNAMED_NPU, device_kind
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, read_manifests
+from opatlas.row.location import UNNAMED_NPU, device_kind
 
 
 class RowDevices:

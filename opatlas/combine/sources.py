@@ -10,17 +10,17 @@ import pandas as pd
 
 from opatlas.combine.apply import CombineSource
 from opatlas.combine.provenance import run_origins
+from opatlas.data import journal
+from opatlas.data.cells import TableEdit
+from opatlas.data.database import Database, RowTable
+from opatlas.data.manifest import Manifest, manifest_paths
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.model.record import Record
-from opatlas.model.schema import BASE
 from opatlas.progress import track
-from opatlas.store import journal
-from opatlas.store.cells import TableEdit
-from opatlas.store.database import Database, RowTable
-from opatlas.store.manifest import Manifest, manifest_paths
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import write_back
+from opatlas.row.columns import BASE
+from opatlas.row.record import Record
 from opatlas.text import pluralize
 
 

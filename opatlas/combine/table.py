@@ -24,8 +24,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import (
+from opatlas.data.cells import TableEdit
+from opatlas.data.manifest import Age, RunOrder
+from opatlas.data.row_update import split_later_run, with_later_run
+from opatlas.row.columns import (
     AVERAGE,
     CRASHES_IN_A_ROW,
     INPUT_SHAPES,
@@ -43,10 +45,8 @@ from opatlas.model.schema import (
     insert_columns,
     is_microbench_column,
 )
-from opatlas.model.signature import signatures
-from opatlas.store.cells import TableEdit
-from opatlas.store.manifest import Age, RunOrder
-from opatlas.store.row_update import split_later_run, with_later_run
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import signatures
 
 _TEXT = pa.large_string()
 _PROFILING = "Profiling "

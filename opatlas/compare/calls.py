@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.combine.pool import run_medians
-from opatlas.model.quality import NOISE_LIMIT, Quality, is_composition, valid_duration
-from opatlas.model.record import Record
-from opatlas.model.schema import (
+from opatlas.data.cells import duration_columns, measured_cells
+from opatlas.data.database import Database
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     CONVERSIONS,
@@ -37,10 +37,10 @@ from opatlas.model.schema import (
     STATUS_REASON,
     Status,
 )
-from opatlas.model.signature import column_cells, signatures
+from opatlas.row.quality import NOISE_LIMIT, Quality, is_composition, valid_duration
+from opatlas.row.record import Record
+from opatlas.row.signature import column_cells, signatures
 from opatlas.show.formats import percent
-from opatlas.store.cells import duration_columns, measured_cells
-from opatlas.store.database import Database
 from opatlas.text import parse_real, parse_whole
 
 #: The status of a row that a database lacks, or that was never run.

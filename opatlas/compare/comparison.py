@@ -14,10 +14,10 @@ from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.step import ModelStep, StepFigures
 from opatlas.compare.verdict import CallPair, PairVerdict, compare_calls
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.model.communication import COLLECTIVES
-from opatlas.model.schema import Status
-from opatlas.model.signature import make_case_id
 from opatlas.progress import track
+from opatlas.row.columns import Status
+from opatlas.row.communication import COLLECTIVES
+from opatlas.row.signature import make_case_id
 from opatlas.text import suggest
 
 #: fast_p is given for these p.

@@ -19,12 +19,12 @@ from opatlas.compare.steps import (
     spread_between_runs,
 )
 from opatlas.compare.verdict import LEAST_DIFFERENCE
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import RowName
-from opatlas.model.signature import RowChoice, make_case_id
-from opatlas.store import history
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, RunOrder, read_manifests
+from opatlas.row.record import RowName
+from opatlas.row.signature import RowChoice, make_case_id
 
 #: The share of the listed changes that may be false, in the mean.
 _FALSE_SHARE = 0.01

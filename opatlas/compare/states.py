@@ -13,13 +13,13 @@ from pathlib import Path, PurePosixPath
 
 from opatlas.compare.calls import ComparedCall, read_captured_calls, recorded_call
 from opatlas.compare.databases import ComparedDatabase, distinct_names, named_database
+from opatlas.data import history
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
-from opatlas.model.named_databases import named_folder
-from opatlas.model.schema import Status
 from opatlas.report.plots.timed_rows import expect_tables
-from opatlas.store import history
-from opatlas.store.database import Database
+from opatlas.row.columns import Status
+from opatlas.row.named_databases import named_folder
 from opatlas.text import shortened, suggest
 
 #: The state of the durations that were captured, and not replayed.

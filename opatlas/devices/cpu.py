@@ -19,7 +19,7 @@ from opatlas.devices.device import Device, DeviceDescription, DeviceSpec, probe
 from opatlas.devices.device_lock import LockHolder, device_lock
 from opatlas.devices.system import read_text
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
-from opatlas.model.location import cpu_device_name
+from opatlas.row.location import cpu_device_name
 
 
 class CpuDevice:

@@ -18,8 +18,8 @@ from opatlas.devices.nvidia import open_nvml
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
 from opatlas.instruments.sample_filters import UnthrottledInstrument
-from opatlas.model.errors import DeviceUnhealthy
-from opatlas.model.location import slug
+from opatlas.row.errors import DeviceUnhealthy
+from opatlas.row.location import slug
 from opatlas.text import first_line
 
 #: Bytes read per byte of L2 cache. More than one, because a policy other than least-recently-used keeps some lines in

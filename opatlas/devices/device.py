@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.model.errors import DeviceUnhealthy
+from opatlas.row.errors import DeviceUnhealthy
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.errors import DeviceGone
-from opatlas.model.record import SessionHolder
+from opatlas.row.errors import DeviceGone
+from opatlas.row.record import SessionHolder
 from opatlas.show import formats
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line

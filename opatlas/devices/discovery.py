@@ -15,8 +15,8 @@ from opatlas.devices.npu_smi import candidate_names, database_name_of_chip
 from opatlas.devices.nvidia import Gpu
 from opatlas.devices.system import read_text
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import NPU_DEVICES, cpu_device_name, device_kind
-from opatlas.model.versions import cuda_version
+from opatlas.row.location import NPU_DEVICES, cpu_device_name, device_kind
+from opatlas.row.versions import cuda_version
 from opatlas.text import parse_whole
 
 #: The variable that lists the visible devices, by kind. A process numbers the listed devices from 0.

@@ -20,8 +20,8 @@ from opatlas.devices.npu_smi import Chip
 from opatlas.devices.torch_npu import import_torch_npu
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
-from opatlas.model.errors import DeviceUnhealthy, Unsupported
-from opatlas.model.versions import cann_version
+from opatlas.row.errors import DeviceUnhealthy, Unsupported
+from opatlas.row.versions import cann_version
 
 #: L2 size of A2 and A3, which CANN does not always report.
 _ASSUMED_L2_BYTES = 192 << 20

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from opatlas.model.errors import MissingPrecondition, ReplayError, Unsupported
+from opatlas.row.errors import MissingPrecondition, ReplayError, Unsupported
 from opatlas.text import exception_line
 
 #: Separates alternative names of a call; the first existing one is used.

@@ -3,7 +3,7 @@
 The output of npu-smi differs between drivers: tables are read by their header and fields by their names, and missing
 values are left out. Samples: npu-smi Command Reference (Huawei), and the tests.
 
-A database name (opatlas.model.location.NPU_DEVICES) has the generation, the computing power in TFLOPS of FP16, and the
+A database name (opatlas.row.location.NPU_DEVICES) has the generation, the computing power in TFLOPS of FP16, and the
 memory. npu-smi shows the chip, its AI cores and its memory. 910B2, 910B3 and 910B4 are chips of an A2 with 376, 313 and
 280 TFLOPS. An A3 shows each of its dies as Ascend910, which is half of 752 TFLOPS (24 AI cores or more) or half of 560
 TFLOPS (20 AI cores, such as 910_9362).
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from opatlas.devices.system import run_tool
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import NPU_DEVICES, slug
+from opatlas.row.location import NPU_DEVICES, slug
 from opatlas.text import parse_whole
 
 #: npu-smi takes a second or two, and does not return if the driver hangs.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.system import run_tool
-from opatlas.model.location import slug
+from opatlas.row.location import slug
 from opatlas.text import parse_whole
 
 Facts = Mapping[str, str | int | float]

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import public_version
-from opatlas.model.versions import same_release
+from opatlas.row.location import public_version
+from opatlas.row.versions import same_release
 from opatlas.text import first_line
 
 _ASCEND = Path("/usr/local/Ascend")

@@ -12,7 +12,7 @@ from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.diagnosis.diagnosis import Diagnosis
 from opatlas.diagnosis.kernels import LAUNCHES, ROW
 from opatlas.diagnosis.rules import KernelVerdict
-from opatlas.model.schema import BASE, INPUT_SHAPES
+from opatlas.row.columns import BASE, INPUT_SHAPES
 
 #: The least change of a ratio that is worth a look.
 _TELLING = 0.05

@@ -31,7 +31,7 @@ from opatlas.diagnosis.kernels import (
 from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares, known_peaks, roofline_shares
 from opatlas.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
 from opatlas.diagnosis.verdicts import L2_HIT_RATE, Verdicts, apply_rules
-from opatlas.model.schema import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
+from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
 
 #: A column that names the metric group of the profiler.
 _METRIC_GROUPS = {

@@ -28,8 +28,12 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
 )
 from opatlas.combine.row_devices import RowDevices
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.schema import (
+from opatlas.progress import progress, track
+from opatlas.query.stored_rows import StoredRows
+from opatlas.report.plots.timed_rows import expect_tables
+from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
     IMPLEMENTATION,
@@ -43,11 +47,7 @@ from opatlas.model.schema import (
     SPAN,
     STAND_IN,
 )
-from opatlas.model.slots import strip_quotes
-from opatlas.progress import progress, track
-from opatlas.query.stored_rows import StoredRows
-from opatlas.report.plots.timed_rows import expect_tables
-from opatlas.store.database import Database
+from opatlas.row.slots import strip_quotes
 from opatlas.text import parse_real, pluralize
 
 NAME, WAIT, BLOCK_DIM, MIX_BLOCK_DIM = "Name", "Wait Time(us)", "Block Dim", "Mix Block Dim"

@@ -16,8 +16,8 @@ from msgspec import Meta
 from opatlas.arrays import Floats
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.model.roofline import PEAKS, Peak, Work, device_peak, row_work
-from opatlas.model.schema import (
+from opatlas.query.features import row_features
+from opatlas.row.columns import (
     ATTENTION_TYPES,
     CACHE_STATE,
     INPUT_SLOTS,
@@ -25,9 +25,9 @@ from opatlas.model.schema import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
-from opatlas.model.sizes import attention_sizes, grouped_sizes
-from opatlas.model.slots import Slot, known_dtype, row_slots
-from opatlas.query.features import row_features
+from opatlas.row.roofline import PEAKS, Peak, Work, device_peak, row_work
+from opatlas.row.sizes import attention_sizes, grouped_sizes
+from opatlas.row.slots import Slot, known_dtype, row_slots
 from opatlas.text import suggest
 from opatlas.yaml_file import YamlError, parse_yaml
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from opatlas.candidates.answer import read_answer
 from opatlas.candidates.judgement import Judgement
 from opatlas.capture.capture_reader import DURATION
+from opatlas.data.csv_files import write_text
 from opatlas.diagnosis.advice import advice, is_gpu
 from opatlas.diagnosis.diagnosis import ROOFLINE, Diagnosis, RankedKernel
 from opatlas.errors import OpAtlasError
 from opatlas.generation.answers import ChatModel
 from opatlas.generation.endpoint import ChatMessage, ChatRequest
-from opatlas.model.schema import BASE, KERNEL_NAMES
+from opatlas.row.columns import BASE, KERNEL_NAMES
 from opatlas.show.formats import microseconds, percent
-from opatlas.store.csv_files import write_text
 
 #: Languages of code blocks, by the suffix of a source file.
 _BLOCKS = {".py": "python", ".cpp": "cpp", ".cc": "cpp", ".asc": "cpp", ".cce": "cpp", ".cu": "cuda", ".cuh": "cuda"}

@@ -15,9 +15,7 @@ from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.diagnosis.kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelTable
 from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares
 from opatlas.diagnosis.rules import KernelVerdict, limit, verdict_rules
-from opatlas.model.communication import is_communication
-from opatlas.model.quality import Quality, is_composition
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ACCELERATOR_CORE,
     KERNEL_NAMES,
     MICROBENCH_DEVICE_KERNELS,
@@ -25,6 +23,8 @@ from opatlas.model.schema import (
     SPAN,
     STAND_IN,
 )
+from opatlas.row.communication import is_communication
+from opatlas.row.quality import Quality, is_composition
 
 _CUBE, _VECTOR, _MIX = ("AI_CORE",), ("AI_VECTOR_CORE", "MIX_AIV"), ("MIX_AIC", "MIX_AIV")
 _AI_CORES = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV")

@@ -29,8 +29,8 @@ from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.command import msprof_executable
-from opatlas.model.errors import ReplayError
-from opatlas.model.versions import cann_version
+from opatlas.row.errors import ReplayError
+from opatlas.row.versions import cann_version
 from opatlas.text import exception_line, first_line, last_line, pluralize
 
 _DEVICE_FILES = Path("/dev")

@@ -15,6 +15,7 @@ from statistics import median
 from time import monotonic
 
 from opatlas.capture.single_launches import Launch
+from opatlas.data.header import read_header
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor.probe import Fact, Verdict, failed, passed
 from opatlas.doctor.sample_rows import (
@@ -32,9 +33,8 @@ from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.msprof.executor import MsprofSession
 from opatlas.isolation.msprof.pending import MsprofOutput, read_output
-from opatlas.model.errors import DeviceGone
-from opatlas.model.schema import Status
-from opatlas.store.header import read_header
+from opatlas.row.columns import Status
+from opatlas.row.errors import DeviceGone
 
 _ENDED_PROCESS = {Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR}
 #: A profile without a summary goes into the report unless it is larger.

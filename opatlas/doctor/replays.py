@@ -43,10 +43,10 @@ from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.executor import msprof_on_group
-from opatlas.model.communication import ALL_REDUCE, bandwidth_gbps
-from opatlas.model.errors import DeviceGone
-from opatlas.model.quality import relative_noise
-from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
+from opatlas.row.communication import ALL_REDUCE, bandwidth_gbps
+from opatlas.row.errors import DeviceGone
+from opatlas.row.quality import relative_noise
 from opatlas.show import formats
 
 _RANKS = 2

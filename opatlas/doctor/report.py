@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from opatlas.data import history
+from opatlas.data.csv_files import write_atomically
+from opatlas.data.database import Database
+from opatlas.data.manifest import manifest_paths
 from opatlas.errors import OpAtlasError
 from opatlas.files import UnsafePath, read_safely
-from opatlas.store import history
-from opatlas.store.csv_files import write_atomically
-from opatlas.store.database import Database
-from opatlas.store.manifest import manifest_paths
 
 _FOUND = "doctor.json"
 #: The largest file in the report. Larger files are listed as left out.

@@ -9,8 +9,7 @@ from opatlas.doctor.probe import Fact
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT
-from opatlas.model.quality import relative_noise, typical_mean
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -19,6 +18,7 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
     Status,
 )
+from opatlas.row.quality import relative_noise, typical_mean
 from opatlas.show import formats
 
 #: Samples of each row.

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, code_digest
 from opatlas.engine.expert_parallel import hccl_buffer_mib
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.inputs.experts import needed_bytes
@@ -22,12 +24,10 @@ from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
 from opatlas.installation import measuring_code
 from opatlas.isolation.executor import Executor
-from opatlas.model.record import new_run_id
-from opatlas.model.schema import EP_SIZE, Status
 from opatlas.progress import progress
+from opatlas.row.columns import EP_SIZE, Status
+from opatlas.row.record import new_run_id
 from opatlas.show.output import print_note
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, code_digest
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
 
 _KERNEL_TYPE = "DispatchFFNCombine"

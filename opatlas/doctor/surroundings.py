@@ -26,7 +26,7 @@ from opatlas.devices.nvidia import gpu_states
 from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
-from opatlas.model import location, versions
+from opatlas.row import location, versions
 
 _LEAST_FREE = 1 << 30
 _FLUSHES = 7
@@ -40,9 +40,9 @@ _OTHER_DATABASE = "name another folder with --database-path"
 def database(target: Target) -> Verdict:
     """Takes the lock of the database, and reads the headers of its CSVs."""
     # The other probes here need no pandas.
-    from opatlas.store import journal
-    from opatlas.store.database import Database, SessionLock
-    from opatlas.store.header import read_header
+    from opatlas.data import journal
+    from opatlas.data.database import Database, SessionLock
+    from opatlas.data.header import read_header
 
     try:
         path = database_path(target)

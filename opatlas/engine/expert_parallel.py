@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
-from opatlas.model.errors import InvalidRow, MissingPrecondition
-from opatlas.model.schema import EP_SIZE
 from opatlas.options import Scope, at_least, declare
+from opatlas.row.columns import EP_SIZE
+from opatlas.row.errors import InvalidRow, MissingPrecondition
 from opatlas.text import parse_whole
 
 #: Number of ranks for rows that do not name their EP Size.

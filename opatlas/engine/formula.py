@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from opatlas.engine.result_check import Comparison, Expected, Formula, Results
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 
 #: The coordinates of elements: an index tensor for each axis.
 At = tuple[torch.Tensor, ...]

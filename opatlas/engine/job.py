@@ -19,8 +19,8 @@ from opatlas.instruments.attribution import (
     own_kernel,
     whole_call,
 )
-from opatlas.model.record import Measurement
-from opatlas.model.schema import SAMPLE, Status
+from opatlas.row.columns import SAMPLE, Status
+from opatlas.row.record import Measurement
 from opatlas.tasks.task import Task
 from opatlas.text import cut_middle, printable, printable_lines
 

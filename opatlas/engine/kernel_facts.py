@@ -16,7 +16,7 @@ from typing import Any
 
 from opatlas.devices.npu_operators import OR
 from opatlas.engine.registry import replay_spec
-from opatlas.model.communication import is_communication
+from opatlas.row.communication import is_communication
 from opatlas.text import exception_line, printable_lines
 
 

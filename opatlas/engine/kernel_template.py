@@ -13,7 +13,7 @@ from torch.overrides import get_testing_overrides
 
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.replay_arguments import ReplayArguments, arguments_of_replay
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_SHAPES,
     OUTPUT_DTYPES,

@@ -24,11 +24,11 @@ from opatlas.engine.result_check import Formula, Results, check, is_checked_on_h
 from opatlas.engine.sampling import Sampling
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError, Unsupported
-from opatlas.model.location import public_version
-from opatlas.model.record import Execution
-from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
-from opatlas.model.slots import known_dtype
+from opatlas.row.columns import OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError, Unsupported
+from opatlas.row.location import public_version
+from opatlas.row.record import Execution
+from opatlas.row.slots import known_dtype
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
 _MEMORY_FACTOR = 2.0

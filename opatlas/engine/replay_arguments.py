@@ -12,7 +12,7 @@ from opatlas.engine.device_errors import translated_pytest_exceptions
 from opatlas.engine.group import ALONE
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.registry import replay_spec, select_arguments
-from opatlas.model.errors import Unsupported
+from opatlas.row.errors import Unsupported
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 
 #: Tolerance of an element by the dtype of the result, relative to the element and to the root mean square of the result
 #: (terms of that size cancel in sums): two units in the last place for half types and FP8, which accumulate in float32;

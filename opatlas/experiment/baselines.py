@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from opatlas.compare.calls import read_calls
+from opatlas.data.database import Database
 from opatlas.experiment.attempts import ModelAttempt
-from opatlas.store.database import Database
 from opatlas.tasks.task import kernel_type_of
 
 #: A session writes attempts to generated/LANGUAGE in the folder of the database.

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.store.csv_files import write_text
 from opatlas.typed_json import DecodeError, decode
 
 from .endpoint import ChatAnswer, ChatMessage, ChatRequest

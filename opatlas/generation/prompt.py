@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from opatlas.candidates.judgement import Judgement
-from opatlas.model.roofline import device_peak
+from opatlas.row.roofline import device_peak
 from opatlas.text import cut_middle
 
 from .endpoint import ChatMessage

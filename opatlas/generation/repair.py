@@ -12,9 +12,9 @@ from pathlib import Path
 
 from opatlas.candidates.answer import read_answer
 from opatlas.candidates.judgement import ErrorClass, Judgement
+from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.experiment.attempts import ModelAttempt
-from opatlas.store.csv_files import write_text
 from opatlas.text import cut_middle
 
 from .answers import ChatModel, NoRecordedAnswer

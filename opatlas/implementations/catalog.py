@@ -13,7 +13,7 @@ from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.directory import BrokenFiles, read_directory
 from opatlas.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
 from opatlas.implementations.marks import Marks, read_marks
-from opatlas.model.location import implementation_label, public_version
+from opatlas.row.location import implementation_label, public_version
 from opatlas.tasks.task import Task
 from opatlas.text import suggest
 

@@ -28,8 +28,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource, digest_of_digests
 from opatlas.implementations.implementation import Implementation
 from opatlas.implementations.marks import Marks, read_marks
-from opatlas.model.location import implementation_label
-from opatlas.model.schema import is_file_name
+from opatlas.row.columns import is_file_name
+from opatlas.row.location import implementation_label
 from opatlas.tasks.candidate_files import CandidateFile, find_candidates
 from opatlas.tasks.task import Task
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from opatlas.implementations.contract import KernelSource
-from opatlas.model.location import implementation_label
+from opatlas.row.location import implementation_label
 
 #: What is measured without --implementation, by kind of device; TORCH for devices of other kinds (`default_name`).
 DEFAULTS = {"npu": "torch_npu"}

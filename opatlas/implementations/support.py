@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opatlas.model.errors import Unsupported
+from opatlas.row.errors import Unsupported
 
 if TYPE_CHECKING:
     import torch

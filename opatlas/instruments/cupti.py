@@ -20,7 +20,7 @@ import torch
 
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
 from opatlas.instruments.kernel_records import MARK, KernelRecord, KernelRecords
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 NAME = "cupti"
 

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from opatlas.gc_pause import gc_paused
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import Rule
-from opatlas.model.errors import NoKernelLaunched, ReplayError
+from opatlas.row.errors import NoKernelLaunched, ReplayError
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"

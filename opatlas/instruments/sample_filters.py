@@ -11,7 +11,7 @@ from types import FrameType
 
 from opatlas.instruments.instrument import Instrument, Samples
 from opatlas.instruments.stop_rule import Rule
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 #: Maximum number of samples of a row that are discarded because the process was stopped.
 _MOST_DROPPED = 10

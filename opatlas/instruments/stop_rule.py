@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from opatlas.model.quality import LEAST_FOR_NOISE
+from opatlas.row.quality import LEAST_FOR_NOISE
 
 #: Fewest samples of a row whose time limit does not end first.
 LEAST_SAMPLES = 10

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.model.errors import DeviceGone
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
+from opatlas.row.errors import DeviceGone
 
 #: A device answers after this time, in seconds, and then gets as many jobs as fill it.
 BATCH_S = 0.5

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from opatlas.data.csv_files import write_text
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.executor import BatchExecutor, Executor
-from opatlas.model.errors import DeviceGone
-from opatlas.store.csv_files import write_text
+from opatlas.row.errors import DeviceGone
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,8 @@ from opatlas.devices.discovery import device_environment
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.model.errors import DeviceGone
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
+from opatlas.row.errors import DeviceGone
 from opatlas.text import exception_line
 
 

@@ -30,9 +30,9 @@ from opatlas.isolation.dealer import BATCH_S, BEAT_S, DeviceAnswer
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.executor import run_job
 from opatlas.isolation.process_end import die_with_parent
-from opatlas.model.errors import DeviceGone
-from opatlas.model.schema import Status
-from opatlas.model.versions import detect
+from opatlas.row.columns import Status
+from opatlas.row.errors import DeviceGone
+from opatlas.row.versions import detect
 
 #: The most bytes that are kept of the output of a row.
 _MOST_PRINTED = 20_000

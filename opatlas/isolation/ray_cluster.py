@@ -23,7 +23,7 @@ from opatlas.isolation.ray_actor import DeviceActor, HostFacts, software
 from opatlas.isolation.ray_api import WATCH, beat, future, ray, start_actor
 from opatlas.isolation.ray_group import GroupHost, RayGroup
 from opatlas.isolation.ray_group_actor import in_order
-from opatlas.model.location import device_kind
+from opatlas.row.location import device_kind
 from opatlas.text import pluralize
 
 #: Address of a cluster of this machine alone, which begins and ends with the session.

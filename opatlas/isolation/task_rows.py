@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from opatlas.data.database import Database
+from opatlas.data.row_copy import read_rows
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.fresh_python import import_environment, module_command
-from opatlas.model.schema import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
-from opatlas.store.database import Database
-from opatlas.store.row_copy import read_rows
+from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
 from opatlas.tasks.task import Task
 from opatlas.text import pluralize
 

@@ -10,10 +10,10 @@ import pandas as pd
 
 from opatlas.arrays import Floats, Positions
 from opatlas.combine.row_devices import joined
-from opatlas.model.schema import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 from opatlas.query.predictor import Prediction
 from opatlas.query.result import How, interval_of, leads
 from opatlas.query.stored_rows import StoredRows
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = (

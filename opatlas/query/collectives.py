@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_NAME, Collective
-from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
-from opatlas.model.slots import known_dtype
 from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.result import How, NoAnswer, QueryResult
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
+from opatlas.row.communication import BY_NAME, Collective
+from opatlas.row.slots import known_dtype
 from opatlas.text import parse_whole
 
 

@@ -8,11 +8,11 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement
 
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
-from opatlas.model.slots import split_cell
 from opatlas.query.question import Question
 from opatlas.query.result import NoAnswer
 from opatlas.query.stored_rows import StoredRows, normal_words
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
+from opatlas.row.slots import split_cell
 from opatlas.text import parse_whole
 
 Dims = tuple[tuple[int, ...], ...]

@@ -11,9 +11,9 @@ from functools import cache
 from opatlas.engine.kernel_facts import replays_of_bench, runs_on_cpu
 from opatlas.engine.registry import replay_spec
 from opatlas.instruments.instrument import INSTRUMENTS
-from opatlas.model.communication import is_communication
-from opatlas.model.quality import is_composition
-from opatlas.model.schema import INSTRUMENT, MICROBENCH_DEVICE_KERNELS, QUALITY, STAND_IN
+from opatlas.row.columns import INSTRUMENT, MICROBENCH_DEVICE_KERNELS, QUALITY, STAND_IN
+from opatlas.row.communication import is_communication
+from opatlas.row.quality import is_composition
 
 #: The note of rows for which `composition_of` returns None.
 UNKNOWN_COMPOSITION = "the rows do not say whether a composition of operators ran"

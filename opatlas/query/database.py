@@ -11,15 +11,15 @@ import pandas as pd
 
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_NAME, is_communication
-from opatlas.model.named_databases import database_folder
-from opatlas.model.siblings import MATMUL_FAMILY
 from opatlas.query.collectives import answer_collective
 from opatlas.query.implementation_answers import AnswerRules, ImplementationAnswers, best_answer
 from opatlas.query.question import Shapes, Words, ask
 from opatlas.query.result import QueryResult
 from opatlas.query.stack import FASTEST, default_stack
 from opatlas.query.typed_rows import typed_rows
+from opatlas.row.communication import BY_NAME, is_communication
+from opatlas.row.named_databases import database_folder
+from opatlas.row.siblings import MATMUL_FAMILY
 from opatlas.text import suggest
 
 if TYPE_CHECKING:

@@ -13,16 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from opatlas.combine.row_devices import are_one_device
-from opatlas.model.communication import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BY_KERNEL_TYPE,
-    REDUCE_SCATTER,
-    is_communication,
-)
-from opatlas.model.location import implementation_of, parse_path
-from opatlas.model.schema import (
+from opatlas.data.csv_files import write_atomically, write_text
+from opatlas.progress import track
+from opatlas.query.database import OpenDatabase
+from opatlas.query.stored_rows import CAPTURED_SOURCE
+from opatlas.query.typed_rows import typed_rows
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -31,13 +27,17 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
     RUNTIME_PREFIX,
 )
-from opatlas.model.siblings import MATMUL_FAMILY
-from opatlas.model.slots import dtype_name, known_dtype
-from opatlas.progress import track
-from opatlas.query.database import OpenDatabase
-from opatlas.query.stored_rows import CAPTURED_SOURCE
-from opatlas.query.typed_rows import typed_rows
-from opatlas.store.csv_files import write_atomically, write_text
+from opatlas.row.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BY_KERNEL_TYPE,
+    REDUCE_SCATTER,
+    is_communication,
+)
+from opatlas.row.location import implementation_of, parse_path
+from opatlas.row.siblings import MATMUL_FAMILY
+from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.text import parse_whole
 
 #: The columns of the long table, with their pandas dtypes; columns of tensors have the text of the CSVs.

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opatlas.errors import CellError
-from opatlas.model.communication import is_communication
-from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     DTYPE,
     MESSAGE_BYTES,
     NUM_DEVICES,
     RUNTIME_PREFIX,
     TOPOLOGY_TIER,
 )
-from opatlas.model.sizes import GroupedSizes, attention_sizes, grouped_sizes, product_sizes
-from opatlas.model.slots import Slot, known_dtype, row_slots
+from opatlas.row.communication import is_communication
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.sizes import GroupedSizes, attention_sizes, grouped_sizes, product_sizes
+from opatlas.row.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 
 #: Rows and columns of the tiles of a product for which the fill of the last wave is a feature.

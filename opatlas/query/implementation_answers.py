@@ -13,20 +13,9 @@ import pandas as pd
 from opatlas.arrays import Floats
 from opatlas.combine.row_devices import RowDevices, are_one_device, database_device, joined
 from opatlas.compare.databases import ComparedDatabase, with_implementations
+from opatlas.data.database import Database
+from opatlas.data.manifest import read_manifests
 from opatlas.implementations.implementation import default_name
-from opatlas.model.communication import is_communication
-from opatlas.model.location import communication_library, device_kind, parse_path
-from opatlas.model.named_databases import newness
-from opatlas.model.schema import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    PROFILING_POPULATIONS,
-    RUNTIME,
-)
-from opatlas.model.signature import make_case_id, row_cells, signature
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
 from opatlas.query.compositions import UNKNOWN_COMPOSITION
@@ -44,8 +33,19 @@ from opatlas.query.result import (
     measured_half_widths,
 )
 from opatlas.query.stored_rows import CAPTURED, Stored, StoredRows, source_word
-from opatlas.store.database import Database
-from opatlas.store.manifest import read_manifests
+from opatlas.row.columns import (
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    PROFILING_POPULATIONS,
+    RUNTIME,
+)
+from opatlas.row.communication import is_communication
+from opatlas.row.location import communication_library, device_kind, parse_path
+from opatlas.row.named_databases import newness
+from opatlas.row.signature import make_case_id, row_cells, signature
 
 #: AI cores of a 910B, whose manifests do not have them.
 _CORES_IF_UNKNOWN = 24

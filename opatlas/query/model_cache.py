@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import platformdirs
 
+from opatlas.data.csv_files import write_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.store.csv_files import write_bytes
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 #: To be raised with every change of features or fits.

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from opatlas.combine.row_devices import are_one_device, joined
-from opatlas.model.communication import BY_KERNEL_TYPE
-from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
-from opatlas.model.slots import row_slots
 from opatlas.query.collectives import answer_collective
 from opatlas.query.features import row_features
 from opatlas.query.implementation_answers import ImplementationAnswers, best_answer
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.query.stack import levels
 from opatlas.query.stored_rows import StoredRows
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall, Phase
 
 #: The word for a part without a known duration.

@@ -19,12 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from opatlas.data.op_mapping import MappedOperator, default_mapping, read_mapping
 from opatlas.errors import OpAtlasError
-from opatlas.model.siblings import MATMUL_FAMILY
-from opatlas.model.slots import known_dtype
 from opatlas.query.database import OpenDatabase
 from opatlas.query.result import How, NoAnswer, QueryResult
-from opatlas.store.op_mapping import MappedOperator, default_mapping, read_mapping
+from opatlas.row.siblings import MATMUL_FAMILY
+from opatlas.row.slots import known_dtype
 from opatlas.theory.model_calls import call_cells
 
 _INTERFACE = "tensor_cast.performance_model.profiling_database.data_source"

@@ -17,14 +17,14 @@ from heapq import merge
 import numpy as np
 
 from opatlas.arrays import Floats
+from opatlas.data.database import Database
 from opatlas.errors import UsageError
-from opatlas.model.signature import signature, signatures
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.implementation_answers import ImplementationAnswers
 from opatlas.query.model_cost import answer_call, known_types
 from opatlas.query.result import NORMAL_90, How, QueryResult
 from opatlas.query.stack import default_stack
-from opatlas.store.database import Database
+from opatlas.row.signature import signature, signatures
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls, step_dtype
 from opatlas.theory.models import ModelFacts, built_in_models

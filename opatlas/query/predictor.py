@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
-from opatlas.model.signature import row_cells
 from opatlas.query import model_cache
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import LEAST_ROWS, Asked, KernelModel
 from opatlas.query.result import How, UsedRow
 from opatlas.query.stored_rows import StoredRows
+from opatlas.row.signature import row_cells
 
 #: The rows that an answer names.
 _NAMED = 8

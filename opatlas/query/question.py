@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opatlas.errors import CellError, OpAtlasError
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -16,7 +16,7 @@ from opatlas.model.schema import (
     RUNTIME,
     RUNTIME_PREFIX,
 )
-from opatlas.model.slots import dtype_name, known_dtype, parse_slots, split_cell
+from opatlas.row.slots import dtype_name, known_dtype, parse_slots, split_cell
 
 #: A tensor's shape: "48,18432" or (48, 18432).
 Shape = str | Sequence[int]

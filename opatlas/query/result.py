@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from opatlas.arrays import Floats
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import NOISE_LIMIT
+from opatlas.row.quality import NOISE_LIMIT
 
 #: Two-sided 90 % quantile of the normal distribution.
 NORMAL_90 = 1.645

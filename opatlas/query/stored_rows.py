@@ -13,12 +13,13 @@ import pandas as pd
 
 from opatlas.arrays import Floats
 from opatlas.combine.row_devices import RowDevices, are_one_device, joined
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import is_communication
-from opatlas.model.optional_slots import optional_inputs, optional_outputs
-from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy, valid_duration
-from opatlas.model.row_kind import row_kind
-from opatlas.model.schema import (
+from opatlas.query.compositions import composition_of
+from opatlas.query.kernel_model import LEAST_ROWS
+from opatlas.query.question import Question
+from opatlas.query.result import machine_floor, measured_half_widths
+from opatlas.row.columns import (
     CACHE_STATE,
     EP_SIZE,
     INPUT_DTYPES,
@@ -47,13 +48,12 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.signature import make_case_id, row_cells, signatures
-from opatlas.model.slots import dtype_name, known_dtype, split_cell
-from opatlas.query.compositions import composition_of
-from opatlas.query.kernel_model import LEAST_ROWS
-from opatlas.query.question import Question
-from opatlas.query.result import machine_floor, measured_half_widths
-from opatlas.store.database import Database
+from opatlas.row.communication import is_communication
+from opatlas.row.optional_slots import optional_inputs, optional_outputs
+from opatlas.row.quality import NOISE_LIMIT, Quality, is_noisy, valid_duration
+from opatlas.row.row_kind import row_kind
+from opatlas.row.signature import make_case_id, row_cells, signatures
+from opatlas.row.slots import dtype_name, known_dtype, split_cell
 from opatlas.text import parse_real, parse_whole
 
 #: Columns besides those of the tensors that belong to the signature of some kernel types.

@@ -8,12 +8,12 @@ from dataclasses import asdict
 import pandas as pd
 
 from opatlas.errors import CellError
-from opatlas.model.roofline import tensor_bytes
-from opatlas.model.schema import MESSAGE, MICROBENCH_MEDIAN
-from opatlas.model.signature import row_cells
-from opatlas.model.sizes import attention_sizes, grouped_sizes, product_sizes
-from opatlas.model.slots import known_dtype, row_slots
 from opatlas.query.stored_rows import StoredRows
+from opatlas.row.columns import MESSAGE, MICROBENCH_MEDIAN
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.signature import row_cells
+from opatlas.row.sizes import attention_sizes, grouped_sizes, product_sizes
+from opatlas.row.slots import known_dtype, row_slots
 from opatlas.text import parse_real, parse_whole
 
 _LOWER = {name: name.lower() for name in MESSAGE}

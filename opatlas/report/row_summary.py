@@ -14,17 +14,17 @@ from statistics import median
 from sys import intern
 from typing import Any
 
-from opatlas.model.communication import bandwidth_gbps, is_communication
-from opatlas.model.quality import NOISE_LIMIT, Quality, relative_noise
-from opatlas.model.record import Measurement, Record
-from opatlas.model.roofline import PRODUCTS, Peak, achieved_rates, row_work
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_SHAPES,
     MESSAGE_BYTES,
     NUM_DEVICES,
 )
-from opatlas.model.siblings import base_type
+from opatlas.row.communication import bandwidth_gbps, is_communication
+from opatlas.row.quality import NOISE_LIMIT, Quality, relative_noise
+from opatlas.row.record import Measurement, Record
+from opatlas.row.roofline import PRODUCTS, Peak, achieved_rates, row_work
+from opatlas.row.siblings import base_type
 from opatlas.show import formats
 from opatlas.show.result import Column, Table
 

@@ -7,9 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
+from opatlas.data.row_copy import with_captured
+from opatlas.data.write_back import WriteBackResult
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import (
+from opatlas.report.row_summary import RowSummary, duration_tables
+from opatlas.row.columns import (
     AVERAGE,
     INPUT_DTYPES,
     INPUT_SHAPES,
@@ -26,16 +31,11 @@ from opatlas.model.schema import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.model.signature import signatures
-from opatlas.report.row_summary import RowSummary, duration_tables
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import signatures
 from opatlas.show.formats import microseconds, ratio
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table
-from opatlas.store.csv_files import write_rows
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest
-from opatlas.store.row_copy import with_captured
-from opatlas.store.write_back import WriteBackResult
 
 #: A replay within 20 % of the capture agrees with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2

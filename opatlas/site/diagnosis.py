@@ -15,9 +15,9 @@ from opatlas.diagnosis.diagnosis import Diagnosis
 from opatlas.diagnosis.kernels import CAPTURED, DEVICE, LAUNCHES, kernels_of_rows, replayed_by, row_frame
 from opatlas.diagnosis.rules import verdict_rules
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import is_communication
 from opatlas.query.database import OpenDatabase
 from opatlas.query.stored_rows import StoredRows
+from opatlas.row.communication import is_communication
 from opatlas.site.columns import number_column, word_column
 
 #: The rows of the ranking.

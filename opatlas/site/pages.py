@@ -7,8 +7,8 @@ from typing import Any
 
 from opatlas.checks.overview import Overview
 from opatlas.compare.comparison import DatabaseComparison, RivalFigures
-from opatlas.model.roofline import device_peak
 from opatlas.query.model_cost import ModelCost
+from opatlas.row.roofline import device_peak
 from opatlas.site.columns import number_column, word_column
 from opatlas.site.diagnosis import RowJudge
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.model.communication import BY_KERNEL_TYPE
-from opatlas.model.quality import Quality, is_composition
-from opatlas.model.roofline import row_work
-from opatlas.model.schema import (
+from opatlas.data.database import Database
+from opatlas.query.answers import COMPOSITION_WORDS
+from opatlas.query.database import OpenDatabase
+from opatlas.query.stored_rows import source_word
+from opatlas.query.typed_rows import row_sizes, typed_rows
+from opatlas.row.columns import (
     CACHE_STATE,
     INPUT_SHAPES,
     INSTRUMENT,
@@ -20,15 +22,13 @@ from opatlas.model.schema import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.model.signature import make_case_id, signatures
-from opatlas.model.slots import dtype_name, known_dtype
-from opatlas.query.answers import COMPOSITION_WORDS
-from opatlas.query.database import OpenDatabase
-from opatlas.query.stored_rows import source_word
-from opatlas.query.typed_rows import row_sizes, typed_rows
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.quality import Quality, is_composition
+from opatlas.row.roofline import row_work
+from opatlas.row.signature import make_case_id, signatures
+from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.site.columns import number_column, word_column
 from opatlas.site.diagnosis import RowJudge
-from opatlas.store.database import Database
 
 #: Columns of words, in the order of the table.
 _WORDS: tuple[str, ...] = (

@@ -16,6 +16,8 @@ from opatlas.checks.overview import read_overview
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.states import compared_states
+from opatlas.data.csv_files import write_bytes, write_text
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.progress import track
@@ -24,8 +26,6 @@ from opatlas.query.model_cost import ModelCost
 from opatlas.site.diagnosis import diagnosis_page, row_judges
 from opatlas.site.pages import comparison_page, model_page, overview_page
 from opatlas.site.rows import columns_of, moves_each_byte_once, row_table
-from opatlas.store.csv_files import write_bytes, write_text
-from opatlas.store.database import Database
 from opatlas.superkernel.advice import advise
 from opatlas.superkernel.analysis import analyse
 from opatlas.superkernel.report import analysis_as_json

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from opatlas.engine.result_check import Checked, Comparison, Picks, Results, check
-from opatlas.model.errors import InvalidRow, Unsupported, WrongResult
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ARGUMENTS,
     FUNCTIONAL,
     SAMPLE,
     SAMPLE_TORCH,
 )
-from opatlas.model.signature import signature
+from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
+from opatlas.row.signature import signature
 from opatlas.suites.arguments import read_arguments
 from opatlas.suites.listing import OPINFO, text_digest
 from opatlas.suites.operators import (

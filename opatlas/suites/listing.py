@@ -17,7 +17,7 @@ import msgspec
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.isolation.fresh_python import import_environment, module_command
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ARGUMENTS,
     FUNCTIONAL,
     INPUT_DTYPES,
@@ -30,7 +30,7 @@ from opatlas.model.schema import (
     SAMPLE_TORCH,
     TRACE_COUNT,
 )
-from opatlas.model.slots import EMPTY_SHAPE, dtype_of_torch
+from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.suites.overload import folder_of
 from opatlas.suites.trace_file import LARGEST_BYTES, trace_files
 from opatlas.text import suggest

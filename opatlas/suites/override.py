@@ -15,7 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.implementations.contract import KernelSource, Prepared
 from opatlas.implementations.directory import read_directory
 from opatlas.implementations.implementation import Implementation
-from opatlas.model.errors import ReplayError, Unsupported
+from opatlas.row.errors import ReplayError, Unsupported
 from opatlas.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, name_of, variants_of
 from opatlas.suites.overload import is_folder, overload_of
 

@@ -8,11 +8,11 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
-from opatlas.model.signature import column_cells, signatures
+from opatlas.data.database import Database
+from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import column_cells, signatures
 from opatlas.show.formats import percent, ratio
-from opatlas.store.database import Database
 from opatlas.suites.overload import is_folder, overload_of
 from opatlas.text import parse_whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from opatlas.model.schema import OP_STATE
+from opatlas.row.columns import OP_STATE
 from opatlas.superkernel.cuts import CutCount, CutReason, Cuts, find_cuts
 from opatlas.superkernel.gains import GainModel, ScopeGain, StretchGains, scope_gain, step_duration_us, stretch_gains
 from opatlas.superkernel.kernel_types import Module, StepPhase

@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from statistics import fmean
 
-from opatlas.model.quality import standard_deviation
+from opatlas.row.quality import standard_deviation
 from opatlas.show.formats import percent
 from opatlas.superkernel.advice import LEAST_RUNS, MOST_RUNS, Steadiness
 from opatlas.superkernel.gains import GATE

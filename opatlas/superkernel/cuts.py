@@ -11,8 +11,8 @@ import numpy as np
 
 from opatlas.capture.launches import is_collective
 from opatlas.capture.single_launches import Launch
-from opatlas.model.schema import ACCELERATOR_CORE, OP_STATE
-from opatlas.model.slots import EMPTY_WORDS
+from opatlas.row.columns import ACCELERATOR_CORE, OP_STATE
+from opatlas.row.slots import EMPTY_WORDS
 from opatlas.superkernel.kernel_types import is_supported_collective, unfusable_rule
 from opatlas.superkernel.timeline import Timeline
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from opatlas.capture.single_launches import Launch
-from opatlas.model.schema import INPUT_SHAPES
-from opatlas.model.slots import split_cell
+from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.slots import split_cell
 from opatlas.superkernel.kernel_types import Module, StepPhase, is_normalization, module_of_type, phase_of_type
 from opatlas.superkernel.repeats import Layer, find_layers
 from opatlas.superkernel.timeline import Timeline

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import parse_python, read_safely
-from opatlas.model.schema import is_file_name
+from opatlas.row.columns import is_file_name
 
 #: The class of a task, and the class of a candidate.
 MODEL, MODEL_NEW = "Model", "ModelNew"

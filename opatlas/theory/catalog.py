@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from opatlas.data.database import Database
+from opatlas.data.op_mapping import read_mapping
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import is_file_name
-from opatlas.model.signature import normalized_kernel_type
-from opatlas.model.slots import known_dtype
-from opatlas.store.database import Database
-from opatlas.store.op_mapping import read_mapping
+from opatlas.row.columns import is_file_name
+from opatlas.row.signature import normalized_kernel_type
+from opatlas.row.slots import known_dtype
 from opatlas.text import suggest
 from opatlas.theory.patterns import (
     Axis,

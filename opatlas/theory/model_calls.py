@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.model.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Collective
-from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
-from opatlas.model.signature import signature
-from opatlas.model.slots import FP8, known_dtype
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Collective
+from opatlas.row.signature import signature
+from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts, TargetError
 from opatlas.theory.patterns import NZ, Form, Pattern

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from opatlas.model.slots import dtype_name, format_name, known_dtype
+from opatlas.row.slots import dtype_name, format_name, known_dtype
 
 #: A whole number, or an array with one number for each row.
 Ints = Any

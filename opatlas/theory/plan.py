@@ -13,12 +13,12 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from opatlas.model.location import parse_path
-from opatlas.model.roofline import device_peak
-from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
-from opatlas.model.signature import signatures
-from opatlas.model.slots import FP8, split_cell
-from opatlas.store.database import Database, RowTable
+from opatlas.data.database import Database, RowTable
+from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
+from opatlas.row.location import parse_path
+from opatlas.row.roofline import device_peak
+from opatlas.row.signature import signatures
+from opatlas.row.slots import FP8, split_cell
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints

@@ -12,10 +12,10 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+from opatlas.data.csv_files import read_text_csv, write_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import safe_folder
-from opatlas.model.schema import Status
-from opatlas.store.csv_files import read_text_csv, write_rows
+from opatlas.row.columns import Status
 
 _FILE = "DispatchFFNCombine.csv"
 

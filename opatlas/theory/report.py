@@ -8,10 +8,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from opatlas.data.pace import Pace
 from opatlas.show.formats import size
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table
-from opatlas.store.pace import Pace
 from opatlas.text import pluralize
 
 #: Sizes of an axis of tokens that interpolation between the rows of a shape needs.

@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opatlas.model.schema import BASE
-from opatlas.model.signature import signature
-from opatlas.model.slots import Slot
+from opatlas.row.columns import BASE
+from opatlas.row.signature import signature
+from opatlas.row.slots import Slot
 from opatlas.theory.patterns import Form, Ints
 
 #: Dtypes that profilers write with the prefix DT_; FLOAT and the integers have none.
@@ -47,7 +47,7 @@ class TheoryRow:
         return {**dict(zip(BASE, cells, strict=True)), **dict(self.more)}
 
     def signature(self) -> str:
-        """Returns the signature of the row (opatlas/model/signature.py)."""
+        """Returns the signature of the row (opatlas/row/signature.py)."""
         return signature(self.kernel_type, self.cells())
 
 

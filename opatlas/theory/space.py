@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.slots import Slot, known_dtype
+from opatlas.row.slots import Slot, known_dtype
 from opatlas.theory.patterns import (
     NZ,
     Axis,
@@ -54,7 +54,7 @@ def element_bytes(kernel_type: str, dtype: str) -> int:
     if known is None:
         raise OpAtlasError(
             f"a theory row of {kernel_type} has the dtype {dtype!r}, whose size is not known: "
-            f"add it to opatlas/model/slots.py, or correct the row"
+            f"add it to opatlas/row/slots.py, or correct the row"
         )
     return known.bytes
 

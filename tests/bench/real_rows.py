@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from opatlas.model.schema import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.signature import normalized_kernel_type, signature
-from opatlas.model.slots import EMPTY_WORDS, slot_words
+from opatlas.row.columns import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.row.signature import normalized_kernel_type, signature
+from opatlas.row.slots import EMPTY_WORDS, slot_words
 from tests.bench.a3_reports import rows_of_report
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

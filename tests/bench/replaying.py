@@ -19,8 +19,7 @@ from opatlas.engine.registry import replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.model.errors import WrongResult
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -29,6 +28,7 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
     Status,
 )
+from opatlas.row.errors import WrongResult
 
 
 @cache

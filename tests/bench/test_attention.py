@@ -13,7 +13,7 @@ from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.sequences import spread_positions
 from opatlas.engine.result_check import Comparison, Largest, check
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 
 
 class TestLargest:

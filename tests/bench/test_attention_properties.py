@@ -13,7 +13,7 @@ from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
 from opatlas.engine.result_check import check
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 
 
 def everything(count, *, elements, terms):

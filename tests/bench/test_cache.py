@@ -12,7 +12,7 @@ from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.model.schema import INPUT_DTYPES, Status
+from opatlas.row.columns import INPUT_DTYPES, Status
 
 FUSED, LOAD = "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
 BLOCKS, BLOCK_SIZE = 5, 4

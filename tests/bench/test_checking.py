@@ -18,7 +18,7 @@ from opatlas.engine.formula import (
     pointwise,
 )
 from opatlas.engine.result_check import Picks, Rounded, check
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 
 SEED = 5
 

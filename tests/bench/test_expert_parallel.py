@@ -24,8 +24,8 @@ from opatlas.engine.inputs.experts import (
     group_of_layer,
 )
 from opatlas.engine.inputs.row_slots import RowSlots
-from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.options import add_all
+from opatlas.row.errors import InvalidRow, MissingPrecondition
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from opatlas.engine.inputs.images import (
     kernel_sizes,
 )
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.model.schema import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
 
 #: Layers of well-known networks: source, result, places of the kernel, parts of the layer.
 LAYERS = {

@@ -12,7 +12,7 @@ from replaying import cells_of
 
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.result_check import check
-from opatlas.model.errors import Unsupported
+from opatlas.row.errors import Unsupported
 
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])

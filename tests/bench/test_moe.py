@@ -13,7 +13,7 @@ from opatlas.bench.implementations import torch as impl
 
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.result_check import check
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
 
 relaxed = settings(deadline=None, max_examples=40)
 

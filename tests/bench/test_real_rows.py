@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from replaying import runner
 
-from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.signature import digest
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.row.signature import digest
 from tests.bench.account import MEASURED, NO_REPLAY, REFUSED, bytes_of, fate_of, problem_of, reason_for_no_replay
 from tests.bench.real_rows import RealRow, sources
 

@@ -12,7 +12,7 @@ from replaying import assert_refused, replay_row, time_instead
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.model.schema import INPUT_DTYPES, Status
+from opatlas.row.columns import INPUT_DTYPES, Status
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 modes = st.sampled_from(["half", "interleave"])

@@ -7,7 +7,7 @@ import torch
 from opatlas.bench import formulas
 
 from opatlas.engine.result_check import check
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 
 aten = torch.ops.aten
 

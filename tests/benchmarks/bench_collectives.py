@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from opatlas.model.communication import ALL_REDUCE
+from opatlas.row.communication import ALL_REDUCE
 from tests.benchmarks.children import ROOT
 
 WARM_UP, CALLS = 5, 20

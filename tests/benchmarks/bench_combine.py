@@ -13,7 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from opatlas.model.schema import (
+from opatlas.data.database import Database, RowTable
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     INSTRUMENT,
@@ -21,7 +22,6 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.store.database import Database, RowTable
 from tests.benchmarks.children import Cost, measure
 from tests.benchmarks.databases import write_adds
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
-from opatlas.model.schema import AVERAGE, BASE, RUNTIME_IN_SIGNATURE
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.columns import AVERAGE, BASE, RUNTIME_IN_SIGNATURE
 from tests.benchmarks.bench_gpu_session import draw_rows, write_rows
 from tests.benchmarks.children import ROOT
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from opatlas.model.schema import BASE, RUNTIME_IN_SIGNATURE
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.columns import BASE, RUNTIME_IN_SIGNATURE
 from tests.benchmarks.children import ROOT
 from tests.benchmarks.session_clock import FOLDER, MODULE, STARTED, WAIT
 

@@ -14,11 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from opatlas.model.record import Measurement, Record
-from opatlas.model.schema import BASE, Status
-from opatlas.model.signature import signatures
-from opatlas.store.database import Database
-from opatlas.store.journal import Journal, JournalHeader
+from opatlas.data.database import Database
+from opatlas.data.journal import Journal, JournalHeader
+from opatlas.row.columns import BASE, Status
+from opatlas.row.record import Measurement, Record
+from opatlas.row.signature import signatures
 from tests.benchmarks.children import measure
 from tests.benchmarks.databases import write_adds
 
@@ -26,10 +26,10 @@ TARGET_S, TARGET_MB = 2.5, 500
 _MERGE = """
 import sys, time
 from pathlib import Path
-from opatlas.store import journal
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import write_back
-from opatlas.store.database import Database
+from opatlas.data import journal
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
+from opatlas.data.database import Database
 database = Database(sys.argv[1])
 (path,) = database.journal_dir.glob("*.jsonl")
 start = time.perf_counter()

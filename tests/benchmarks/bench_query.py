@@ -33,11 +33,11 @@ import numpy.typing as npt
 import pandas as pd
 
 import opatlas
+from opatlas.data.database import Database
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import KernelModel
 from opatlas.query.next_rows import Step, calls_of, next_rows
 from opatlas.query.stored_rows import StoredRows
-from opatlas.store.database import Database
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.models import TP_SIZES

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
+from opatlas.data import history
+from opatlas.data.database import Database
 from opatlas.instruments.stop_rule import LEAST_SAMPLES, StopRule
-from opatlas.store import history
-from opatlas.store.database import Database
 
 #: Differences in percent, median and 95th percentile: those of two sessions on an H200.
 TARGET = 0.39, 2.74

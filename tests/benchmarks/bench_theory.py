@@ -32,7 +32,7 @@ MANY_ROWS = 500_000
 _RUN = """
 import json, resource, sys, time
 from pathlib import Path
-from opatlas.store.database import Database
+from opatlas.data.database import Database
 from opatlas.shapes.strategies import sample_rows
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.plan import Request, add_theory_rows, plan_kernel, read_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     BASE,
     PIPE_UTILIZATION,
     PROFILING_DURATIONS,

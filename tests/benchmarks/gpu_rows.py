@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from opatlas.model.schema import BASE
+from opatlas.row.columns import BASE
 from tests.benchmarks.children import ROOT
 
 # pytest does this for tests/bench by itself.

@@ -31,8 +31,8 @@ from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.directory import read_directory
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import Rule
-from opatlas.model.errors import ReplayError
-from opatlas.model.schema import BASE, TASK_INPUTS
+from opatlas.row.columns import BASE, TASK_INPUTS
+from opatlas.row.errors import ReplayError
 from opatlas.tasks.task import read_tasks
 from opatlas.text import exception_line
 

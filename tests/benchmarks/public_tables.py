@@ -18,8 +18,8 @@ from statistics import median, quantiles
 
 import pandas as pd
 
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import (
+from opatlas.data.database import Database
+from opatlas.row.columns import (
     AVERAGE,
     BASE,
     INPUT_DTYPES,
@@ -31,8 +31,8 @@ from opatlas.model.schema import (
     RUNTIME,
     RUNTIME_PREFIX,
 )
-from opatlas.model.signature import signature, signatures
-from opatlas.store.database import Database
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import signature, signatures
 
 #: Shorter calls differ by the state of the cache more than by the kernel.
 LEAST_US = 10.0

@@ -11,7 +11,7 @@ from opatlas.candidates.floor import drift_notes, expect_possible
 from opatlas.candidates.judgement import CandidateRejected
 from opatlas.candidates.own_kernels import own_kernel_names, own_share, share_notes
 from opatlas.candidates.source import CandidateSource
-from opatlas.model.roofline import Peak
+from opatlas.row.roofline import Peak
 
 _SOURCE = '''
 import torch, triton

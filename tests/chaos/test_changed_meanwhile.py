@@ -18,12 +18,12 @@ import pytest
 from moods import Mood
 from sessions import ROOT, Finished, Running, Sessions, row
 
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import AVERAGE
-from opatlas.model.signature import signatures
-from opatlas.store import journal
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest
+from opatlas.row.columns import AVERAGE
+from opatlas.row.signature import signatures
 
 MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
 SIZES = (1, 2, 3)

@@ -17,9 +17,9 @@ import pytest
 from moods import Mood
 from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
-from opatlas.model.record import Record
-from opatlas.store import history
-from opatlas.store.database import Database
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.row.record import Record
 
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
 ROWS = {"1": (1, 2, 3, 4, 40, 5), "2": (40, 5, 1, 2, 3, 4)}

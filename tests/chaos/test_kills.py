@@ -18,9 +18,9 @@ from processes import Role
 from sessions import Finished, Sessions
 from watched_sessions import Killed, Life, kill_at
 
-from opatlas.model.schema import STATUS, STATUS_REASON
-from opatlas.store import history
-from opatlas.store.database import Database
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.row.columns import STATUS, STATUS_REASON
 
 GIVEN_UP_AFTER = 2
 #: Two cores: while one session waits, another has something to do.

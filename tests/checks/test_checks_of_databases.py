@@ -12,7 +12,7 @@ from sessions import row
 
 from opatlas.checks.check import CheckedDatabase
 from opatlas.cli.main import main
-from opatlas.model.schema import CACHE_STATE, INSTRUMENT, RUN_ID
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT, RUN_ID
 
 OTHER_RUN = "20261122T010000-bbbbbb"
 

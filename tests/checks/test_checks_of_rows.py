@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import CheckedDatabase
-from opatlas.model.quality import judge, summarize, typical_mean
-from opatlas.model.schema import (
+from opatlas.data.cells import microseconds
+from opatlas.row.columns import (
     AVERAGE,
     MICROBENCH_MEDIAN,
     MICROBENCH_MIN,
@@ -26,7 +26,7 @@ from opatlas.model.schema import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.store.cells import microseconds
+from opatlas.row.quality import judge, summarize, typical_mean
 
 CLEAN = product(1, 9.0)
 

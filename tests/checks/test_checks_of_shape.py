@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opatlas.checks.check import CheckedDatabase
 from opatlas.checks.duration_checks import families
-from opatlas.model.schema import MICROBENCH_STD
+from opatlas.row.columns import MICROBENCH_STD
 
 #: As cuBLAS has them on an H200.
 SPIKE = [(219, 25.648), (353, 62.416), (438, 38.704)]

@@ -10,9 +10,9 @@ from checked import findings, message, product, write_database
 
 from opatlas.checks.check import CheckedDatabase
 from opatlas.checks.op_mapping_checks import OP_MAPPING
+from opatlas.data.op_mapping import MAPPING, write_default_mapping
 from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.model.location import DEFAULT_NPU_DEVICE
-from opatlas.store.op_mapping import MAPPING, write_default_mapping
+from opatlas.row.location import DEFAULT_NPU_DEVICE
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
 from opatlas.checks.known_findings import read_known, split_findings
-from opatlas.model.location import ROOT, SHIPPED
+from opatlas.row.location import ROOT, SHIPPED
 
 DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))
 

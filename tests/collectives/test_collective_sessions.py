@@ -20,8 +20,8 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
-from opatlas.model.errors import DeviceGone, GroupTimeout
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
+from opatlas.row.errors import DeviceGone, GroupTimeout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 MODULE = ROOT / "bench" / "test_collectives.py"
@@ -35,7 +35,7 @@ import os
 import signal
 
 from opatlas.collectives.rows import collective
-from opatlas.model.communication import ALL_REDUCE
+from opatlas.row.communication import ALL_REDUCE
 
 
 @collective(ALL_REDUCE)

@@ -20,8 +20,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import group_islands
 from opatlas.engine.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.options import add_all
+from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]

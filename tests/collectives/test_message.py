@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opatlas.collectives import message as module
 from opatlas.collectives.message import Message
-from opatlas.model.communication import (
+from opatlas.row.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -20,7 +20,7 @@ from opatlas.model.communication import (
     REDUCE_SCATTER,
     Collective,
 )
-from opatlas.model.errors import InvalidRow, WrongResult
+from opatlas.row.errors import InvalidRow, WrongResult
 
 DTYPES = ["DT_BF16", "DT_FLOAT16", "DT_FLOAT", "DT_INT8"]
 

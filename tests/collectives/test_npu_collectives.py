@@ -23,7 +23,7 @@ import signal
 from pathlib import Path
 
 from opatlas.collectives.rows import collective
-from opatlas.model.communication import ALL_REDUCE
+from opatlas.row.communication import ALL_REDUCE
 
 
 @collective(ALL_REDUCE)

@@ -21,7 +21,7 @@ from opatlas.instruments.attribution import (
     own_kernel,
     row_mark,
 )
-from opatlas.model.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 #: (type, name, microseconds) of a launch between the marks of a sample.
 Kernel = tuple[str, str, float]

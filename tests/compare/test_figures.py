@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opatlas.compare.calls import MISSING, NO_CALL, ComparedCall
 from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, compare_row
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
 
 calls = st.one_of(
     st.builds(

@@ -15,7 +15,7 @@ from opatlas.compare.calls import ComparedCall
 from opatlas.compare.comparison import DatabaseComparison, compare_row
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.verdict import PairVerdict
-from opatlas.model.signature import signature
+from opatlas.row.signature import signature
 
 
 @pytest.fixture

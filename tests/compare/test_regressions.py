@@ -13,7 +13,7 @@ import pytest
 from many_runs import run_name, write_runs
 
 from opatlas.cli.main import main
-from opatlas.store.database import Database
+from opatlas.data.database import Database
 
 RUNS = 10
 

@@ -15,12 +15,12 @@ from compared import measured, shape, write_tables
 from opatlas.cli.main import main
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.states import compared_states
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import ROOT
-from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, PROFILING_STD
-from opatlas.store import history
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, PROFILING_STD
+from opatlas.row.location import ROOT
 
 DEVICE = ("database", "data", "NVIDIA_H200", "torch", "torch2.11.0_cuda13.0")
 

@@ -8,7 +8,7 @@ from opatlas.devices.discovery import available_devices
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.model.versions import cuda_version
+from opatlas.row.versions import cuda_version
 
 
 def pytest_addoption(parser):

@@ -17,14 +17,14 @@ from replaying import cells_of
 from sample_rows import ROWS
 from written_facts import keep_implementation_proof
 
+from opatlas.data.database import Database
+from opatlas.data.row_copy import read_rows
 from opatlas.engine.kernel_facts import read_implementation_proofs, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.implementations.catalog import shipped
-from opatlas.model.location import ROOT, list_databases, parse_path
-from opatlas.model.schema import Status
-from opatlas.model.siblings import base_type
-from opatlas.store.database import Database
-from opatlas.store.row_copy import read_rows
+from opatlas.row.columns import Status
+from opatlas.row.location import ROOT, list_databases, parse_path
+from opatlas.row.siblings import base_type
 
 #: One kernel type of each way in which torch.compile's kernels compute; it takes seconds for each row.
 COMPILED = (

@@ -10,7 +10,7 @@ import pytest
 from combining import RunCombine
 
 from opatlas.cli.main import main
-from opatlas.store.database import Database
+from opatlas.data.database import Database
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from opatlas.capture.attention_records import (
     parse_record,
     row_key,
 )
-from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
+from opatlas.row.columns import INPUT_SHAPES, RUNTIME_PREFIX
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from opatlas.capture.time_shares import captured_time_us, without_replay
-from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
 
 
 def frame(*rows: tuple[str, str]) -> pd.DataFrame:

@@ -11,8 +11,8 @@ from abs_rows import MIDDLE, NEW, OLD, cells, contents, failed, manifest, measur
 from combining import RunCombine
 
 from opatlas.cli.main import main
-from opatlas.model.schema import AVERAGE
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.columns import AVERAGE
 
 _TIME = re.compile(r"\d{8}_\d{6}")
 

@@ -10,15 +10,15 @@ from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read
 from combining import apply
 
 from opatlas.combine.apply import DurationCounts
+from opatlas.data import csv_files as store
+from opatlas.data import history
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import AVERAGE, PROFILING_AVERAGE, RUN_ID
-from opatlas.store import csv_files as store
-from opatlas.store import history
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import write_back
+from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE, RUN_ID
 
 
 def test_reasons_are_as_the_merge_of_a_session_writes_them(tmp_path: Path) -> None:

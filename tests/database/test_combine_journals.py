@@ -10,10 +10,10 @@ import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write, write_journal
 from combining import RunCombine
 
-from opatlas.model.record import Record
-from opatlas.model.schema import AVERAGE
-from opatlas.store import history
-from opatlas.store.database import Database
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.row.columns import AVERAGE
+from opatlas.row.record import Record
 
 
 @pytest.mark.parametrize("mode", ["all", "missing-only"])

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from test_combine_tables import combined, frame, rows_of
 
 from opatlas.combine.table import combine_tables
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import AVERAGE, RUN_ID, Status
-from opatlas.model.schema import PROFILING_AVERAGE as PROFILED
-from opatlas.store.database import Database
-from opatlas.store.manifest import RunOrder
+from opatlas.data.database import Database
+from opatlas.data.manifest import RunOrder
+from opatlas.row.columns import AVERAGE, RUN_ID, Status
+from opatlas.row.columns import PROFILING_AVERAGE as PROFILED
+from opatlas.row.quality import valid_duration
 
 RUNS = st.sampled_from(["", *(f"2025112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
 STATUSES = st.sampled_from(["", *(status.value for status in Status)])

@@ -11,9 +11,9 @@ from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read
 from combining import RunCombine
 
 from opatlas.combine.sources import IncomparableDatabases, open_sources, refuse_mixed
-from opatlas.model.schema import AVERAGE
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.manifest import Manifest
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.manifest import Manifest
+from opatlas.row.columns import AVERAGE
 
 
 def incomparable(target: Database, *sources: Database) -> IncomparableDatabases:

@@ -9,10 +9,10 @@ import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, failed, measured
 
 from opatlas.combine.table import CombinedTable, combine_tables
-from opatlas.model.schema import AVERAGE, RUN_ID
-from opatlas.model.schema import PROFILING_AVERAGE as PROFILED
-from opatlas.model.signature import signature
-from opatlas.store.manifest import RunOrder
+from opatlas.data.manifest import RunOrder
+from opatlas.row.columns import AVERAGE, RUN_ID
+from opatlas.row.columns import PROFILING_AVERAGE as PROFILED
+from opatlas.row.signature import signature
 
 
 def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:

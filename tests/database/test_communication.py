@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import TableError
-from opatlas.model.communication import (
+from opatlas.row.columns import Status
+from opatlas.row.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -19,13 +24,8 @@ from opatlas.model.communication import (
     COLLECTIVES,
     Collective,
 )
-from opatlas.model.record import Measurement, Record
-from opatlas.model.schema import Status
-from opatlas.model.signature import signature
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import WriteBackResult, write_back
+from opatlas.row.record import Measurement, Record
+from opatlas.row.signature import signature
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
 RUN = "20260101T000000-aaaaaa"

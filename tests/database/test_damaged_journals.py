@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_journal import abandoned
 
-from opatlas.model.record import Record
-from opatlas.model.schema import Status
-from opatlas.store import journal
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader, NotAJournal
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import recover, write_back, write_back_run
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader, NotAJournal
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.row.columns import Status
+from opatlas.row.record import Record
 from opatlas.typed_json import DecodeError
 
 AVERAGE = "Average Duration(us)"

@@ -10,16 +10,16 @@ from abs_rows import cells, read, record, write
 from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
 
-from opatlas.model.communication import BY_KERNEL_TYPE
-from opatlas.model.record import Measurement, Record, RowName
-from opatlas.model.schema import BASE, MESSAGE, Status
-from opatlas.model.signature import RowChoice, signature
-from opatlas.store import history
-from opatlas.store.database import Database
-from opatlas.store.history import clear_edited, edited_rows
-from opatlas.store.journal import JournalHeader
-from opatlas.store.row_history import row_histories
-from opatlas.store.write_back import recover, write_back_run
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.data.history import clear_edited, edited_rows
+from opatlas.data.journal import JournalHeader
+from opatlas.data.row_history import row_histories
+from opatlas.data.write_back import recover, write_back_run
+from opatlas.row.columns import BASE, MESSAGE, Status
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.record import Measurement, Record, RowName
+from opatlas.row.signature import RowChoice, signature
 
 
 @pytest.fixture

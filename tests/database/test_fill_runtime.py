@@ -16,9 +16,9 @@ from test_ingest_attention import ATTENTION, attention
 
 from opatlas.capture.attention import SOURCE_PROFILE
 from opatlas.cli.main import main
-from opatlas.model.schema import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME_PREFIX
-from opatlas.model.signature import signatures
-from opatlas.store.database import Database, RowTable, SessionLock
+from opatlas.data.database import Database, RowTable, SessionLock
+from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME_PREFIX
+from opatlas.row.signature import signatures
 
 KV = "actual_seq_lengths_kv_values"
 CAPTURE = "capture/kernel_details.csv"

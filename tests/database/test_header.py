@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from opatlas.cli.main import main
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.header import misspelt_columns
 from opatlas.errors import TableError
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     AVERAGE,
     BASE,
     EP_SIZE,
@@ -18,9 +21,6 @@ from opatlas.model.schema import (
     microbench_counter,
     profiling_counter,
 )
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.header import misspelt_columns
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
 

@@ -12,13 +12,13 @@ import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
+from opatlas.data import history, journal
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import recover, write_back, write_back_run
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import LaunchedCase, Record
-from opatlas.store import history, journal
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import recover, write_back, write_back_run
+from opatlas.row.record import LaunchedCase, Record
 
 
 @pytest.fixture

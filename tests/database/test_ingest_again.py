@@ -21,9 +21,9 @@ from opatlas.capture.ingest import (
 )
 from opatlas.capture.manifest import CaptureVersions, read_manifest, read_samples
 from opatlas.cli.main import main
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import PROFILING_RUN_ID
-from opatlas.store.database import Database
+from opatlas.row.columns import PROFILING_RUN_ID
 
 AVERAGE, MEDIAN = "Profiling Average Duration(us)", "Profiling Median Duration(us)"
 STD, SAMPLES = "Profiling Std Duration(us)", "Profiling Samples"

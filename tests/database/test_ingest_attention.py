@@ -6,8 +6,8 @@ from captures import KERNEL_DETAILS, launch, table, write_capture
 from opatlas.capture.attention import SOURCE_PROFILE, bundles, runtime_cells
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.ingest import IngestRequest, ingest_captures
-from opatlas.model.schema import PROFILING_AVERAGE, RUNTIME, RUNTIME_PREFIX
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.columns import PROFILING_AVERAGE, RUNTIME, RUNTIME_PREFIX
 
 ATTENTION = "FusedInferAttentionScore"
 #: The capture of the first rank, as a row names it.

@@ -15,9 +15,9 @@ from printed import numbers_in
 from opatlas.capture.manifest import CaptureVersions, read_manifest
 from opatlas.checks.check import CheckedDatabase
 from opatlas.cli.main import main
-from opatlas.model import location as layout
-from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row import location as layout
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
 
 
 @pytest.fixture

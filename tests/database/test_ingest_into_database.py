@@ -5,9 +5,9 @@ from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
 from printed import numbers_in
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import BASE, OWN, PIPE_UTILIZATION
-from opatlas.store.database import Database
+from opatlas.row.columns import BASE, OWN, PIPE_UTILIZATION
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
 #: Counters of a profiler.

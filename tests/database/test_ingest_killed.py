@@ -16,9 +16,9 @@ from captures import launch, write_capture
 from opatlas.capture.cases import read_ingests
 from opatlas.capture.ingest import IngestRequest, ingest_captures, rebuild_profiling
 from opatlas.capture.manifest import SampleLine, read_manifest, read_samples
+from opatlas.data import csv_files as store
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.store import csv_files as store
-from opatlas.store.database import Database
 
 ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, the report, and the manifest again.

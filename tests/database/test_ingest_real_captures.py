@@ -10,8 +10,8 @@ from opatlas.capture.capture_discovery import find_captures
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.launches import SkipReason
 from opatlas.cli.main import main
-from opatlas.model.quality import find_modes
-from opatlas.model.slots import parse_slots
+from opatlas.row.quality import find_modes
+from opatlas.row.slots import parse_slots
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"
 

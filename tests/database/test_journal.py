@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from abs_rows import cells, read, record, write
 
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.journal import Journal, JournalHeader
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import recover, write_back, write_back_run
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import Record
-from opatlas.store import journal
-from opatlas.store.database import Database
-from opatlas.store.journal import Journal, JournalHeader
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import recover, write_back, write_back_run
+from opatlas.row.record import Record
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,8 +116,8 @@ def test_a_journal_that_cannot_be_read_is_reported(database: Database) -> None:
 def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
     own = abandoned(database, record(1, 10.0), run="own")
     code = (
-        "import sys, time; from opatlas.store.database import Database; "
-        "from opatlas.store.journal import JournalHeader, Journal; "
+        "import sys, time; from opatlas.data.database import Database; "
+        "from opatlas.data.journal import JournalHeader, Journal; "
         "Journal(Database(sys.argv[1]), JournalHeader('other', 'all', False)); "
         "print('open', flush=True); time.sleep(60)"
     )
@@ -208,8 +208,8 @@ def test_each_record_reaches_the_disk_without_being_waited_for(
 
 def test_a_process_that_ends_without_closing_its_journal_ends(database: Database) -> None:
     code = (
-        "import sys; from opatlas.store.database import Database; "
-        "from opatlas.store.journal import JournalHeader, Journal; "
+        "import sys; from opatlas.data.database import Database; "
+        "from opatlas.data.journal import JournalHeader, Journal; "
         "Journal(Database(sys.argv[1]), JournalHeader('run-1', 'all', False))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(database.path)], cwd=ROOT, timeout=300, check=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.model import location
-from opatlas.model.versions import Versions
+from opatlas.row import location
+from opatlas.row.versions import Versions
 
 REPOSITORY = Path(__file__).parents[2]
 NPU = Versions(vllm="0.18.0", torch="2.9.0", cann="8.5")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, code_digest, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, code_digest, read_manifests
 
 RUN = "20261121T163006-1f0c9a"
 WRITTEN = Manifest(
@@ -99,18 +99,18 @@ def test_the_manifest_of_an_ingest_is_not_one_of_a_run(tmp_path: Path) -> None:
     assert (list(read_manifests(database, problems)), problems) == ([RUN], [])
 
 
-@pytest.mark.parametrize("name", ["norm.py", "catalog.yaml", "kernels/gpu_calls.json"])
+@pytest.mark.parametrize("name", ["norm.py", "data/fold.py", "catalog.yaml", "kernels/gpu_calls.json"])
 def test_whatever_decides_rows_or_durations_is_in_the_digest(name: str, tmp_path: Path) -> None:
     package = tmp_path / "shapes"
-    (package / "kernels").mkdir(parents=True)
+    (package / name).parent.mkdir(parents=True)
     (package / name).write_text("a")
     before = code_digest([package])
     (package / name).write_text("b")
     assert code_digest([package]) != before
 
 
-@pytest.mark.parametrize("name", ["data/CPU/runs/one.json", "__pycache__/norm.cpython-311.py", "README.md"])
-def test_databases_and_what_python_keeps_are_no_code(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["__pycache__/norm.cpython-311.py", "README.md"])
+def test_pages_and_what_python_keeps_are_no_code(name: str, tmp_path: Path) -> None:
     package = tmp_path / "database"
     package.mkdir()
     (package / "store.py").write_text("a")

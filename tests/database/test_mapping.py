@@ -11,12 +11,12 @@ from captures import launch, write_capture
 from opatlas.plugins.session_plan import prepare_database
 
 from opatlas.cli.main import main
+from opatlas.data.database import Database
+from opatlas.data.op_mapping import MAPPING, read_mapping, write_default_mapping
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_KERNEL_TYPE
-from opatlas.model.location import NPU_DEVICES
-from opatlas.store.database import Database
-from opatlas.store.op_mapping import MAPPING, read_mapping, write_default_mapping
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.location import NPU_DEVICES
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]

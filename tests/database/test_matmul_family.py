@@ -13,16 +13,16 @@ from abs_rows import write as write_rows
 from hypothesis import given
 
 from opatlas.cli.main import main as database_command
-from opatlas.model.record import LaunchedCase, Measurement, Record, RowName
-from opatlas.model.same_case import canonical_form
-from opatlas.model.schema import Status
-from opatlas.model.siblings import MATMUL_FAMILY
-from opatlas.model.signature import signature
-from opatlas.store import journal
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import recover, write_back, write_back_run
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.row.columns import Status
+from opatlas.row.record import LaunchedCase, Measurement, Record, RowName
+from opatlas.row.same_case import canonical_form
+from opatlas.row.siblings import MATMUL_FAMILY
+from opatlas.row.signature import signature
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 V2, V3 = "MatMulV2", "MatMulV3"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.model import schema
-from opatlas.model.record import Execution, LaunchedCase, Measurement, Record
-from opatlas.model.schema import Status
-from opatlas.model.signature import signature
-from opatlas.store.cells import measured_cells
-from opatlas.store.database import Database
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import write_back
+from opatlas.data.cells import measured_cells
+from opatlas.data.database import Database
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
+from opatlas.row import columns as schema
+from opatlas.row.columns import Status
+from opatlas.row.record import Execution, LaunchedCase, Measurement, Record
+from opatlas.row.signature import signature
 
 PRODUCT = {
     "Input Shapes": "2,3;4,3",

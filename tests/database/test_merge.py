@@ -11,14 +11,14 @@ import pytest
 from abs_rows import COLUMNS, cells, read, record, write
 from hypothesis import given, settings
 
+from opatlas.data.database import Database, RowTable
+from opatlas.data.manifest import Manifest
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import Record, RowName
-from opatlas.model.schema import Status
-from opatlas.model.signature import signature
-from opatlas.store.database import Database, RowTable
-from opatlas.store.manifest import Manifest
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import WriteBackResult, write_back
+from opatlas.row.columns import Status
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import signature
 
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]
 RUN = [status for status in UNMEASURED if status is not Status.SKIPPED]

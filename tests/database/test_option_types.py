@@ -6,7 +6,6 @@ import argparse
 
 import pytest
 
-from opatlas.model.versions import Versions
 from opatlas.options import (
     ListAction,
     at_least,
@@ -16,6 +15,7 @@ from opatlas.options import (
     positive,
     versions,
 )
+from opatlas.row.versions import Versions
 
 
 @pytest.mark.parametrize(("read", "text", "number"), [(at_least(0), "0", 0), (at_least(2), "17", 17)])

@@ -12,8 +12,8 @@ from abs_rows import cells, write
 
 from opatlas.cli import show as overview
 from opatlas.cli.main import main
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
 
 XEON = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"torch": "2.13.0+cpu", "threads": 2}}
 

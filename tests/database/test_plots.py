@@ -12,9 +12,14 @@ from printed import numbers_in
 
 from opatlas.cli.main import main
 from opatlas.combine.row_devices import database_device
-from opatlas.model.communication import ALL_GATHER, ALL_REDUCE
-from opatlas.model.roofline import PEAKS, Peak
-from opatlas.model.schema import (
+from opatlas.report.plots import writer
+from opatlas.report.plots.communication import communication_title, message_lines
+from opatlas.report.plots.durations import Agreement, agreement, product_lines, products_plot
+from opatlas.report.plots.figure import bytes_text
+from opatlas.report.plots.roofline import RooflinePoint, rate_unit, roofline_plot, roofline_points
+from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
+from opatlas.report.plots.writer import WrittenPlots, write_plots
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     INPUT_SLOTS,
@@ -25,14 +30,9 @@ from opatlas.model.schema import (
     PROFILING_AVERAGE,
     RUN_ID,
 )
-from opatlas.model.slots import Slot
-from opatlas.report.plots import writer
-from opatlas.report.plots.communication import communication_title, message_lines
-from opatlas.report.plots.durations import Agreement, agreement, product_lines, products_plot
-from opatlas.report.plots.figure import bytes_text
-from opatlas.report.plots.roofline import RooflinePoint, rate_unit, roofline_plot, roofline_points
-from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
-from opatlas.report.plots.writer import WrittenPlots, write_plots
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE
+from opatlas.row.roofline import PEAKS, Peak
+from opatlas.row.slots import Slot
 
 HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
 ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
@@ -313,7 +313,7 @@ def test_without_an_extra_nothing_is_written(
 
 
 def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
-    from opatlas.model.location import NPU_DEVICES, device_kind
+    from opatlas.row.location import NPU_DEVICES, device_kind
 
     assert set(NPU_DEVICES) <= set(PEAKS)
     assert {device_kind(device) for device in PEAKS} == {"npu", "cuda"}

@@ -12,7 +12,13 @@ from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.combine.pool import pool
-from opatlas.model.schema import (
+from opatlas.data import history
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
+from opatlas.row.columns import (
     AVERAGE,
     POOLED_MACHINES,
     POOLED_MEDIAN,
@@ -22,12 +28,6 @@ from opatlas.model.schema import (
     RUN_ID,
     STATUS_GROUP,
 )
-from opatlas.store import history
-from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import write_back
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 

@@ -11,8 +11,8 @@ import pytest
 
 from opatlas.combine import provenance
 from opatlas.combine.provenance import MeasurementOrigin, MixedDatabase, PlannedDuration, Provenance, StoredDuration
-from opatlas.model.location import DEFAULT_NPU_DEVICE
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.location import DEFAULT_NPU_DEVICE
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
 TORCH = {"torch": "2.13.0"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from printed import numbers_in
 
-from opatlas.model.quality import (
+from opatlas.row.quality import (
     NOISE_LIMIT,
     Modes,
     Quality,

@@ -14,9 +14,9 @@ from test_merge import RUN
 
 from opatlas.cli.main import main
 from opatlas.combine.rebuild import rebuild
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.journal import JournalHeader
-from opatlas.store.write_back import recover, write_back_run
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.journal import JournalHeader
+from opatlas.data.write_back import recover, write_back_run
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from opatlas.data.write_back import WriteBackResult
 from opatlas.report.session_report import Gap, SessionFacts, replay_report
-from opatlas.store.write_back import WriteBackResult
 
 FACTS = SessionFacts(
     run_id="run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.model.roofline import PEAKS, Peak, achieved_rates, bound_us, device_peak, row_work
+from opatlas.row.roofline import PEAKS, Peak, achieved_rates, bound_us, device_peak, row_work
 
 #: (64, 1024) x (2048, 1024): 0.125 MiB + 4 MiB in, 0.25 MiB out, 2 * 64 * 2048 * 1024 operations.
 PRODUCT = {

@@ -17,10 +17,10 @@ from test_history import abandoned
 from test_matmul_family import record as matmul_record
 
 from opatlas.cli.main import main
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import recover, write_back_run
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.manifest import Manifest
+from opatlas.data.write_back import recover, write_back_run
 
 
 @pytest.fixture

@@ -8,10 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from opatlas.model.quality import Quality
-from opatlas.model.record import Measurement, Record
-from opatlas.model.roofline import Peak
-from opatlas.model.schema import MESSAGE_BYTES, NUM_DEVICES, Status
 from opatlas.report.row_summary import (
     RowSummary,
     bytes_text,
@@ -22,6 +18,10 @@ from opatlas.report.row_summary import (
     summarize_row,
     summarize_types,
 )
+from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES, Status
+from opatlas.row.quality import Quality
+from opatlas.row.record import Measurement, Record
+from opatlas.row.roofline import Peak
 from opatlas.show.formats import duration, noise
 
 H200 = Peak(4800.0, {"BF16": 989.5})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opatlas.store.manifest import RunOrder, run_id_time
+from opatlas.data.manifest import RunOrder, run_id_time
 
 NOW = 1_800_000_000.0
 EARLIER, LATER = "20261121T120000-aaaaaa", "20261121T120001-000000"

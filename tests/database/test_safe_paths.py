@@ -12,6 +12,14 @@ from abs_rows import record
 from filelock import FileLock
 
 from opatlas.cli.main import main
+from opatlas.data import journal
+from opatlas.data.csv_files import read_frame, write_text
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.journal import Journal, JournalHeader
+from opatlas.data.manifest import Manifest
+from opatlas.data.pruned import append_pruned
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
     UnsafePath,
@@ -19,15 +27,7 @@ from opatlas.files import (
     safe_file,
     safe_folder,
 )
-from opatlas.model.location import shipped_note
-from opatlas.store import journal
-from opatlas.store.csv_files import read_frame, write_text
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.journal import Journal, JournalHeader
-from opatlas.store.manifest import Manifest
-from opatlas.store.pruned import append_pruned
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import recover
+from opatlas.row.location import shipped_note
 from opatlas.theory.refused_shapes import MoeKernel as MoeKernel
 from opatlas.theory.refused_shapes import load_constraints, save_constraints
 

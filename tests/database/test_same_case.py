@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from captures import cells
 
-from opatlas.model.same_case import compare_launch
-from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.model.signature import normalized_kernel_type
-from opatlas.model.slots import EMPTY_WORDS
+from opatlas.row.columns import BASE, INPUT_SHAPES
+from opatlas.row.same_case import compare_launch
+from opatlas.row.signature import normalized_kernel_type
+from opatlas.row.slots import EMPTY_WORDS
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import shipped_note
-from opatlas.store.database import Database
+from opatlas.row.location import shipped_note
 from tests.support.shipped_database import ship
 
 HEADER = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Average Duration(us),Status,Quality,Stand-In\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.model.siblings import base_type, siblings, suggest_spelling
+from opatlas.row.siblings import base_type, siblings, suggest_spelling
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.signature import (
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.row.signature import (
     digest,
     normalized_kernel_type,
     signature,

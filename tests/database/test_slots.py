@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.errors import CellError
-from opatlas.model.slots import (
+from opatlas.row.slots import (
     Slot,
     parse_slots,
     slot_words,

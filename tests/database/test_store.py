@@ -13,8 +13,7 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.errors import OpAtlasError, TableError
-from opatlas.store.csv_files import (
+from opatlas.data.csv_files import (
     not_writable,
     read_frame,
     read_text_csv,
@@ -23,8 +22,9 @@ from opatlas.store.csv_files import (
     write_rows,
     write_text,
 )
-from opatlas.store.database import Database, RowTable
-from opatlas.store.header import read_header
+from opatlas.data.database import Database, RowTable
+from opatlas.data.header import read_header
+from opatlas.errors import OpAtlasError, TableError
 
 ROOT = Path(__file__).parents[2]
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
@@ -129,11 +129,11 @@ def test_many_rows_are_written_as_few_are(path, monkeypatch, limit):
             "quoted": ['"', "x\ny", "", "z"] * 5,
         }
     )
-    monkeypatch.setattr("opatlas.store.csv_files.FEW_ROWS", 1)
-    monkeypatch.setattr("opatlas.store.csv_files.ROWS_PER_WRITE", limit)
+    monkeypatch.setattr("opatlas.data.csv_files.FEW_ROWS", 1)
+    monkeypatch.setattr("opatlas.data.csv_files.ROWS_PER_WRITE", limit)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
-    monkeypatch.setattr("opatlas.store.csv_files.FEW_ROWS", 20)
+    monkeypatch.setattr("opatlas.data.csv_files.FEW_ROWS", 20)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
 
@@ -352,7 +352,7 @@ def test_rows_of_a_report(tmp_path):
 _UNFINISHED = """
 import os, sys, time
 from pathlib import Path
-from opatlas.store.csv_files import write_atomically
+from opatlas.data.csv_files import write_atomically
 
 def fill(temporary):
     Path(temporary).write_text("half a")

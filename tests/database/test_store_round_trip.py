@@ -12,11 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from opatlas.data import csv_files as store
+from opatlas.data.csv_files import read_frame, read_text_csv, write_frame
+from opatlas.data.header import read_header
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.schema import INPUT_SHAPES, REQUIRED
-from opatlas.store import csv_files as store
-from opatlas.store.csv_files import read_frame, read_text_csv, write_frame
-from opatlas.store.header import read_header
+from opatlas.row.columns import INPUT_SHAPES, REQUIRED
 
 #: Pieces that writers and readers of CSV disagree about.
 PIECES = (

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from opatlas.capture.capture_reader import read_capture_header
+from opatlas.data.csv_files import read_frame, read_text_csv
 from opatlas.errors import TableError
-from opatlas.model.schema import BASE
-from opatlas.store.csv_files import read_frame, read_text_csv
+from opatlas.row.columns import BASE
 
 ROW = ("dynamic", "AI_CORE", "1,8;4,8", "BF16;BF16", "ND;ND", "1,4", "BF16", "ND")
 

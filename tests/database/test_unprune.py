@@ -11,12 +11,12 @@ import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
-from opatlas.model.record import RowName
-from opatlas.model.signature import RowChoice, digest, signature
-from opatlas.store.database import Database, SessionLock
-from opatlas.store.pruned import unprune
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import write_back
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.pruned import unprune
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
+from opatlas.row.record import RowName
+from opatlas.row.signature import RowChoice, digest, signature
 
 
 @pytest.fixture

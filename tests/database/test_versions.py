@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.model import versions
+from opatlas.row import versions
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_cuda_of_torch_is_read_and_not_imported(tmp_path, monkeypatch, line, cud
 
 
 def test_detection_does_not_import_torch():
-    code = "import sys; from opatlas.model import versions; versions.detect(); sys.exit('torch' in sys.modules)"
+    code = "import sys; from opatlas.row import versions; versions.detect(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 

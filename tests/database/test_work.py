@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.model.roofline import moved_bytes, operations, tensor_bytes
-from opatlas.model.slots import Slot
+from opatlas.row.roofline import moved_bytes, operations, tensor_bytes
+from opatlas.row.slots import Slot
 
 
 def slot(*shape: int, dtype: str = "BF16", form: str = "ND") -> Slot:

@@ -12,7 +12,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, device_environment
 from opatlas.devices.nvidia import Gpu, parse_gpus
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import cpu_device_name
+from opatlas.row.location import cpu_device_name
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 H200, H100 = "NVIDIA_H200", "NVIDIA_H100_80GB_HBM3"

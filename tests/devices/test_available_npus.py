@@ -13,7 +13,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.devices.npu_smi import Chip
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import NPU_DEVICES, cpu_device_name
+from opatlas.row.location import NPU_DEVICES, cpu_device_name
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 A3_752T, A3_560T = "ATLAS_800_A3_752T_128G_DIE", "ATLAS_800_A3_560T_128G_DIE"

@@ -18,7 +18,7 @@ from opatlas.devices.device_lock import (
     announce_session,
 )
 from opatlas.errors import OpAtlasError
-from opatlas.model.errors import DeviceGone
+from opatlas.row.errors import DeviceGone
 
 
 def nothing(*_: object) -> None:

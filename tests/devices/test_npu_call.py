@@ -7,7 +7,7 @@ import torch
 from opatlas.bench.implementations import torch as impl
 
 from opatlas.devices.npu_operators import resolve_npu_call
-from opatlas.model.errors import Unsupported
+from opatlas.row.errors import Unsupported
 
 MISSING = "torch.ops._C_ascend.an_operator_that_nobody_registers"
 

@@ -11,7 +11,7 @@ import pytest
 from opatlas.diagnosis.diagnosis import diagnose
 from opatlas.diagnosis.peaks import known_peaks
 from opatlas.diagnosis.rules import KernelVerdict
-from opatlas.model.roofline import PRODUCTS
+from opatlas.row.roofline import PRODUCTS
 from tests.diagnosis.planted import shared
 
 _H200 = Path(__file__).parents[2] / "database" / "data" / "NVIDIA_H200"

@@ -17,13 +17,13 @@ from sessions import wait_for
 
 from opatlas.cli import doctor as command
 from opatlas.cli.main import main
+from opatlas.data.database import Database, SessionLock
 from opatlas.devices import torch_npu as torch_npu_module
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor import ascend, machine, replays, sample_rows, surroundings
 from opatlas.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
 from opatlas.doctor.probes import PROBES
 from opatlas.doctor.sample_rows import ROWS
-from opatlas.store.database import Database, SessionLock
 
 pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
 from opatlas.doctor import report
 from opatlas.doctor.report import write_report
 from opatlas.errors import OpAtlasError
-from opatlas.store import history
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import torch
 
 from opatlas.engine.guards.verdict import compare_results
 from opatlas.engine.result_check import Comparison, Formula, check
-from opatlas.model.errors import WrongResult
+from opatlas.row.errors import WrongResult
 from opatlas.suites.opinfo import opinfos
 
 

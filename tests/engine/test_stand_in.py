@@ -12,6 +12,7 @@ from replaying import job_of, replay_row
 from sample_rows import ROWS
 from sample_rows_attention import PAGED
 
+from opatlas.data.cells import measured_cells
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.call_watch import OperatorCount, count_operators
 from opatlas.engine.formula import pointwise
@@ -19,10 +20,9 @@ from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.engine.stand_in import REST, describe_stand_in
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.model.quality import Quality
-from opatlas.model.record import Record
-from opatlas.model.schema import ASSUMPTIONS, STAND_IN, Status
-from opatlas.store.cells import measured_cells
+from opatlas.row.columns import ASSUMPTIONS, STAND_IN, Status
+from opatlas.row.quality import Quality
+from opatlas.row.record import Record
 
 ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import captures
 
-from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
 
 from .target import Target, command, expect, packed, tables_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.store.database import Database
-from opatlas.store.op_mapping import MAPPING
+from opatlas.data.database import Database
+from opatlas.data.op_mapping import MAPPING
 from opatlas.theory.catalog import Catalog, built_in_catalog, database_kernels, read_catalog
 from opatlas.theory.config_json import load_config_file
 from opatlas.theory.patterns import Expression, Lengths, Pattern

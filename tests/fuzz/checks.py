@@ -13,7 +13,7 @@ import captures
 from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
 from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     MICROBENCH_MEDIAN,

@@ -11,13 +11,13 @@ from typing import Any
 
 import captures
 
-from opatlas.model.record import LaunchedCase, Measurement, Record
-from opatlas.model.schema import Status
-from opatlas.model.signature import signature
-from opatlas.store import history, journal
-from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import recover
+from opatlas.data import history, journal
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
+from opatlas.data.write_back import recover
+from opatlas.row.columns import Status
+from opatlas.row.record import LaunchedCase, Measurement, Record
+from opatlas.row.signature import signature
 
 from .target import Target, expect, files_of, packed, refusing, tables_of
 

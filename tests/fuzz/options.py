@@ -11,8 +11,8 @@ from opatlas.plugins.options import OPTIONS as OF_REPLAYS
 from opatlas.plugins.theory import OPTIONS as OF_THEORY
 
 from opatlas.errors import CellError
-from opatlas.model.slots import parse_slots
 from opatlas.options import Option
+from opatlas.row.slots import parse_slots
 
 from .target import Target, expect
 

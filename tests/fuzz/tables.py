@@ -10,9 +10,9 @@ from pathlib import Path
 import captures
 import pandas as pd
 
-from opatlas.model.schema import BASE
-from opatlas.model.signature import signature, signatures
-from opatlas.store.csv_files import read_frame, read_text_csv, write_frame
+from opatlas.data.csv_files import read_frame, read_text_csv, write_frame
+from opatlas.row.columns import BASE
+from opatlas.row.signature import signature, signatures
 
 from .target import Target, expect, refusing
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from opatlas.cli.app import run_tool
 from opatlas.cli.main import main
+from opatlas.data.op_mapping import MAPPING
 from opatlas.errors import OpAtlasError
-from opatlas.store.op_mapping import MAPPING
 
 
 @dataclass(frozen=True)

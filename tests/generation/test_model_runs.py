@@ -21,7 +21,7 @@ from opatlas.experiment.attempts import ModelAttempt
 from opatlas.generation.attempt_log import AttemptLog
 from opatlas.generation.settings import KernelLanguage
 from opatlas.implementations.contract import KernelSource
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
 from opatlas.tasks.task import read_tasks
 
 TASK = "class Model:\n    pass\n\n\ndef get_inputs():\n    return []\n"

@@ -11,8 +11,8 @@ from opatlas.engine.job import RowOutcome
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
 from opatlas.isolation.groups.rank_main import combine_ranks
-from opatlas.model.record import Measurement
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
+from opatlas.row.record import Measurement
 
 
 class Recorded(Group):

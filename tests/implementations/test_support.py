@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opatlas.implementations.support import Support
-from opatlas.model.errors import Unsupported
+from opatlas.row.errors import Unsupported
 
 SUPPORT = Support("MyLibrary")
 

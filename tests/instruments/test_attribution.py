@@ -26,7 +26,7 @@ from opatlas.instruments.attribution import (
     parse_row_mark,
     row_mark,
 )
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     BASE,
     INPUT_DTYPES,
     INPUT_FORMATS,

@@ -12,7 +12,7 @@ import pytest
 from opatlas.instruments import cupti as instrument
 from opatlas.instruments.instrument import InstrumentMissing
 from opatlas.instruments.kernel_records import KernelRecord
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 KERNEL, MEMCPY, MEMSET, OTHER = 10, 1, 2, 9
 

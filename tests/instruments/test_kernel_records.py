@@ -15,7 +15,7 @@ from opatlas.instruments.kernel_records import (
     readable_name,
 )
 from opatlas.instruments.stop_rule import StopRule
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 #: The device is idle for so long after each kernel.
 GAP_US = 0.5

@@ -7,7 +7,7 @@ from captures import cells
 
 from opatlas.capture.single_launches import Launch
 from opatlas.instruments.attribution import AnotherCase, NoSamples, OwnKernel, ProfiledSamples, own_kernel, whole_call
-from opatlas.model.schema import BASE
+from opatlas.row.columns import BASE
 
 ROW = cells("8,4", "8,4")
 UNKNOWN = dict.fromkeys(BASE, "N/A")

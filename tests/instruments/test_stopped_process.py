@@ -25,7 +25,7 @@ import time
 from opatlas.instruments.sample_filters import count_stops, stops
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import DeviceEvents, WallClock
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 which, samples, stopped = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 calls = 0

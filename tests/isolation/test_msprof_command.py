@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.isolation.msprof.command import accepts_profiles, msprof_command
-from opatlas.model.errors import DeviceGone
+from opatlas.row.errors import DeviceGone
 
 
 @pytest.mark.parametrize("character", "'\"\\%><|&$;`")

@@ -11,16 +11,16 @@ import captures
 import pytest
 
 from opatlas.capture.single_launches import Launch
+from opatlas.data import journal
+from opatlas.data.database import Database
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples
 from opatlas.isolation.msprof import pending
 from opatlas.isolation.msprof.pending import recover_profiles
-from opatlas.model.quality import Quality
-from opatlas.model.record import Measurement
-from opatlas.model.schema import Status
-from opatlas.store import journal
-from opatlas.store.database import Database
+from opatlas.row.columns import Status
+from opatlas.row.quality import Quality
+from opatlas.row.record import Measurement
 
 RUN = "20261121T163006-1f0c9a"
 

@@ -29,8 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: The tests of each part of the core.
 TESTS: Mapping[str, Sequence[str]] = {
-    "opatlas/store": ("tests/database",),
-    "opatlas/model": ("tests/database",),
+    "opatlas/data": ("tests/database",),
+    "opatlas/row": ("tests/database",),
     "opatlas/combine": ("tests/database",),
     "opatlas/capture": ("tests/database",),
     "opatlas/engine/result_check.py": ("tests/engine", "tests/bench/test_checking.py"),

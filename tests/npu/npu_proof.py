@@ -28,8 +28,8 @@ from opatlas.engine.registry import ReplaySpec, replay_spec, select_arguments
 from opatlas.engine.replay import Replay
 from opatlas.engine.result_check import Comparison
 from opatlas.instruments.instrument import MeasureSettings, Samples
-from opatlas.model.errors import InvalidRow, Unsupported
-from opatlas.model.schema import EP_SIZE
+from opatlas.row.columns import EP_SIZE
+from opatlas.row.errors import InvalidRow, Unsupported
 
 META = torch.device("meta")
 #: Of ours, for operators that torch_npu has none for. A tensor in another format has the same shape.

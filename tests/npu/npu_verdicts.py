@@ -17,7 +17,7 @@ from sample_rows import ROWS
 
 from opatlas.engine.kernel_facts import KINDS, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.model.signature import signature
+from opatlas.row.signature import signature
 
 _TIMEOUT_S = 300
 

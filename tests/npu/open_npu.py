@@ -21,7 +21,7 @@ from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.instruments.npu_profilers import profiling
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.msprof.command import METRICS
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (

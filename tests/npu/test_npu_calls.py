@@ -12,7 +12,7 @@ from written_facts import write_proofs
 from opatlas.devices.npu_operators import OR
 from opatlas.engine.kernel_facts import PROOFS, proof_of, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.model.schema import INPUT_DTYPES
+from opatlas.row.columns import INPUT_DTYPES
 
 
 def described(verdicts):

@@ -16,11 +16,11 @@ from replaying import cells_of, replay_of, runner
 from sample_rows_attention import LATENT, MASK, fia
 
 from opatlas.cli.main import main
+from opatlas.data.database import Database, RowTable
 from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
-from opatlas.model.schema import BASE, RUNTIME_PREFIX, Status
-from opatlas.store.database import Database, RowTable
+from opatlas.row.columns import BASE, RUNTIME_PREFIX, Status
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sessions import Sessions, row
 
-from opatlas.store import history
-from opatlas.store.database import Database
+from opatlas.data import history
+from opatlas.data.database import Database
 
 
 def test_an_edited_row_is_measured_anew_and_nothing_is_lost(sessions: Sessions) -> None:

@@ -14,10 +14,10 @@ from sessions import WAITING_KERNEL, Sessions, row
 from stand_in_npus import StandInNpus
 
 from opatlas.cli.main import main
+from opatlas.data.database import Database, SessionLock
 from opatlas.implementations.catalog import find_implementations
 from opatlas.implementations.contract import KernelSource
 from opatlas.implementations.implementation import Implementation
-from opatlas.store.database import Database, SessionLock
 
 SIZES = (3, 5, 8)
 RIGHT = "def kernel(x, y):\n    return x + y\n"

@@ -89,7 +89,7 @@ def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_t
     sessions.write("Toy", [row(1)])
     broken = sessions.write("OtherToy", [row(1)])
     (sessions.folder / "test_a_broken.py").write_text(
-        "from opatlas.store.database import Database\n"
+        "from opatlas.data.database import Database\n"
         "whole = Database.read\n"
         "def read(self, kernel_type):\n"
         "    if kernel_type == 'OtherToy':\n"

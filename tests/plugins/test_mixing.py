@@ -18,7 +18,7 @@ from moods import Mood
 from sessions import Finished, Sessions, row, write_table
 
 from opatlas.combine.provenance import MeasurementOrigin
-from opatlas.model.location import UNNAMED_NPU
+from opatlas.row.location import UNNAMED_NPU
 
 AVERAGE = "Average Duration(us)"
 USAGE_ERROR = int(pytest.ExitCode.USAGE_ERROR)

@@ -246,7 +246,7 @@ def test_msprof_that_does_not_start_ends_the_session(sessions: Sessions, npus: S
 FULL = """
 import errno
 
-from opatlas.store.journal import Journal
+from opatlas.data.journal import Journal
 
 append, kept = Journal.append, []
 

@@ -14,8 +14,8 @@ from opatlas.devices import nvidia as nvidia_smi
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import cpu_device_name
-from opatlas.model.versions import Versions
+from opatlas.row.location import cpu_device_name
+from opatlas.row.versions import Versions
 
 VERSIONS = Versions("0.18.0", "2.9.0", "8.5.0")
 
@@ -67,7 +67,7 @@ def test_a_device_without_a_name_has_no_database_by_default():
     ],
 )
 def test_theory_rows_go_to_the_device_that_is_named_here_or_not(name, folder, monkeypatch):
-    monkeypatch.setattr("opatlas.model.versions.cuda_version", lambda: "12.8")
+    monkeypatch.setattr("opatlas.row.versions.cuda_version", lambda: "12.8")
     assert theory.database_path(config(name)).parts[-3:] == folder
 
 

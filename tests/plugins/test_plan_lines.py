@@ -18,11 +18,11 @@ from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
 
 from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import RecoveredJournal
 from opatlas.devices.device import DeviceSpec
 from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.store.update_mode import UpdateMode
-from opatlas.store.write_back import RecoveredJournal
 
 SETTINGS = Settings(
     targets=(SessionTarget(Implementation("torch"), Path("/data"), MeasurementOrigin()),),

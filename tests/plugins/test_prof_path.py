@@ -17,7 +17,7 @@ from sessions import ROOT, Finished
 
 from opatlas.cli.main import main
 from opatlas.combine.row_devices import RowDevices, database_device
-from opatlas.model.location import DEFAULT_NPU_DEVICE, UNNAMED_NPU
+from opatlas.row.location import DEFAULT_NPU_DEVICE, UNNAMED_NPU
 
 REAL = ROOT.parent / "shared/data/ascend_profiler/op_summary"
 OUTPUT = "PROF_000001_20240102030405678_ABCDEF/mindstudio_profiler_output"

@@ -9,7 +9,7 @@ from opatlas.plugins.planner import make_plan
 from opatlas.plugins.selection import Choice, Shard
 from sessions import Sessions, row
 
-from opatlas.store.database import Database
+from opatlas.data.database import Database
 
 
 def test_the_parts_are_disjoint_and_are_the_whole() -> None:

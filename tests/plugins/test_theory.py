@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 import warm_python
 
-from opatlas.store.manifest import code_digest
+from opatlas.data.manifest import code_digest
 
 REPOSITORY = Path(__file__).parents[2]
 FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Grouped or PagedCacheLoad")

@@ -13,7 +13,9 @@ import pytest
 from moods import Mood
 from sessions import Sessions, row
 
-from opatlas.model.schema import (
+from opatlas.data.database import Database
+from opatlas.report.session_report import find_gaps
+from opatlas.row.columns import (
     INPUT_DTYPES,
     MICROBENCH_MIN,
     MICROBENCH_SAMPLES,
@@ -23,8 +25,6 @@ from opatlas.model.schema import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.report.session_report import find_gaps
-from opatlas.store.database import Database
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 

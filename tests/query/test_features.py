@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.query.features import RowFeatures, row_features
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from tests.query.tables import RUN, write_table
 
 

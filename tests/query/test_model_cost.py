@@ -11,7 +11,7 @@ import pytest
 
 import opatlas
 from opatlas.cli.main import main
-from opatlas.model.schema import CACHE_STATE, INSTRUMENT
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.sources import resolve_model
 from tests.query.tables import product_rows, write_table

@@ -11,9 +11,9 @@ import pytest
 import opatlas
 from opatlas.cli.guard import USAGE
 from opatlas.cli.main import main
-from opatlas.model.signature import signatures
+from opatlas.data.database import Database
 from opatlas.query.next_rows import NextRows, calls_of, steps_of
-from opatlas.store.database import Database
+from opatlas.row.signature import signatures
 from tests.query.tables import product_rows, write_table
 
 MODEL = "Qwen/Qwen3-32B"

@@ -12,7 +12,7 @@ from captures import launch, write_capture
 
 import opatlas
 from opatlas.cli.main import main
-from opatlas.store.database import Database
+from opatlas.data.database import Database
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.sources import resolve_model
 from tests.query.tables import RUN, product_rows, write_table

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.model.quality import valid_duration
-from opatlas.model.row_kind import row_kind
+from opatlas.data.database import Database
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
-from opatlas.store.database import Database
+from opatlas.row.quality import valid_duration
+from opatlas.row.row_kind import row_kind
 from tests.query.tables import RUN, product_rows, write_table
 
 SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").exists()]

@@ -17,8 +17,9 @@ from opatlas.shapes.models import (
 from tests_of_shapes import request
 
 import opatlas.theory.plan
+from opatlas.data.database import Database, RowTable
 from opatlas.errors import TableError
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     ACCELERATOR_CORE,
     AVERAGE,
     BASE,
@@ -31,8 +32,7 @@ from opatlas.model.schema import (
     PROFILING_AVERAGE,
     RUNTIME_PREFIX,
 )
-from opatlas.model.signature import signatures
-from opatlas.store.database import Database, RowTable
+from opatlas.row.signature import signatures
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.plan import KernelPlan, add_theory_rows
 

@@ -9,8 +9,8 @@ import pytest
 from opatlas.shapes.models import DEEPSEEK_V3, QWEN3_0_6B
 from tests_of_shapes import request
 
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.store.database import Database
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog, database_kernels
 from opatlas.theory.known_rows import model_coverage
 from opatlas.theory.plan import add_theory_rows, read_table

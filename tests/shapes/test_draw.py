@@ -42,13 +42,13 @@ def test_another_process_gives_the_same_rows() -> None:
     script = (
         "from opatlas.theory.plan import Request, plan_kernel, read_table; "
         "from opatlas.theory.sources import resolve_targets; from opatlas.shapes.strategies import sample_rows; "
-        "from opatlas.theory.catalog import built_in_catalog; from opatlas.store.database import Database; import hashlib; "  # noqa: E501
+        "from opatlas.theory.catalog import built_in_catalog; from opatlas.data.database import Database; import hashlib; "  # noqa: E501
         "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
         "run = Request(resolve_targets([]), 700, 3, 32 * 10**9, sample_rows); "
         "plans = [plan_kernel(k, read_table(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
         "print(hashlib.sha256(repr(plans).encode()).hexdigest())"
     )
-    more = "import opatlas.store.journal, opatlas.cli.ingest; " + script
+    more = "import opatlas.data.journal, opatlas.cli.ingest; " + script
     digests = {
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
         for code in (script, more)
@@ -68,7 +68,7 @@ def test_a_small_space_is_drawn_empty() -> None:
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
     script = (
-        "from opatlas.shapes.starter import write_starter; from opatlas.store.database import Database; "
+        "from opatlas.shapes.starter import write_starter; from opatlas.data.database import Database; "
         "write_starter(Database('database'))"
     )
     done = subprocess.run(

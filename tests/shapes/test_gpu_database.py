@@ -9,8 +9,8 @@ import pytest
 from opatlas.shapes.gpu_database import FOLDERS, MODELS, DatabasePart, write_gpu_rows
 from opatlas.shapes.models import QWEN3_32B
 
-from opatlas.model.schema import AVERAGE, BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.columns import AVERAGE, BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.known_rows import model_coverage
 from opatlas.theory.plan import read_table

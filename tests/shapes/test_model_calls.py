@@ -15,12 +15,12 @@ from opatlas.shapes.gpu_database import FOLDERS, write_gpu_rows
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
 from replaying import replay_functions, replay_of
 
+from opatlas.data.database import Database
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.registry import select_arguments
 from opatlas.errors import OpAtlasError
-from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.signature import signatures
-from opatlas.store.database import Database
+from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
+from opatlas.row.signature import signatures
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls
 from opatlas.theory.models import ModelFacts
 

@@ -19,7 +19,7 @@ from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
 from opatlas.engine.registry import select_arguments
-from opatlas.model.schema import EP_SIZE, Status
+from opatlas.row.columns import EP_SIZE, Status
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from opatlas.data.manifest import Manifest
+from opatlas.data.pace import Pace, replay_pace
 from opatlas.show.result import Table
-from opatlas.store.manifest import Manifest
-from opatlas.store.pace import Pace, replay_pace
 from opatlas.theory.report import (
     KernelResult,
     ModelCoverage,

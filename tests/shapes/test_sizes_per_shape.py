@@ -11,8 +11,8 @@ import pytest
 from opatlas.shapes.models import DEEPSEEK_V3, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
 from tests_of_shapes import catalog_of, request
 
-from opatlas.model.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
-from opatlas.store.database import Database
+from opatlas.data.database import Database
+from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog
 from opatlas.theory.plan import KernelPlan, Request, add_theory_rows, plan_kernel, read_table
 from opatlas.theory.sources import Shape, ShapeOrigin, deal_by_calls

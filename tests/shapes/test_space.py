@@ -14,7 +14,7 @@ from opatlas.shapes.models import (
 )
 from tests_of_shapes import catalog_of
 
-from opatlas.model.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.columns import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets, model_shapes

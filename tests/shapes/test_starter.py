@@ -11,16 +11,16 @@ import pytest
 from opatlas.shapes.models import QWEN3_0_6B
 from opatlas.shapes.starter import write_starter
 
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     AVERAGE,
     BASE,
     INPUT_DTYPES,
     INPUT_SHAPES,
 )
-from opatlas.model.signature import signatures
-from opatlas.model.slots import Slot, known_dtype
-from opatlas.store.database import Database
+from opatlas.row.signature import signatures
+from opatlas.row.slots import Slot, known_dtype
 from opatlas.theory.rows import TheoryRow, tensor
 from opatlas.theory.space import row_bytes
 
@@ -91,13 +91,13 @@ def test_bytes_of_a_row_are_those_of_all_its_tensors() -> None:
 
 
 def test_an_unknown_dtype_is_an_error() -> None:
-    with pytest.raises(OpAtlasError, match=r"X.*'FLOAT3'.*opatlas/model/slots\.py"):
+    with pytest.raises(OpAtlasError, match=r"X.*'FLOAT3'.*opatlas/row/slots\.py"):
         row_bytes(TheoryRow("X", (tensor("FLOAT3", 4),), ()))
 
 
 def test_it_does_without_torch_and_transformers(tmp_path: Path) -> None:
     script = (
-        "import sys; from opatlas.shapes.starter import write_starter; from opatlas.store.database import Database; "
+        "import sys; from opatlas.shapes.starter import write_starter; from opatlas.data.database import Database; "
         f"write_starter(Database({str(tmp_path)!r})); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0

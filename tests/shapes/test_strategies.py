@@ -10,14 +10,14 @@ from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from opatlas.shapes.strategies import theory_rows
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     BASE,
     INPUT_SLOTS,
     OUTPUT_SLOTS,
     RUNTIME_PREFIX,
 )
-from opatlas.model.signature import signature
-from opatlas.model.slots import Slot, parse_slots
+from opatlas.row.signature import signature
+from opatlas.row.slots import Slot, parse_slots
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets

@@ -17,7 +17,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.model.schema import FUNCTIONAL, INPUT_DTYPES, SAMPLE, Status
+from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE, Status
 from opatlas.suites import listing
 from opatlas.suites.case import SuiteRow
 from opatlas.suites.operators import (

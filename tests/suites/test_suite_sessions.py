@@ -13,12 +13,12 @@ from operator_kernels import write_kernels
 from sessions import ROOT, Finished, Sessions
 
 from opatlas.cli.main import main
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.directory import BrokenFiles, read_directory
-from opatlas.model.location import implementation_of, implementation_path, parse_path, suite_path
-from opatlas.model.schema import Status
-from opatlas.model.versions import CUDA, TORCH, Versions
-from opatlas.store.database import Database
+from opatlas.row.columns import Status
+from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
+from opatlas.row.versions import CUDA, TORCH, Versions
 from opatlas.suites.listing import suite_name, suite_rows
 from opatlas.suites.overload import overload_of
 from opatlas.suites.score import CaseScore, OperatorScore, SuiteScore, read_score

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sessions import write_table
 
-from opatlas.model.record import Measurement, Record
-from opatlas.model.schema import AVERAGE, RUN_ID, STATUS, STATUS_REASON, Status
-from opatlas.model.signature import signature
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.row.columns import AVERAGE, RUN_ID, STATUS, STATUS_REASON, Status
+from opatlas.row.record import Measurement, Record
+from opatlas.row.signature import signature
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 #: Runs of these ids began in this order.

@@ -10,7 +10,8 @@ import pandas as pd
 
 from opatlas.checks import CHECKS
 from opatlas.checks.check import Check, CheckedDatabase, Finding
-from opatlas.model.schema import (
+from opatlas.data.csv_files import write_frame
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     DTYPE,
@@ -32,7 +33,6 @@ from opatlas.model.schema import (
     STATUS,
     TOPOLOGY_TIER,
 )
-from opatlas.store.csv_files import write_frame
 
 RUN = "20261122T000000-aaaaaa"
 Row = Mapping[str, str]

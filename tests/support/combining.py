@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from opatlas.combine.apply import CombineResult, CombineSource, combine
-from opatlas.store.database import Database
-from opatlas.store.manifest import read_manifests
+from opatlas.data.database import Database
+from opatlas.data.manifest import read_manifests
 
 RunCombine = Callable[..., tuple[int, dict[str, Any], str]]
 

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     CONVERSIONS,

@@ -18,7 +18,7 @@ from opatlas.bench import formulas
 
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.registry import replays
-from opatlas.model.errors import InvalidRow
+from opatlas.row.errors import InvalidRow
 
 GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT, WAITS = range(10, 21)
 #: The rank that misbehaves.

@@ -12,7 +12,7 @@ from pathlib import Path
 from opatlas.cli.kernels import Kernel, kernels_with_replay
 from opatlas.engine.kernel_facts import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench
 from opatlas.implementations.catalog import shipped
-from opatlas.model.siblings import base_type
+from opatlas.row.siblings import base_type
 
 ROOT = Path(__file__).parents[2]
 PAGE, IMPLEMENTATIONS = "docs/kernels.md", "docs/implementations.md"

@@ -10,8 +10,8 @@ from pathlib import Path
 from moods import Mood
 from sessions import Running, Sessions, row
 
-from opatlas.model.record import Record
-from opatlas.model.schema import (
+from opatlas.data import journal
+from opatlas.row.columns import (
     AVERAGE,
     CRASHES_IN_A_ROW,
     MICROBENCH_MEDIAN,
@@ -19,7 +19,7 @@ from opatlas.model.schema import (
     RUN_ID,
     STATUS,
 )
-from opatlas.store import journal
+from opatlas.row.record import Record
 
 #: Rows that take a while, so that most kills find one running.
 SLOW_REPLAY = """

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from abs_rows import cells, record, write
 
-from opatlas.store import history
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.manifest import Manifest
+from opatlas.data import history
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.manifest import Manifest
 
 
 def run_name(number: int) -> str:

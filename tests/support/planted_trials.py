@@ -13,7 +13,7 @@ import pytest
 from opatlas.candidates.judgement import ErrorClass
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.implementations.contract import KernelSource
-from opatlas.model.schema import TASK_DIGEST, TASK_INPUTS
+from opatlas.row.columns import TASK_DIGEST, TASK_INPUTS
 from opatlas.tasks.task import read_tasks
 
 PLANTED = Path(__file__).parents[1] / "candidates" / "planted"

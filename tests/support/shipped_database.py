@@ -12,11 +12,11 @@ import argparse
 import shutil
 from pathlib import Path
 
+from opatlas.data.database import Database, RowTable
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import SHIPPED
-from opatlas.model.quality import is_composition, valid_duration
-from opatlas.model.schema import AVERAGE, QUALITY, STAND_IN, STATUS, Status
-from opatlas.store.database import Database, RowTable
+from opatlas.row.columns import AVERAGE, QUALITY, STAND_IN, STATUS, Status
+from opatlas.row.location import SHIPPED
+from opatlas.row.quality import is_composition, valid_duration
 
 
 def ship(source: Database, target: Path, note: str) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ from opatlas.devices.device import DeviceSpec, open_device
 from opatlas.engine.group import ALONE
 from opatlas.engine.tasks.task_replay import bind
 from opatlas.instruments.instrument import MeasureSettings, Samples
-from opatlas.model.errors import NoKernelLaunched
+from opatlas.row.errors import NoKernelLaunched
 
 
 class _NoRecords:

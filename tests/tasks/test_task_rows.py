@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.data.database import Database
+from opatlas.data.row_copy import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.task_rows import task_rows
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
-from opatlas.model.signature import signature
-from opatlas.store.database import Database
-from opatlas.store.row_copy import add_rows
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
+from opatlas.row.signature import signature
 from opatlas.tasks.task import read_tasks
 
 pytestmark = pytest.mark.usefixtures("forks")

@@ -42,11 +42,11 @@ from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.model.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
-from opatlas.model.location import public_version
-from opatlas.model.record import Execution
-from opatlas.model.roofline import device_peak
-from opatlas.model.schema import Status
+from opatlas.row.columns import Status
+from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
+from opatlas.row.location import public_version
+from opatlas.row.record import Execution
+from opatlas.row.roofline import device_peak
 from opatlas.text import cut_middle, without_build_command
 
 #: Number of sets of inputs.

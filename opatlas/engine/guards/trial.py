@@ -28,7 +28,7 @@ from opatlas.engine.guards.results import (
     same_results,
 )
 from opatlas.engine.guards.threads import ThreadWatch
-from opatlas.model.errors import ReplayError
+from opatlas.row.errors import ReplayError
 
 #: Share of the timed calls that get inputs which no earlier call had, and how many of these results are verified.
 _FRESH_SHARE = 0.5

@@ -21,7 +21,7 @@ from opatlas.engine.inputs.sequences import (
     runtime_numbers,
     split_evenly,
 )
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 
 if TYPE_CHECKING:
     from opatlas.engine.inputs.replay_row import ReplayRow

@@ -20,15 +20,15 @@ from opatlas.engine.expert_parallel import (
 )
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import CellError
-from opatlas.model.errors import InvalidRow, MissingPrecondition
-from opatlas.model.optional_slots import ALL_SLOTS
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     EP_SIZE,
     INPUT_DTYPES,
     INPUT_SHAPES,
     OUTPUT_SHAPES,
 )
-from opatlas.model.slots import Slot, row_slots, slot_words
+from opatlas.row.errors import InvalidRow, MissingPrecondition
+from opatlas.row.optional_slots import ALL_SLOTS
+from opatlas.row.slots import Slot, row_slots, slot_words
 
 #: Number of slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
 _FIXED = 3

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
-from opatlas.model.slots import Slot
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.row.slots import Slot
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opatlas.engine.inputs.shape_rules import broadcast, matrix_product
-from opatlas.model.errors import Unsupported
-from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
-from opatlas.model.slots import FP8
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.row.slots import FP8
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ import torch
 
 from opatlas.engine.inputs import shape_rules
 from opatlas.engine.inputs.row_slots import RowSlots, is_blocked
-from opatlas.model.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
-from opatlas.model.signature import signature
-from opatlas.model.slots import Slot
+from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
+from opatlas.row.signature import signature
+from opatlas.row.slots import Slot
 
 #: The second operand of an elementwise kernel whose row has one tensor. A capture does not record scalars, and no
 #: duration depends on this one.

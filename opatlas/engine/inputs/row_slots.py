@@ -11,9 +11,7 @@ import torch
 
 from opatlas.engine.inputs import shape_rules
 from opatlas.errors import CellError
-from opatlas.model.errors import InvalidRow, Unsupported
-from opatlas.model.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.model.schema import (
+from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_SHAPES,
     INPUT_SLOTS,
@@ -21,7 +19,9 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
 )
-from opatlas.model.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
+from opatlas.row.errors import InvalidRow, Unsupported
+from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
+from opatlas.row.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
 from opatlas.text import suggest
 
 #: msmodeling's shape grid gives these types five shapes (offsets, sizes, axes, steps) and three dtypes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opatlas.model.schema import ATTENTION_TYPES, INPUT_SHAPES, RUNTIME_PREFIX
+from opatlas.row.columns import ATTENTION_TYPES, INPUT_SHAPES, RUNTIME_PREFIX
 
 if TYPE_CHECKING:
     import torch

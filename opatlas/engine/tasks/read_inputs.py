@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from opatlas.engine.tasks.modules import StandIn, input_lists, load_task, stand_ins_for_missing_packages
-from opatlas.model.slots import DTYPE_NAMES, known_dtype
+from opatlas.row.slots import DTYPE_NAMES, known_dtype
 from opatlas.tasks.task import read_tasks
 from opatlas.text import exception_line
 

@@ -37,8 +37,8 @@ from opatlas.engine.tasks.inputs import (
 from opatlas.engine.tasks.modules import load_task
 from opatlas.engine.tasks.reference import Reference
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.model.errors import MissingPrecondition, Unsupported
-from opatlas.model.schema import TASK_INPUTS
+from opatlas.row.columns import TASK_INPUTS
+from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.tasks.task import Task, TaskKind
 from opatlas.text import exception_line
 

@@ -46,7 +46,7 @@ from opatlas.isolation.groups.messages import (
     listen,
 )
 from opatlas.isolation.groups.rank_keeper import mark_group_ended
-from opatlas.model.errors import GroupTimeout
+from opatlas.row.errors import GroupTimeout
 
 #: When the user first sees the reason of the wait of a starting group; most groups have started by then.
 SHOWN_AFTER_S = 10.0

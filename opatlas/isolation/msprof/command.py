@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from opatlas.model.errors import DeviceGone
+from opatlas.row.errors import DeviceGone
 from opatlas.text import last_line
 
 #: Groups of hardware counters for msprof's `--aic-metrics`; a run records one group.

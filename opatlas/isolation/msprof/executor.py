@@ -28,7 +28,7 @@ from opatlas.isolation.msprof.pending import (
     folder_of_rank,
     record_pending,
 )
-from opatlas.model.errors import DeviceGone
+from opatlas.row.errors import DeviceGone
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ from msgspec import Meta
 
 from opatlas.capture.capture_discovery import op_summaries, profile_folders
 from opatlas.capture.single_launches import Launch, read_launches
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.data.update_mode import UpdateMode
 from opatlas.engine.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome, add_profiled_samples
 from opatlas.errors import OpAtlasError, TableError, describe_error
@@ -32,13 +36,9 @@ from opatlas.instruments.attribution import (
     attribute,
 )
 from opatlas.isolation.msprof.command import export
-from opatlas.model.record import Execution, Measurement, Record
-from opatlas.model.schema import Status
-from opatlas.model.signature import signature
-from opatlas.store import journal
-from opatlas.store.database import Database
-from opatlas.store.journal import JournalHeader
-from opatlas.store.update_mode import UpdateMode
+from opatlas.row.columns import Status
+from opatlas.row.record import Execution, Measurement, Record
+from opatlas.row.signature import signature
 from opatlas.typed_json import (
     Count,
     DecodeError,

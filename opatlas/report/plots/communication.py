@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.combine.row_devices import database_device
+from opatlas.data.cells import duration_columns
+from opatlas.data.database import Database
 from opatlas.errors import TableError
-from opatlas.model.communication import COLLECTIVES, TIERS, Collective
-from opatlas.model.quality import valid_duration
-from opatlas.model.schema import (
+from opatlas.report.plots.figure import Plot, escape_formulas, new_figure, use_byte_axis
+from opatlas.row.columns import (
     DTYPE,
     MESSAGE_BYTES,
     NUM_DEVICES,
     TOPOLOGY_TIER,
     microbench_counter,
 )
-from opatlas.model.signature import row_cells
-from opatlas.report.plots.figure import Plot, escape_formulas, new_figure, use_byte_axis
-from opatlas.store.cells import duration_columns
-from opatlas.store.database import Database
+from opatlas.row.communication import COLLECTIVES, TIERS, Collective
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import row_cells
 
 #: Libraries by the name of the folder.
 _LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}

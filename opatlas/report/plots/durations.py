@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from opatlas.model.roofline import PRODUCTS
-from opatlas.model.siblings import base_type
 from opatlas.report.plots.figure import (
     Plot,
     color_map,
@@ -20,6 +18,8 @@ from opatlas.report.plots.figure import (
 )
 from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.report.session_report import HIGHEST_RATIO, LOWEST_RATIO
+from opatlas.row.roofline import PRODUCTS
+from opatlas.row.siblings import base_type
 
 _COMPARISON_INCHES = (8.0, 6.0)
 _TYPES_SHOWN = 15

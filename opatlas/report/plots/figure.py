@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opatlas.store.csv_files import write_atomically
+from opatlas.data.csv_files import write_atomically
 
 #: Resolution of a raster image: sharp in print at half size.
 _DOTS_PER_INCH = 150

@@ -1,6 +1,6 @@
 """Plots of rates: the roofline, and bytes per second of kernels that read and write each element once.
 
-Operations and bytes follow from shapes and dtypes (opatlas/model/roofline.py), the time is measured. Williams, Waterman
+Operations and bytes follow from shapes and dtypes (opatlas/row/roofline.py), the time is measured. Williams, Waterman
 and Patterson, "Roofline", CACM 52(4), 2009.
 """
 
@@ -13,14 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opatlas.model.roofline import (
-    ARITHMETIC,
-    PRODUCTS,
-    Peak,
-    moved_bytes,
-    operations,
-)
-from opatlas.model.siblings import base_type
 from opatlas.report.plots.figure import (
     Plot,
     color_map,
@@ -30,6 +22,14 @@ from opatlas.report.plots.figure import (
     whole_decades,
 )
 from opatlas.report.plots.timed_rows import TimedRow
+from opatlas.row.roofline import (
+    ARITHMETIC,
+    PRODUCTS,
+    Peak,
+    moved_bytes,
+    operations,
+)
+from opatlas.row.siblings import base_type
 
 _ROOFLINE_INCHES = (8.5, 5.5)
 _ARITHMETIC_STYLE: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}

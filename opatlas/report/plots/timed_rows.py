@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from opatlas.combine.row_devices import RowDevices, are_one_device
+from opatlas.data.database import Database
+from opatlas.data.header import expect_columns, read_header
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.model.named_databases import expect_database
-from opatlas.model.quality import is_composition, valid_duration
-from opatlas.model.schema import (
+from opatlas.progress import track
+from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
     INPUT_SLOTS,
@@ -26,11 +27,10 @@ from opatlas.model.schema import (
     RUN_ID,
     STAND_IN,
 )
-from opatlas.model.signature import column_cells
-from opatlas.model.slots import Slot, parse_slots
-from opatlas.progress import track
-from opatlas.store.database import Database
-from opatlas.store.header import expect_columns, read_header
+from opatlas.row.named_databases import expect_database
+from opatlas.row.quality import is_composition, valid_duration
+from opatlas.row.signature import column_cells
+from opatlas.row.slots import Slot, parse_slots
 from opatlas.text import pluralize
 
 #: Patterns for databases below a folder: version, software, device.

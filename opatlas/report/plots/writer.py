@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.roofline import device_peak
 from opatlas.progress import track
 from opatlas.report.plots.communication import communication_plot
 from opatlas.report.plots.durations import comparison_plot, products_plot
 from opatlas.report.plots.figure import Plot, save
 from opatlas.report.plots.roofline import roofline_plot
 from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows, without_composition
+from opatlas.row.roofline import device_peak
 
 PlotFormat = Literal["png", "svg", "pdf"]
 #: The names of the plots, and what each needs.

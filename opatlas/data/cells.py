@@ -1,0 +1,278 @@
+"""The cells of a table: columns with durations, the cells that a record fills, and edits by column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from opatlas.row.columns import (
+    ASSUMPTIONS,
+    AVERAGE,
+    BANDWIDTH,
+    BUS_BANDWIDTH,
+    CACHE_STATE,
+    CHECKED_ELEMENTS,
+    CONVERSIONS,
+    CRASHES_IN_A_ROW,
+    DURATION,
+    IMPLEMENTATION,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    JUDGED,
+    KERNEL_NAMES,
+    MAX_ERROR,
+    MESSAGE_BYTES,
+    MICROBENCH_DEVICE_KERNELS,
+    MICROBENCH_HELPER_KERNELS,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    NUM_DEVICES,
+    OUTPUT_SHAPES,
+    OUTPUTS_MISSING,
+    QUALITY,
+    QUALITY_REASON,
+    RUN_ID,
+    SET_UP,
+    SPAN,
+    STAND_IN,
+    STATUS,
+    STATUS_REASON,
+    Status,
+    insert_columns,
+)
+from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps
+from opatlas.row.quality import Summary
+from opatlas.row.record import Execution, Measurement, Record
+from opatlas.row.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
+from opatlas.row.signature import column_cells
+from opatlas.row.slots import EMPTY_SHAPE
+
+#: Decimals of a stored duration in microseconds: finer than any clock here.
+_DECIMALS = 4
+#: Maximum number of names in a cell of Kernel Names.
+_MOST_KERNEL_NAMES = 5
+
+
+def identity_columns(kernel_type: str) -> Sequence[str]:
+    """Returns the columns of a new file of a kernel type."""
+    return row_kind(kernel_type).identity_columns
+
+
+def duration_columns(kernel_type: str) -> Sequence[str]:
+    """Returns the columns that may hold the duration of a row. Replays write the first one."""
+    return row_kind(kernel_type).duration_columns
+
+
+def stored_us(record: Record) -> float:
+    """Returns the duration of a measured row in microseconds.
+
+    It is the mean of a kernel's samples without the outliers, and the median of a message's samples.
+    """
+    assert record.measurement is not None
+    return row_kind(record.kernel_type).duration_us(record.measurement.samples_us)
+
+
+def is_measured_column(kernel_type: str, column: str) -> bool:
+    """Returns whether replays write a column: durations, how they were measured, status."""
+    return row_kind(kernel_type).is_measured(column)
+
+
+def measured_cells(record: Record) -> dict[str, str]:
+    """Returns the cells of a measured row by column, without counters; the same columns for a whole kernel type."""
+    measurement = record.measurement
+    assert measurement is not None
+    summary, verdict = measurement.summary, measurement.verdict
+    return {
+        **_DURATION_CELLS[row_kind(record.kernel_type)](record, summary),
+        MICROBENCH_MIN: microseconds(summary.min_us),
+        # The standard deviation of one sample is unknown, not 0.
+        MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
+        MICROBENCH_SAMPLES: str(summary.count),
+        MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
+        MICROBENCH_HELPER_KERNELS: helpers_cell(measurement.helper_kernels),
+        CACHE_STATE: measurement.cache_state,
+        INSTRUMENT: measurement.instrument,
+        QUALITY: verdict.quality.value,
+        QUALITY_REASON: verdict.reason,
+        ASSUMPTIONS: "; ".join(measurement.assumptions),
+        CHECKED_ELEMENTS: _checked_cell(measurement),
+        STAND_IN: measurement.stand_in,
+        **_execution_cells(measurement.execution),
+        **judged_cells(record),
+        STATUS: Status.MEASURED.value,
+        STATUS_REASON: _remark(record),
+        CRASHES_IN_A_ROW: crashes_cell(record),
+        RUN_ID: record.run_id,
+    }
+
+
+def _execution_cells(execution: Execution) -> dict[str, str]:
+    """Returns the cells about the implementation that ran."""
+    return {
+        IMPLEMENTATION: execution.implementation,
+        KERNEL_NAMES: kernel_names_cell(execution.kernel_names),
+        SPAN: "" if execution.span_us is None else microseconds(execution.span_us),
+        OUTPUTS_MISSING: "; ".join(map(str, execution.outputs_missing)),
+        CONVERSIONS: "; ".join(execution.conversions),
+        MAX_ERROR: "" if execution.max_error is None else f"{execution.max_error:.3g}",
+        SET_UP: "" if execution.set_up_s is None else f"{execution.set_up_s:.3f}",
+    }
+
+
+def kernel_names_cell(names: Sequence[str]) -> str:
+    """Returns a cell of Kernel Names: the first names in order, and the number of all if more were launched."""
+    shown = " + ".join(names[:_MOST_KERNEL_NAMES])
+    return shown if len(names) <= _MOST_KERNEL_NAMES else f"{shown} + ... ({len(names)} in all)"
+
+
+def _checked_cell(measurement: Measurement) -> str:
+    """Returns a cell of Checked Elements: `4096/1048576`; "" if nothing was compared."""
+    total = measurement.total_elements
+    return f"{measurement.checked_elements}/{total}" if total else ""
+
+
+def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
+    """Returns a cell of MicroBench Helper Kernels: `Cast 2.1000; TransQuantParamV2 1.2000`."""
+    return "; ".join(f"{kernel_type} {microseconds(us)}" for kernel_type, us in helper_kernels.items())
+
+
+def judged_cells(record: Record) -> dict[str, str]:
+    """Returns the cells of the judgement of a candidate; empty cells for any other row."""
+    return {name: record.judged.get(name, "") for name in JUDGED}
+
+
+def crashes_cell(record: Record) -> str:
+    """Returns a cell of Crashes In A Row."""
+    return str(record.crashes_in_a_row or "")
+
+
+def microseconds(value: float) -> str:
+    """Returns a duration in microseconds as a cell."""
+    return f"{value:.{_DECIMALS}f}"
+
+
+def _kernel_durations(record: Record, summary: Summary) -> dict[str, str]:
+    return {
+        AVERAGE: microseconds(stored_us(record)),
+        MICROBENCH_MEDIAN: microseconds(summary.median_us),
+    }
+
+
+def _message_durations(record: Record, summary: Summary) -> dict[str, str]:
+    message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
+    gbps = bandwidth_gbps(message_bytes, summary.median_us)
+    bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, summary.median_us)
+    return {
+        DURATION: microseconds(stored_us(record)),
+        # Six digits: the bandwidth of a small message is a small number.
+        BANDWIDTH: f"{gbps:.6g}",
+        BUS_BANDWIDTH: f"{bus_gbps:.6g}",
+    }
+
+
+#: Writes the cells of a duration, by the kind of the row.
+_DURATION_CELLS: Mapping[RowKind, Callable[[Record, Summary], dict[str, str]]] = {
+    CALL: _kernel_durations,
+    MESSAGE_ROW: _message_durations,
+}
+
+
+def _remark(record: Record) -> str:
+    """Returns the Status Reason of a measured row; "" if the row itself was launched."""
+    what_ran = record.launched_record()
+    if what_ran is None:
+        return record.reason
+    ran_as = f"ran as {what_ran.kernel_type}"
+    if what_ran.signature != record.signature:
+        ran_as += f" on {what_ran.cells.get(INPUT_SHAPES, '')}"
+    return "; ".join(text for text in (ran_as, record.reason) if text)
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Returns the positions of the rows with each key, such as a signature."""
+    positions: dict[Key, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
+    return positions
+
+
+class TableEdit:
+    """A table whose cells are edited by column, because pandas is slow cell by cell.
+
+    Only columns that are accessed become lists.
+    """
+
+    def __init__(self, frame: pd.DataFrame, columns: Sequence[str] | None = None) -> None:
+        """
+        Args:
+            frame: text cells of the rows.
+            columns: the columns of the result; default: the columns of `frame`.
+        """
+        self._frame = frame
+        self._columns = [str(name) for name in (frame.columns if columns is None else columns)]
+        self._taken: dict[str, list[str]] = {}
+        self._appended: list[Mapping[str, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._frame) + len(self._appended)
+
+    def __getitem__(self, name: str) -> list[str]:
+        """Returns the cells of a column, to be read or changed in place; empty cells if the column is missing."""
+        cells = self._taken.get(name)
+        if cells is None:
+            cells = column_cells(self._frame, name)
+            cells += [row.get(name, "") for row in self._appended]
+            self._taken[name] = cells
+        return cells
+
+    def set_cells(self, position: int, cells: Mapping[str, str]) -> bool:
+        """Changes cells of a row, by column. Returns whether a cell differed."""
+        changed = False
+        for name, cell in cells.items():
+            column = self._taken.get(name) or self[name]
+            if column[position] != cell:
+                column[position] = cell
+                changed = True
+        return changed
+
+    def append(self, row: Mapping[str, str]) -> int:
+        """Adds a row at the end; returns its position.
+
+        An empty shape cell, of a single 0-dim tensor, becomes `""`, as profilers write it: pandas reads an empty cell
+        as missing, and the loader of msmodeling fails.
+        """
+        row = {**row, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if row.get(name) == ""}}
+        for name, cells in self._taken.items():
+            cells.append(row.get(name, ""))
+        self._appended.append(row)
+        return len(self) - 1
+
+    def frame(self) -> pd.DataFrame:
+        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group."""
+        held = [name for name, cells in self._taken.items() if any(cells)]
+        appended_names = dict.fromkeys(name for row in self._appended for name in row)
+        columns = insert_columns(self._columns, [*held, *appended_names])
+        cells = {name: self._taken[name] for name in columns if name in self._taken}
+        # Columns of plain objects are created ten times faster than pandas' strings.
+        appended: dict[str, Any] = {
+            name: np.array([row.get(name, "") for row in self._appended], dtype=object) for name in columns
+        }
+        if self._frame.empty:
+            only: pd.DataFrame = pd.DataFrame({name: cells.get(name, appended[name]) for name in columns}, dtype=object)
+            return only
+        changed = {name: column[: len(self._frame)] for name, column in cells.items()}
+        frame: pd.DataFrame = self._frame.assign(**changed).reindex(columns=columns, fill_value="")
+        if self._appended:
+            added = pd.DataFrame(
+                {name: cells[name][len(self._frame) :] if name in cells else appended[name] for name in columns}
+            )
+            frame = pd.concat([frame, added.astype(str)], ignore_index=True)
+        return frame

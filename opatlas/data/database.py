@@ -1,0 +1,258 @@
+"""A database: its folders, its locks, and a copy of it for a dry run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+from filelock import Timeout
+
+from opatlas.data.cells import identity_columns
+from opatlas.data.csv_files import TEMPORARY_SUFFIX, is_abandoned, not_writable, read_frame, write_frame, write_text
+from opatlas.data.header import current_names, misspelt_columns, read_header
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.files import (
+    read_safely,
+    safe_folder,
+    safe_lock,
+)
+from opatlas.row.columns import is_file_name
+from opatlas.row.communication import COLLECTIVES
+from opatlas.row.location import IMPLEMENTATIONS
+from opatlas.row.record import SessionHolder
+from opatlas.typed_json import DecodeError, decode, json_line
+
+
+@dataclass
+class RowTable:
+    """The rows of one kernel type. `frame` holds text cells only."""
+
+    kernel_type: str
+    path: Path
+    frame: pd.DataFrame
+
+
+class Database:
+    """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def journal_dir(self) -> Path:
+        """Records that are not yet in the CSVs. Raises UnsafePath if the folder is a link, as all folders here do."""
+        return safe_folder(self.path / "journal")
+
+    @property
+    def runs_dir(self) -> Path:
+        """The manifest and the history of each run and ingest."""
+        return safe_folder(self.path / "runs")
+
+    @property
+    def reports_dir(self) -> Path:
+        """Reports of sessions and commands."""
+        return safe_folder(self.path / "reports")
+
+    @property
+    def pruned_dir(self) -> Path:
+        """Rows that were moved out of the CSVs."""
+        return safe_folder(self.path / "pruned")
+
+    @property
+    def profiles_dir(self) -> Path:
+        """Output of profilers for rows that are not yet in the CSVs."""
+        return safe_folder(self.path / "profiles")
+
+    @property
+    def implementations_dir(self) -> Path:
+        """The databases of implementations that were measured on the rows of this one: `{name}-{version}`."""
+        return safe_folder(self.path / IMPLEMENTATIONS)
+
+    def implementation_dir(self, name: str, version: str) -> Path:
+        """Returns the database of an implementation, as `opatlas.row.location.implementation_of` reads its path."""
+        return safe_folder(self.implementations_dir / f"{name}-{version}")
+
+    def folders(self) -> tuple[Path, ...]:
+        """Returns the five folders of sessions, whether or not they exist. Raises UnsafePath."""
+        return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types that have a file, sorted, without collectives (`hcom_*`) and hidden files."""
+        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
+
+    def kernel_types_and_messages(self) -> list[str]:
+        """Returns the kernel types that have a file, then the collectives that have one."""
+        messages = [each.kernel_type for each in COLLECTIVES if self.csv_path(each.kernel_type).is_file()]
+        return [*self.kernel_types(), *messages]
+
+    def csv_path(self, kernel_type: str) -> Path:
+        """Returns the path of a kernel type's CSV.
+
+        Raises:
+            OpAtlasError: the kernel type cannot name a file.
+        """
+        if not is_file_name(kernel_type):
+            raise OpAtlasError(
+                f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
+                f"rename it in the capture, or leave it out"
+            )
+        return self.path / f"{kernel_type}.csv"
+
+    def misspelt_columns(self) -> list[str]:
+        """Returns a sentence for each column that may be misspelt. A file that cannot be read is skipped."""
+        found: list[str] = []
+        for path in sorted(self.path.glob("[!.]*.csv")):
+            with contextlib.suppress(TableError):
+                names = read_header(path).names
+                modern = current_names(names)
+                found += misspelt_columns(path, [modern.get(name, name) for name in names])
+        return found
+
+    def read(self, kernel_type: str) -> RowTable:
+        """Reads the rows of a kernel type. Raises TableError."""
+        path = self.csv_path(kernel_type)
+        return RowTable(kernel_type, path, read_frame(path, kernel_type))
+
+    def read_or_empty(self, kernel_type: str) -> RowTable:
+        """Reads the rows of a kernel type; no rows if there is no file. Raises TableError."""
+        path = self.csv_path(kernel_type)
+        if path.exists():
+            return self.read(kernel_type)
+        columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
+        return RowTable(kernel_type, path, pd.DataFrame(columns))
+
+    def write(self, table: RowTable) -> None:
+        """Replaces the file of a table in one step. The caller holds the lock."""
+        write_frame(table.frame, table.path)
+
+    def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
+        """Returns a new path `reports/{name}_{time}.csv`; paths of the same second are numbered.
+
+        Args:
+            at: seconds since the epoch.
+        """
+        stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
+        stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
+
+    def _sweep(self) -> None:
+        """Removes the temporary files of writers that were killed. The caller holds the lock."""
+        for folder in (self.path, *self.folders()):
+            for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+                if is_abandoned(path):
+                    path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
+        """Locks the database against other writers, for a read, change and write.
+
+        Also removes temporary files of writers that were killed.
+
+        Raises:
+            OpAtlasError: another process holds the lock for longer than `timeout_s`, the database cannot be written,
+                or a folder of the database is a link.
+        """
+        journal_dir, *_ = self.folders()
+        lock = safe_lock(journal_dir / "database.lock")
+        try:
+            journal_dir.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=timeout_s, poll_interval=0.05)
+            self._sweep()
+        except Timeout:
+            raise OpAtlasError(
+                f"{self.path} has been locked by another process for {timeout_s:.0f} s "
+                f"({journal_dir / 'database.lock'}): wait until it ends, then run again"
+            ) from None
+        except OSError as error:
+            lock.release()
+            raise OpAtlasError(not_writable(self.path, error)) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+_LARGEST_BYTES = 1 << 20
+
+
+class SessionLock:
+    """The lock of a session, held from its plan to its write-back.
+
+    The system releases a lock when its process ends. So a lock that can be taken is free, and if the file still names a
+    holder, that holder was killed.
+
+    Attributes:
+        stale: the killed session whose lock was taken over; None if there was none.
+    """
+
+    def __init__(self, database: Database, *, run_id: str, command: str, remedy: str = "wait for it to end") -> None:
+        """`remedy` is the end of the error message for other users of the database."""
+        self._database = database
+        self._remedy = remedy
+        self._lock = safe_lock(database.journal_dir / "session.lock")
+        self._holder_file = database.journal_dir / "session.json"
+        self._holder = SessionHolder(run_id, command, os.getpid(), platform.node(), time.time())
+        self.stale: SessionHolder | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock. Raises OpAtlasError if another session holds it, or the database cannot be written."""
+        try:
+            self._database.journal_dir.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            self.stale = _read(self._holder_file)
+            write_text(self._holder_file, json_line(asdict(self._holder)))
+        except OpAtlasError as error:
+            self._lock.release()
+            if isinstance(error.__cause__, OSError):
+                raise OpAtlasError(not_writable(self._database.path, error.__cause__)) from None
+            raise
+        except Timeout:
+            raise OpAtlasError(f"{self._database.path} is in use by {self._other()}: {self._remedy}") from None
+        except OSError as error:
+            raise OpAtlasError(not_writable(self._database.path, error)) from None
+
+    def release(self) -> None:
+        """Releases the lock, if it was taken."""
+        if self._lock.is_locked:
+            # If the journals were removed meanwhile, another session may have written its name. An old file does no
+            # harm: it names the holder of a free lock.
+            with suppress(OSError, OpAtlasError):
+                if _read(self._holder_file) in (self._holder, None):
+                    self._holder_file.unlink()
+            self._lock.release()
+
+    def _other(self) -> str:
+        holder = _read(self._holder_file)
+        return str(holder) if holder else "another session"
+
+
+def _read(path: Path) -> SessionHolder | None:
+    """Returns the holder that a file names; None if there is no file, or it is cut off. Raises UnsafePath."""
+    try:
+        return decode(read_safely(path, _LARGEST_BYTES), SessionHolder, str(path))
+    except (OSError, DecodeError):
+        return None
+
+
+#: Files that a dry run does not need: reports, locks and temporary files.
+_NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
+
+
+def copy_for_dry_run(target: Path, folder: Path) -> Database:
+    """Copies a database, for a command with --dry-run; an empty one if `target` is missing. Raises OpAtlasError."""
+    try:
+        if target.exists():
+            # Links are copied as links, so that nothing outside the database is copied.
+            shutil.copytree(target, folder, ignore=_NOT_COPIED, symlinks=True)
+    except OSError as error:
+        raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None
+    return Database(folder)

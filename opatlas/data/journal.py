@@ -1,0 +1,352 @@
+"""The journal: every record of a session in an append-only file, before any CSV is changed.
+
+A journal is JSON Lines. The first line is a header with the version of the journal, the run, and how to write the
+records back; each further line is a record. A line is written as its record arrives, and a thread syncs the file to
+disk without delaying the session. Each process that runs rows has its own journal.
+
+Each line is read on its own: a damaged line costs one record.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import shlex
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from opatlas.data.csv_files import not_writable, write_text
+from opatlas.data.database import Database
+from opatlas.data.update_mode import UpdateMode
+from opatlas.errors import OpAtlasError
+from opatlas.files import open_safely, read_safely, safe_lock
+from opatlas.gc_pause import gc_paused
+from opatlas.row.record import Record
+from opatlas.typed_json import DecodeError, decode, json_line
+
+VERSION = 3
+_SUFFIX = ".jsonl"
+_LARGEST_BYTES = 1 << 30
+#: Characters that may surround the text of a line: after a power failure a line may be padded with zeros.
+_PADDING = b"\0\r\n\t "
+#: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
+_SYNC_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True)
+class JournalHeader:
+    """How to write the records of a session back."""
+
+    run_id: str
+    update_mode: str
+    prune: bool
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class JournalContents:
+    """A journal as read.
+
+    Attributes:
+        header: the header; if it cannot be read, a header that neither adds nor prunes rows.
+        records: the readable records, without duplicates.
+        unreadable: number and problem of each line that could not be read completely.
+        torn: whether the last line is cut off, because the process was killed during a write.
+    """
+
+    header: JournalHeader
+    records: tuple[Record, ...]
+    unreadable: tuple[tuple[int, str], ...]
+    torn: bool
+
+
+class Journal:
+    """The open journal of a process that runs rows. Only one thread may call `append`."""
+
+    def __init__(self, database: Database, header: JournalHeader, *, part: str = "") -> None:
+        """Creates the journal and locks it; an unlocked journal is abandoned.
+
+        Args:
+            part: distinguishes the journals of several processes; "" for a single process.
+
+        Raises:
+            OpAtlasError: the database cannot be written.
+        """
+        self.path = database.journal_dir / f"{header.run_id}{part and '-' + part}{_SUFFIX}"
+        self._lock = _owner_lock(self.path)
+        try:
+            database.journal_dir.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            # In one step, so that the file has a header even after a power failure.
+            write(self.path, header, ())
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
+            self._size = self._file.seek(0, os.SEEK_END)
+        except (OSError, OpAtlasError) as error:
+            if self._lock.is_locked:
+                _give_up(self._lock)
+            if isinstance(error, OpAtlasError):
+                raise
+            raise OpAtlasError(not_writable(database.path, error)) from None
+        self._dirty = threading.Event()
+        self._sync_error: OSError | None = None
+        self._closed = False
+        self._syncer = threading.Thread(target=self._keep_synced, name="journal-sync", daemon=True)
+        self._syncer.start()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Adds a record in the form of `Record.to_json`.
+
+        Raises:
+            OSError: the disk is full or gone. Earlier records are in the journal, unless the disk lost them.
+        """
+        if self._sync_error is not None:
+            raise self._sync_error
+        encoded = line(record)
+        try:
+            # If only a part fits, the write of the rest raises the reason.
+            rest = memoryview(encoded)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            # A partial line would make the next line unreadable. If it cannot be cut off, the next line replaces it.
+            self._file.seek(self._size)
+            os.ftruncate(self._file.fileno(), self._size)
+            raise
+        self._size += len(encoded)
+        self._dirty.set()
+
+    def close(self) -> None:
+        """Syncs the file to disk and releases it for write-back.
+
+        If the file was removed meanwhile (by a checkout, by a clean-up), it is written again: at its path, or else in
+        the folder for temporary files.
+
+        Raises:
+            OSError: the disk is full or gone.
+            OpAtlasError: the journal is not at its path; the message names the other path.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._dirty.set()
+        self._syncer.join()
+        try:
+            with self._file as file:
+                if not _is_in_place(file, self.path):
+                    file.seek(0)
+                    _put_back(file.read(), self.path)
+                os.fsync(file.fileno())
+            if self._sync_error is not None:
+                raise self._sync_error
+        finally:
+            _give_up(self._lock)
+
+    def _keep_synced(self) -> None:
+        """Syncs in groups: records that arrive during one fsync share the next."""
+        while not self._closed:
+            self._dirty.wait()
+            self._dirty.clear()
+            if not self._closed:
+                try:
+                    os.fsync(self._file.fileno())
+                except OSError as error:
+                    # The system reports an error once, and `append` must raise it.
+                    self._sync_error = error
+                    return
+                time.sleep(_SYNC_PAUSE_S)
+
+
+class EndedJournals:
+    """The journals of processes that have ended, kept open until write-back."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def hold(self, paths: Iterable[Path]) -> None:
+        """Opens journals. Raises OSError if one cannot be read."""
+        for path in paths:
+            if path not in self._files:
+                self._files[path] = open_safely(path)
+
+    def give_up(self) -> list[str]:
+        """Closes the journals, and writes removed journals again, as `Journal.close` does.
+
+        Returns:
+            A sentence for each journal that is not at its path, with the other path.
+        """
+        problems = []
+        while self._files:
+            path, file = self._files.popitem()
+            try:
+                with file:
+                    if not _is_in_place(file, path):
+                        _put_back(file.read(), path)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}: its records cannot be read any more")
+            except OpAtlasError as error:
+                problems.append(str(error))
+        return problems
+
+
+def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a whole journal in one step, for a later write-back. Raises OpAtlasError."""
+    write_text(path, journal_text(header, records))
+
+
+def journal_text(header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> str:
+    """Returns the text of a journal."""
+    return b"".join(map(line, (asdict(header), *records))).decode()
+
+
+def save_in_temporary_folder(text: str, path: Path) -> str:
+    """Writes a journal that does not fit at `path` to the folder for temporary files.
+
+    Returns:
+        A phrase with the path and the command that adds the journal; with the text itself if it cannot be written.
+    """
+    with suppress(OSError, OpAtlasError):
+        elsewhere = Path(tempfile.gettempdir()) / path.name
+        write_text(elsewhere, text)
+        return f"kept in {elsewhere}: add them with `{combine_command(path.parent.parent, elsewhere)}`"
+    return f"not kept in a file; the records:\n{text}"
+
+
+def combine_command(database: Path, path: Path) -> str:
+    """Returns the command that adds a journal to a database."""
+    return shlex.join(["opatlas", "combine", str(database), str(path)])
+
+
+def journals(database: Database) -> list[Path]:
+    """Returns all journals of a database, oldest first: of running sessions, and of sessions that were killed."""
+    return sorted(database.journal_dir.glob(f"*{_SUFFIX}"))
+
+
+def run_journals(database: Database, run_id: str) -> list[Path]:
+    """Returns the journals of a session's processes."""
+    return [path for path in journals(database) if path.stem == run_id or path.stem.startswith(f"{run_id}-")]
+
+
+def count_run_records(database: Database, run_id: str) -> int:
+    """Returns the number of complete records in the journals of a session. Raises OSError."""
+    return sum(max(read_safely(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in run_journals(database, run_id))
+
+
+@contextmanager
+def hold_if_abandoned(path: Path) -> Iterator[bool]:
+    """Locks a journal if no process writes it; yields whether it was locked.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    lock = _owner_lock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        # Another session may have written it back and removed it before it was locked.
+        yield path.exists()
+    finally:
+        _give_up(lock)
+
+
+class NotAJournal(OpAtlasError):
+    """A file without a readable header or record."""
+
+
+def read(path: Path) -> JournalContents:
+    """Reads the readable lines of a journal. Repeated lines count once.
+
+    Raises:
+        NotAJournal: the file has neither a header nor a record.
+        OSError: the file cannot be read.
+    """
+    return parse(io.BytesIO(read_safely(path, _LARGEST_BYTES)), path)
+
+
+def parse(lines: Iterable[bytes], path: Path) -> JournalContents:
+    """Parses the lines of a journal, with their ends, as `read` does; `path` is for errors. Raises NotAJournal."""
+    lines = iter(lines)
+    first = next(lines, b"")
+    header, why_not = _header(first.strip(_PADDING))
+    records: list[Record] = []
+    unreadable = [(1, why_not)] if why_not else []
+    torn, each = False, first
+    seen = {b"", first.strip(_PADDING)} if header else {b""}
+    with gc_paused():
+        for number, each in enumerate(itertools.chain([first], lines), start=1):
+            text = each.strip(_PADDING)
+            if text in seen:
+                continue
+            seen.add(text)
+            try:
+                records.append(Record.decode(text, ""))
+            except DecodeError as error:
+                if not each.endswith(b"\n"):
+                    torn = True
+                elif number > 1:
+                    unreadable.append((number, f"not a record of this version ({error.problem})"))
+    if header is None and not records:
+        raise NotAJournal(f"{path}:1: {why_not}, and no record follows")
+    if header is None:
+        unreadable[0] = (1, f"{why_not}: its records neither add nor prune rows")
+        header = JournalHeader(records[0].run_id, UpdateMode.MISSING_ONLY.value, prune=False)
+    return JournalContents(header, tuple(records), tuple(unreadable), torn or each.endswith(b"\0"))
+
+
+def line(values: Mapping[str, Any]) -> bytes:
+    """Returns the plain values of a header or a record as a line. Raises ValueError if a number is not finite."""
+    return f"{json_line(values)}\n".encode()
+
+
+def _header(text: bytes) -> tuple[JournalHeader | None, str]:
+    """Returns the header in a line, or None, and the problem of the line."""
+    try:
+        header = decode(text, JournalHeader, "")
+    except DecodeError as error:
+        return None, f"not the header of a journal: {error.problem}"
+    if header.update_mode not in {mode.value for mode in UpdateMode}:
+        return None, f"not the header of a journal: update_mode {header.update_mode!r}"
+    if header.version == VERSION:
+        return header, ""
+    why_not = f"journal version {header.version}, this OpAtlas reads {VERSION}: unknown records are skipped"
+    return replace(header, prune=False), why_not
+
+
+def _is_in_place(file: BinaryIO, path: Path) -> bool:
+    """Returns whether a path still names an open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _put_back(content: bytes, path: Path) -> None:
+    """Writes a journal again. Raises OpAtlasError with the other path if that fails."""
+    text = content.decode(errors="replace")
+    try:
+        write_text(path, text)
+    except OpAtlasError as error:
+        raise OpAtlasError(f"{error}; its records are {save_in_temporary_folder(text, path)}") from None
+
+
+def _owner_lock(path: Path) -> FileLock:
+    return safe_lock(path.with_suffix(".lock"))
+
+
+def _give_up(lock: FileLock) -> None:
+    """Removes and releases a lock, in this order, so that no other process loses its lock."""
+    # If the folder is gone, no other session can find the lock.
+    with suppress(OSError):
+        Path(lock.lock_file).unlink()
+    lock.release()

@@ -1,0 +1,268 @@
+"""The manifest of a run, `runs/{run_id}.json`: device, software, options and statuses; and the order of runs.
+
+The Run ID of a row leads to the manifest.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
+
+from opatlas.data.csv_files import write_text
+from opatlas.data.database import Database
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
+from opatlas.row.location import public_version
+from opatlas.typed_json import DecodeError, decode
+
+_Kind = TypeVar("_Kind")
+
+VERSION = 1
+#: Prefix of an ingest's files in `runs/` (opatlas/capture/manifest.py).
+INGEST_PREFIX = "ingest-"
+LARGEST_BYTES = 64 << 20
+#: Endings of files that affect measurements.
+_DECIDING = (".py", ".yaml", ".json")
+#: Packages whose version may affect a duration or its measurement.
+_PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis")
+
+
+@dataclass
+class Manifest:
+    """The manifest of a run.
+
+    Attributes:
+        run_id: as in the column Run ID.
+        started_at, finished_at: seconds since the epoch; None while the run lasts, or if it was killed.
+        device: name and facts of the device; empty until a row has run.
+        other_devices: the same for further devices of the session, and for each group: the device of its first rank,
+            with the number of its ranks among the facts.
+        options: the options of the session, with defaults.
+        code: the digest of the code (`code_digest`).
+        host, system, python, packages: machine and software.
+        statuses: the number of rows by status.
+        machine_at_start, machine_at_end: load, steal, other processes, CPU quota, frequency governors, clocks of GPUs,
+            and disturbances; empty if unknown.
+    """
+
+    run_id: str
+    started_at: float
+    options: Mapping[str, Any]
+    code: str
+    device: Mapping[str, Any] = field(default_factory=dict)
+    other_devices: Sequence[Mapping[str, Any]] = ()
+    finished_at: float | None = None
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    machine_at_start: Mapping[str, Any] = field(default_factory=dict)
+    machine_at_end: Mapping[str, Any] = field(default_factory=dict)
+    host: str = field(default_factory=platform.node)
+    system: str = field(default_factory=platform.platform)
+    python: str = field(default_factory=platform.python_version)
+    packages: Mapping[str, str] = field(default_factory=lambda: installed_versions(_PACKAGES))
+    version: int = VERSION
+
+    @property
+    def device_names(self) -> frozenset[str]:
+        """The names of the run's devices; empty if the run ended before its first row."""
+        named = (device.get("name") for device in (self.device, *self.other_devices))
+        return frozenset(str(name) for name in named if name)
+
+    @property
+    def torch(self) -> str:
+        """The public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed."""
+        return public_version(self.packages.get("torch", ""))
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Reads a manifest. Missing fields are empty; unknown fields are ignored. The file name has the run id.
+
+        Raises:
+            OpAtlasError: the file cannot be read, or is not a manifest.
+        """
+        stored = decode_as(_Stored, read_bytes(path), path, "a run")
+        values = {field.name: getattr(stored, field.name) for field in fields(cls)}
+        return cls(**{**values, "run_id": path.stem})
+
+    @staticmethod
+    def path(database: Database, run_id: str) -> Path:
+        """Returns the path of a run's manifest."""
+        return database.runs_dir / f"{run_id}.json"
+
+    def write(self, database: Database) -> Path:
+        """Writes the manifest, and replaces an existing one. Raises OpAtlasError."""
+        path = self.path(database, self.run_id)
+        text = json.dumps(asdict(self), indent=2, default=str, ensure_ascii=False)
+        # `decode` reads no lone surrogate, as an option with a path may have.
+        write_text(path, text.encode(errors="replace").decode() + "\n")
+        return path
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads the file of a manifest. Raises OpAtlasError."""
+    try:
+        return read_safely(path, LARGEST_BYTES)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+
+
+def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind:
+    """Decodes a manifest.
+
+    Args:
+        text: the content of the file at `path`.
+        subject: "a run" or "an ingest", for the error.
+
+    Raises:
+        OpAtlasError: the text is not a manifest.
+    """
+    try:
+        return decode(text, kind, str(path))
+    except DecodeError as error:
+        raise OpAtlasError(
+            f"{path}: not the manifest of {subject} ({error.problem}): restore it, or move it away"
+        ) from None
+
+
+#: Seconds since the epoch, before the year 10000.
+_Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+
+
+@dataclass(kw_only=True)
+class _Stored(Manifest):
+    """The content of a manifest file. Defaults are empty instead of facts of this machine."""
+
+    started_at: _Time
+    run_id: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    finished_at: _Time | None = None
+    host: str = ""
+    system: str = ""
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def manifest_paths(database: Database) -> list[Path]:
+    """Returns the paths of the manifests of runs, sorted; not of ingests, which have another schema."""
+    return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
+
+
+def ingest_paths(database: Database) -> list[Path]:
+    """Returns the paths of the manifests of ingests, sorted."""
+    return sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))
+
+
+def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifest]:
+    """Reads the manifests of a database.
+
+    Args:
+        problems: receives a sentence for each manifest that cannot be read.
+
+    Returns:
+        The readable manifests by run id, in the order of the run ids.
+    """
+    found = {}
+    for path in manifest_paths(database):
+        try:
+            found[path.stem] = Manifest.read(path)
+        except OpAtlasError as error:
+            problems.append(str(error))
+    return found
+
+
+def code_digest(directories: Iterable[Path]) -> str:
+    """Returns a digest of names and contents of all files in some folders that affect measurements.
+
+    These are code, and tables that the code reads (the catalog of theory rows, the calls of kernels).
+    """
+    digest = hashlib.sha256()
+    for directory in directories:
+        for path in sorted(_deciding(directory)):
+            digest.update(path.relative_to(directory.parent).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _deciding(directory: Path) -> Iterator[Path]:
+    for name, folders, files in os.walk(directory):
+        folders[:] = [folder for folder in folders if folder != "__pycache__"]
+        yield from (Path(name, file) for file in files if file.endswith(_DECIDING))
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of the installed packages."""
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # not installed
+    return versions
+
+
+#: The sort key of a run, newer is greater. It ends with the run id, so that two runs never compare equal.
+Age = tuple[int, float, str]
+_NO_RUN, _UNKNOWN_TIME, _KNOWN_TIME = range(3)
+_TIME = re.compile(r"([0-9]{8}T[0-9]{6})(?=-|$)")
+#: A time further in the future comes from a wrong clock.
+_CLOCK_TOLERANCE_S = 600.0
+
+
+class RunOrder:
+    """Orders runs by their start.
+
+    The start is in the manifest of the run, or else in its id, in UTC. A start in the future comes from a wrong clock;
+    its run counts as older than all runs with a known start.
+
+    Attributes:
+        ahead: the ids of compared runs whose start is in the future.
+    """
+
+    def __init__(self, started_at: Mapping[str, float] | None = None, *, now: float | None = None) -> None:
+        """
+        Args:
+            started_at: the start by run id, from manifests, in seconds since the epoch.
+            now: seconds since the epoch; default: the clock of this machine.
+        """
+        self._started_at = started_at or {}
+        self._latest = (time.time() if now is None else now) + _CLOCK_TOLERANCE_S
+        self._ages: dict[str, Age] = {}
+        self.ahead: set[str] = set()
+
+    def age(self, run_id: str) -> Age:
+        """Returns the sort key of a run; "" for no run, which is older than any run."""
+        if run_id not in self._ages:
+            self._ages[run_id] = self._age(run_id)
+        return self._ages[run_id]
+
+    def _age(self, run_id: str) -> Age:
+        if not run_id:
+            return _NO_RUN, 0.0, ""
+        started_at = self._started_at.get(run_id, run_id_time(run_id))
+        if started_at is None:
+            return _UNKNOWN_TIME, 0.0, run_id
+        if started_at > self._latest:
+            self.ahead.add(run_id)
+            return _UNKNOWN_TIME, started_at, run_id
+        return _KNOWN_TIME, started_at, run_id
+
+
+def run_id_time(run_id: str) -> float | None:
+    """Returns the start in a run id (`20261121T163006-1f0c9a`), in seconds since the epoch; None for other ids."""
+    found = _TIME.match(run_id)
+    try:
+        return float(calendar.timegm(time.strptime(found[1], "%Y%m%dT%H%M%S"))) if found else None
+    except (OverflowError, ValueError):
+        return None

@@ -1,0 +1,173 @@
+"""The durations of rows in each run, from the histories, the replaced rows and the CSVs: `opatlas history`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opatlas.data import history
+from opatlas.data.cells import duration_columns, stored_us
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, RunOrder, read_manifests, run_id_time
+from opatlas.errors import OpAtlasError
+from opatlas.progress import track
+from opatlas.row.columns import (
+    CACHE_STATE,
+    INSTRUMENT,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    RUN_ID,
+    STATUS,
+    STATUS_REASON,
+    Status,
+)
+from opatlas.row.quality import valid_duration
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import RowChoice, signatures
+
+_VERSIONS = ("torch", "torch_npu", "vllm-ascend")
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """A row in a run.
+
+    Attributes:
+        run_id: "" if unknown.
+        kept_in: the source: "history", "replaced" (a replaced row that no history has), or "csv" (only in the CSV).
+        current: whether the CSV has this duration.
+        duration_us: the stored duration: the mean of a kernel's samples without outliers, the median of a message's.
+        assumptions: values that the row does not state, and that were assumed.
+        checked_elements, total_elements: output elements compared with the reference, and all; None if unknown.
+        samples_us: each sample in microseconds, if the run has a history.
+        started_at: seconds since the epoch; None if unknown.
+    """
+
+    run_id: str
+    kept_in: str
+    status: str
+    reason: str = ""
+    current: bool = False
+    duration_us: float | None = None
+    median_us: float | None = None
+    std_us: float | None = None
+    samples: int | None = None
+    instrument: str = ""
+    cache_state: str = ""
+    assumptions: tuple[str, ...] = ()
+    checked_elements: int | None = None
+    total_elements: int | None = None
+    samples_us: tuple[float, ...] = ()
+    started_at: float | None = None
+    devices: tuple[str, ...] = ()
+    versions: Mapping[str, str] | None = None
+
+    @property
+    def median(self) -> float | None:
+        """The median of the samples in microseconds; where it is unknown the duration in the CSV."""
+        return self.duration_us if self.median_us is None else self.median_us
+
+
+def row_histories(database: Database, chosen: RowChoice, problems: list[str]) -> dict[RowName, list[RowRun]]:
+    """Returns the runs of each chosen row, the oldest first, also of rows that are no longer in a CSV.
+
+    Args:
+        problems: receives a sentence for each file that cannot be read.
+    """
+    manifests = read_manifests(database, problems)
+    order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
+    runs: dict[RowName, list[RowRun]] = {}
+    for record in history.all_records(database, problems):
+        if chosen.holds(record.kernel_type, record.signature):
+            row = RowName(record.kernel_type, record.signature)
+            runs.setdefault(row, []).append(_run_from_record(record))
+    for path in history.replaced_tables(database):
+        for row, cells in _rows(path, path.stem, chosen, problems):
+            run = _run_from_cells(row.kernel_type, cells, "replaced")
+            if not any(_is_same(run, other) for other in runs.get(row, ())):
+                runs.setdefault(row, []).append(run)
+    for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
+        for row, cells in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
+            of_row = runs.setdefault(row, [])
+            now = replace(_run_from_cells(kernel_type, cells, "csv"), current=True)
+            if now.duration_us is not None:
+                same = [index for index, other in enumerate(of_row) if _is_same(now, other)]
+                if same:
+                    of_row[same[-1]] = replace(of_row[same[-1]], current=True)
+                else:
+                    of_row.append(now)
+    return {
+        row: [_with_manifest(run, manifests) for run in sorted(of_row, key=lambda run: order.age(run.run_id))]
+        for row, of_row in sorted(runs.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
+    }
+
+
+def _rows(
+    path: Path, kernel_type: str, chosen: RowChoice, problems: list[str]
+) -> Iterator[tuple[RowName, Mapping[str, str]]]:
+    try:
+        frame = read_frame(path, kernel_type)
+    except OpAtlasError as error:
+        problems.append(str(error))
+        return
+    for position, signature in enumerate(signatures(kernel_type, frame)):
+        if chosen.holds(kernel_type, signature):
+            yield RowName(kernel_type, signature), {str(name): cell for name, cell in frame.iloc[position].items()}
+
+
+def _run_from_record(record: Record) -> RowRun:
+    run = RowRun(record.run_id, "history", record.status.value, record.reason)
+    measurement = record.measurement
+    if measurement is None:
+        return run
+    summary = measurement.summary
+    ran_as = f"ran as {measurement.ran_as.kernel_type}" if measurement.ran_as is not None else ""
+    return replace(
+        run,
+        reason="; ".join(text for text in (ran_as, record.reason) if text),
+        duration_us=stored_us(record),
+        median_us=summary.median_us,
+        std_us=summary.std_us if summary.count > 1 else None,
+        samples=summary.count,
+        instrument=measurement.instrument,
+        cache_state=measurement.cache_state,
+        assumptions=measurement.assumptions,
+        checked_elements=measurement.checked_elements,
+        total_elements=measurement.total_elements,
+        samples_us=measurement.samples_us,
+    )
+
+
+def _run_from_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRun:
+    count = cells.get(MICROBENCH_SAMPLES, "")
+    # The Status column may be of a later run than the duration.
+    return RowRun(
+        run_id=cells.get(RUN_ID, ""),
+        kept_in=kept_in,
+        status=Status.MEASURED.value,
+        reason=cells.get(STATUS_REASON, "") if cells.get(STATUS) == Status.MEASURED.value else "",
+        duration_us=valid_duration(cells.get(duration_columns(kernel_type)[0], "")),
+        median_us=valid_duration(cells.get(MICROBENCH_MEDIAN, "")),
+        std_us=valid_duration(cells.get(MICROBENCH_STD, "")),
+        samples=int(count) if count.isdecimal() else None,
+        instrument=cells.get(INSTRUMENT, ""),
+        cache_state=cells.get(CACHE_STATE, ""),
+    )
+
+
+def _is_same(run: RowRun, other: RowRun) -> bool:
+    """Returns whether two entries are the same duration; a CSV has four decimals."""
+    if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
+        return False
+    return abs(run.duration_us - other.duration_us) < 1e-4
+
+
+def _with_manifest(run: RowRun, manifests: Mapping[str, Manifest]) -> RowRun:
+    manifest = manifests.get(run.run_id)
+    if manifest is None:
+        return replace(run, started_at=run_id_time(run.run_id))
+    versions = {name: manifest.packages[name] for name in _VERSIONS if name in manifest.packages}
+    return replace(run, started_at=manifest.started_at, devices=tuple(sorted(manifest.device_names)), versions=versions)

@@ -1,0 +1,387 @@
+"""Writes records back to the CSVs, by update mode, without losing any.
+
+Writing the same records twice gives the same files, so an interrupted write-back is simply repeated.
+opatlas/data/row_update.py has the rules for the rows of a table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opatlas.data import history, journal
+from opatlas.data.cells import duration_columns
+from opatlas.data.database import Database, RowTable
+from opatlas.data.history import Histories, save_replaced
+from opatlas.data.journal import JournalContents, JournalHeader
+from opatlas.data.manifest import RunOrder, read_manifests
+from opatlas.data.pruned import PRUNED_REASON, append_pruned
+from opatlas.data.row_update import TableUpdate, TypeRecords, records_by_type
+from opatlas.data.update_mode import UpdateMode
+from opatlas.errors import OpAtlasError, describe_error
+from opatlas.gc_pause import gc_paused
+from opatlas.row.columns import RUN_ID, STATUS_REASON
+from opatlas.row.quality import valid_duration
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import column_cells, signatures
+from opatlas.text import pluralize
+
+
+@dataclass
+class WriteBackResult:
+    """The result of a write-back.
+
+    Attributes:
+        updated: rows with a new duration, by kernel type.
+        added: rows that were appended, by kernel type.
+        marked: rows that received a status only, by kernel type; they keep their durations.
+        unchanged: rows that already had the content of their record, by kernel type.
+        outdated: rows that keep the result of a later run.
+        repeated: how many rows in `updated` have the signature of an earlier row, and received its duration.
+        unmatched: requested rows that are not in a CSV and were not appended.
+        of_siblings: rows that were launched for a sibling, are not in a CSV and were not appended.
+        pruned: rows that were moved to `pruned/`.
+        problems: files that could not be read or written; their records are not written back.
+    """
+
+    updated: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
+    unchanged: Counter[str] = field(default_factory=Counter)
+    outdated: list[RowName] = field(default_factory=list)
+    repeated: int = 0
+    unmatched: list[RowName] = field(default_factory=list)
+    of_siblings: list[RowName] = field(default_factory=list)
+    pruned: list[RowName] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def __add__(self, other: WriteBackResult) -> WriteBackResult:
+        """Returns the result of both write-backs."""
+        return WriteBackResult(
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        )
+
+
+def write_back(
+    database: Database,
+    records: Iterable[Record],
+    mode: UpdateMode,
+    *,
+    prune: bool,
+    keep_newer: bool = False,
+    rehearse: bool = False,
+) -> WriteBackResult:
+    """Writes records to the CSVs of a database, file by file, each replaced in one step.
+
+    Args:
+        records: records of any kernel types. The last record of a row counts. A row without a record of its own
+            receives the samples of siblings that launched it.
+        mode: missing rows are appended (all) or reported (other modes).
+        prune: whether rows that ran and have no valid duration are moved to `pruned/`.
+        keep_newer: whether rows keep the results of later runs than the record's.
+        rehearse: whether to return the result only, and write nothing.
+
+    Raises:
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written becomes a problem of the
+            result; records of other kernel types are written.
+    """
+    result = WriteBackResult()
+    histories = Histories(database)
+    # Run ids have the second of a start, manifests its fraction.
+    starts = {run: each.started_at for run, each in read_manifests(database, []).items()} if keep_newer else {}
+    order = RunOrder(starts) if keep_newer else None
+    with nullcontext() if rehearse else database.lock(), gc_paused():
+        for kernel_type, of_type in records_by_type(records).items():
+            try:
+                _merge_table(database, histories, kernel_type, of_type, mode, prune, order, result, rehearse)
+            except Exception as error:
+                path = database.path / f"{kernel_type}.csv"
+                result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
+    return result
+
+
+def _merge_table(
+    database: Database,
+    histories: Histories,
+    kernel_type: str,
+    records: TypeRecords,
+    mode: UpdateMode,
+    prune: bool,
+    order: RunOrder | None,
+    result: WriteBackResult,
+    rehearse: bool,
+) -> None:
+    table = database.read_or_empty(kernel_type)
+    merged = TableUpdate(kernel_type, table.frame)
+    append = mode.adds_rows
+    changes = merged.apply(records, append=append, update_siblings=append, order=order)
+    outdated = {record.signature for record in changes.outdated}
+    ran = [record for record in records.own.values() if record.signature not in outdated]
+    pruned = merged.to_prune(ran) if prune else []
+    gone: list[RowName] = []
+    if changes.updated or changes.marked or pruned:
+        frame = merged.rows.frame()
+        gone = [RowName(kernel_type, signature) for signature in signatures(kernel_type, frame.iloc[pruned])]
+        if not rehearse:
+            _keep_replaced(database, histories, table, changes.updated)
+            _write(database, table, frame, pruned)
+    # Counted after the write: a file that cannot be written counts nothing.
+    result.updated[kernel_type] += len(changes.updated) - len(changes.appended)
+    result.added[kernel_type] += len(changes.appended)
+    result.marked[kernel_type] += len(changes.marked)
+    result.unchanged[kernel_type] += changes.unchanged
+    result.outdated += [RowName(kernel_type, record.signature) for record in changes.outdated]
+    result.repeated += len(changes.updated) - len({record.signature for record in changes.updated.values()})
+    for record in changes.missing:
+        if not mode.adds_rows or record.measurement is None:
+            is_own = record.signature in records.own
+            (result.unmatched if is_own else result.of_siblings).append(RowName(kernel_type, record.signature))
+    result.pruned += gone
+
+
+def _keep_replaced(database: Database, histories: Histories, table: RowTable, updated: Mapping[int, Record]) -> None:
+    """Saves the rows whose durations are replaced and are in no history, by the run that replaces them."""
+    frame, kernel_type = table.frame, table.kernel_type
+    durations = column_cells(frame, duration_columns(kernel_type)[0])
+    run_ids = column_cells(frame, RUN_ID)
+    lost: dict[str, list[int]] = {}
+    for position, record in updated.items():
+        is_new = position >= len(frame)
+        if is_new or valid_duration(durations[position]) is None or run_ids[position] == record.run_id:
+            continue
+        if not histories.has_duration(run_ids[position], RowName(kernel_type, record.signature)):
+            lost.setdefault(record.run_id, []).append(position)
+    for run_id, positions in lost.items():
+        save_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
+
+
+def _write(database: Database, table: RowTable, frame: pd.DataFrame, pruned: Sequence[int]) -> None:
+    """Saves pruned rows, then writes the table without them."""
+    gone = frame.iloc[list(pruned)]
+    if pruned:
+        append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
+        frame = frame.drop(index=gone.index)
+    database.write(RowTable(table.kernel_type, table.path, frame))
+
+
+#: The number of unreadable lines of a journal that are reported.
+_LINES_TOLD = 5
+_REMEDY = "make it readable and writable"
+
+
+@dataclass(frozen=True)
+class RecoveredJournal:
+    """The journal of an earlier session that was written back.
+
+    Attributes:
+        run_id: the session; the name of the journal if the header cannot be read.
+        statuses: the number of records written to the CSVs, by status.
+        outdated: the number of records that were ignored, because a later run measured their rows.
+        problems: each problem, and its consequence.
+        incomplete: whether some records are not in the CSVs.
+    """
+
+    run_id: str
+    statuses: Counter[str] = field(default_factory=Counter)
+    outdated: int = 0
+    problems: tuple[str, ...] = ()
+    incomplete: bool = False
+
+    def __bool__(self) -> bool:
+        """Returns whether the journal had records."""
+        return bool(self.statuses or self.outdated)
+
+    def __str__(self) -> str:
+        """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        merged = f"merged {pluralize(self.statuses.total(), 'record')} that session {self.run_id} left behind"
+        ignored = f"; ignored {self.outdated:,}, because a later run measured their rows" if self.outdated else ""
+        return f"{merged}{counts and f' ({counts})'}{ignored}"
+
+
+@dataclass(frozen=True)
+class RunWriteBack:
+    """The write-back of a session's own journals.
+
+    Attributes:
+        result: the result; None if the write-back failed.
+        records: all records of the journals.
+        problems: why records are not in the CSVs, and where they are kept.
+    """
+
+    result: WriteBackResult | None
+    records: Sequence[Record]
+    problems: Sequence[str]
+
+
+def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
+    """Writes back the journals of killed sessions, oldest first.
+
+    A journal moves to the history of its run when all its records are in the CSVs. A journal with unreadable lines is
+    kept under another name. A journal that cannot be written back stays and is reported. Rows keep the results of later
+    sessions.
+    """
+    own = set(journal.run_journals(database, own_run))
+    found = []
+    for path in journal.journals(database):
+        if path in own:
+            continue
+        try:
+            with journal.hold_if_abandoned(path) as abandoned:
+                if abandoned:
+                    found.append(_recover_journal(database, path))
+        except Exception as error:
+            remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
+            problem = describe_error(error, path, remedy)
+            found.append(RecoveredJournal(path.stem, problems=(problem,), incomplete=True))
+    return found
+
+
+def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
+    """Writes one journal back. Raises OpAtlasError, OSError."""
+    try:
+        contents = journal.read(path)
+    except journal.NotAJournal as error:
+        set_aside = (str(error), f"it is kept as {_set_aside(path)}")
+        return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
+    header = contents.header
+    result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    if result.problems:
+        problems = [*result.problems, f"its records stay in {path} until this is repaired"]
+        return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
+    # Named by journal: a killed session may have several.
+    kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
+    try:
+        history.add(database, header, contents.records)
+    except OpAtlasError as error:
+        problems = [*kept, f"{error}; its records are in the CSVs, and {path} stays until this is repaired"]
+        return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
+    problems = [*kept, *_put_away(path, contents)]
+    outdated, unmatched = set(result.outdated), set(result.unmatched)
+    # The last record of a row counts.
+    records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
+    merged = [record for name, record in records.items() if name not in outdated and name not in unmatched]
+    return RecoveredJournal(
+        header.run_id,
+        Counter(record.status.value for record in merged),
+        len(outdated.intersection(records)),
+        tuple(problems),
+        incomplete=bool(kept or contents.unreadable),
+    )
+
+
+def write_back_run(
+    database: Database, header: JournalHeader, unsaved: Iterable[Mapping[str, Any]] = ()
+) -> RunWriteBack:
+    """Writes the journals of a session back, and moves them to the history of the run.
+
+    A journal whose records are not in the CSVs and the history stays for the next session.
+
+    Args:
+        header: the header of the session's journals.
+        unsaved: records that could not be written to a journal.
+    """
+    problems: list[str] = []
+    read: list[tuple[Path, JournalContents]] = []
+    for path in journal.run_journals(database, header.run_id):
+        try:
+            with journal.hold_if_abandoned(path) as closed:
+                if not closed:
+                    raise OpAtlasError(f"{path} is still being written: the next session merges it")
+                read.append((path, journal.read(path)))
+        except Exception as error:
+            problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
+    unsaved = list(unsaved)
+    unsaved_records = list(_decode_records(unsaved, problems))
+    records = [record for _, contents in read for record in contents.records] + unsaved_records
+    result = None
+    try:
+        result = write_back(database, records, UpdateMode(header.update_mode), prune=header.prune)
+        problems += result.problems or _keep_unmatched(database, header, records, result)
+        all_kept = not result.problems
+        if all_kept and records:
+            history.add(database, header, records)
+    except Exception as error:
+        problems.append(describe_error(error, database.path, "the records stay in their journals"))
+        all_kept = False
+    for path, contents in read:
+        if all_kept or not contents.records:
+            try:
+                problems += _put_away(path, contents)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}: its records are in the CSVs, remove it")
+        else:
+            problems.append(
+                f"{pluralize(len(contents.records), 'record')} stay in {path}: the next session merges them"
+            )
+    if unsaved and not (all_kept and len(unsaved_records) == len(unsaved)):
+        problems.append(_rescue(database, header, unsaved))
+    return RunWriteBack(result, records, problems)
+
+
+def _decode_records(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
+    for values in unsaved:
+        try:
+            yield Record.from_json(values)
+        except OpAtlasError as error:
+            problems.append(str(error))
+
+
+def _put_away(path: Path, contents: JournalContents) -> list[str]:
+    """Removes a journal after write-back; renames it if lines could not be read. Raises OSError."""
+    problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
+    if more := contents.unreadable[_LINES_TOLD:]:
+        problems.append(f"{path}: {pluralize(len(more), 'more line')} that cannot be read")
+    if problems:
+        problems.append(f"the unreadable lines are kept in {_set_aside(path)}")
+    else:
+        path.unlink()
+    if contents.torn:
+        problems.append(
+            f"{path}: the last record is cut off, because the session was killed; its row counts as not run"
+        )
+    return problems
+
+
+def _set_aside(path: Path) -> Path:
+    """Renames a journal so that later sessions ignore it; returns the new path. Raises OSError."""
+    names = chain([f"{path.name}.unreadable"], (f"{path.name}.unreadable{number}" for number in count(2)))
+    kept = next(kept for kept in map(path.with_name, names) if not kept.exists())
+    path.rename(kept)
+    return kept
+
+
+def _keep_unmatched(
+    database: Database, header: JournalHeader, records: Iterable[Record], result: WriteBackResult
+) -> list[str]:
+    """Saves measurements whose rows are no longer in a CSV and were not appended.
+
+    Raises:
+        OpAtlasError: they cannot be written; the journals must stay.
+    """
+    names = set(result.unmatched)
+    lost = [r for r in records if r.measurement and RowName(r.kernel_type, r.signature) in names]
+    if not lost:
+        return []
+    path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
+    journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
+    where = f"kept in {path}, to be added by `{journal.combine_command(database.path, path)}`"
+    are = pluralize(len(lost), "measured row is", "measured rows are")
+    return [f"{are} not in the CSVs any more: {where}"]
+
+
+def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
+    """Saves records that are in no journal; returns a sentence with the path."""
+    path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
+    problem = f"no room in the journal for {pluralize(len(records), 'record')}"
+    with suppress(OpAtlasError):
+        journal.write(path, header, records)
+        return f"{problem}, kept in {path}: the next session merges them"
+    return f"{problem}, {journal.save_in_temporary_folder(journal.journal_text(header, records), path)}"

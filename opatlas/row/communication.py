@@ -1,0 +1,103 @@
+"""The collectives: kernel types, message sizes and bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from opatlas.row.columns import (
+    DTYPE,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    TOPOLOGY_TIER,
+)
+from opatlas.row.slots import dtype_name, known_dtype
+from opatlas.text import parse_whole
+
+_PREFIX = "hcom_"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of n devices with messages of m bytes.
+
+    Attributes:
+        name: the name in torch.distributed.
+        kernel_type: the name in HCCL, which is the name of the CSV on every device.
+        message: the message whose bytes message_bytes counts.
+        in_parts: whether the message has a part for each device.
+        bus_share: maps n to the least share of m that the busiest link carries. The bus bandwidth is this share of m
+            divided by the duration, and is comparable with the bandwidth of the link. Source: doc/PERFORMANCE.md of
+            nccl-tests, where the size for all_gather and reduce_scatter is n chunks; here m is one chunk.
+    """
+
+    name: str
+    kernel_type: str
+    message: str
+    in_parts: bool
+    bus_share: Callable[[int], float]
+
+    def message_bytes(self, wanted_bytes: int, num_devices: int, element_bytes: int) -> int:
+        """Returns the smallest message of at least `wanted_bytes` in whole elements, equally many for each device."""
+        unit = element_bytes * (num_devices if self.in_parts else 1)
+        return -(-wanted_bytes // unit) * unit
+
+    def bus_bandwidth_gbps(self, message_bytes: int, num_devices: int, duration_us: float) -> float:
+        """Returns the bus bandwidth in 10^9 bytes/s."""
+        return self.bus_share(num_devices) * bandwidth_gbps(message_bytes, duration_us)
+
+
+ALL_REDUCE = Collective(
+    "all_reduce", "hcom_allReduce_", "the tensor of each device", in_parts=False, bus_share=lambda n: 2 * (n - 1) / n
+)
+ALL_GATHER = Collective(
+    "all_gather", "hcom_allGather_", "the chunk that each device gives", in_parts=False, bus_share=lambda n: n - 1
+)
+REDUCE_SCATTER = Collective(
+    "reduce_scatter",
+    "hcom_reduceScatter_",
+    "the chunk that each device keeps",
+    in_parts=False,
+    bus_share=lambda n: n - 1,
+)
+ALL_TO_ALL = Collective(
+    "all_to_all", "hcom_alltoallv_", "all that one device sends", in_parts=True, bus_share=lambda n: (n - 1) / n
+)
+BROADCAST = Collective(
+    "broadcast", "hcom_broadcast_", "the tensor of the first device", in_parts=False, bus_share=lambda n: 1
+)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST)
+BY_NAME: Mapping[str, Collective] = {collective.name: collective for collective in COLLECTIVES}
+BY_KERNEL_TYPE: Mapping[str, Collective] = {collective.kernel_type: collective for collective in COLLECTIVES}
+
+#: Names of the outermost dimension of the device grid in which the devices of a group differ.
+TIERS: Mapping[int, str] = {0: "inter_pod", 1: "intra_pod", 2: "die_level"}
+
+
+def is_communication(kernel_type: str) -> bool:
+    """Returns whether the rows of a kernel type are messages instead of tensor shapes."""
+    return kernel_type.startswith(_PREFIX)
+
+
+def bandwidth_gbps(message_bytes: int, duration_us: float) -> float:
+    """Returns the algorithm bandwidth in 10^9 bytes/s."""
+    return message_bytes / duration_us / 1e3
+
+
+def message_signature(row: Mapping[str, str]) -> str:
+    """Returns the signature of a message: `1048576|16|BF16|1`.
+
+    Accepts any cells, so that malformed rows can be reported. Synonyms of dtypes are equal: msmodeling's DT_FP16 is
+    DT_FLOAT16.
+    """
+    numbers = [_whole_number(row.get(name, "")) for name in (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)]
+    word = row.get(DTYPE, "").strip().strip("\"'").upper()
+    dtype = known_dtype(word)
+    return "|".join((*numbers[:2], dtype_name(word) if dtype is None else dtype.name, numbers[2]))
+
+
+def _whole_number(cell: str) -> str:
+    """Returns a whole number without its decimals: pandas writes a column with gaps as `1024.0`."""
+    text = cell.strip().strip("\"'")
+    number, _, fraction = text.partition(".")
+    return number if parse_whole(number) is not None and not fraction.strip("0") else text

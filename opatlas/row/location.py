@@ -1,0 +1,370 @@
+"""The folder of a database: `{root}/{device}/{stack}/{version_dir}`.
+
+The root is `database/data` of a checkout; for a wheel it is `opatlas/database` in the user's data folder.
+
+{device}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5    NPU compute
+{device}/hccl/v8.5                                    NPU communication
+{device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
+{device}/nccl|gloo/{version}                          CUDA and CPU communication
+{device}/tasks/torch2.11.0_cuda13.0, torch2.9.0_cann8.5    tasks; those of candidates lie in `implementations/` there
+{device}/suite_opinfo/torch2.11.0_cuda13.0            suites of operators, likewise
+{device}/flashinfer/flashinfer0.5.3_torch2.11.0_cuda13.0   an implementation other than the default
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
+from opatlas.installation import databases_root
+from opatlas.row.versions import (
+    CANN,
+    CUDA,
+    NCCL,
+    TORCH,
+    VLLM,
+    Component,
+    Versions,
+    same_release,
+    version_key,
+    versions_option,
+)
+from opatlas.text import shortened, suggest
+
+Kind = Literal["npu", "cuda", "cpu"]
+#: A device, and the versions by the name of the software.
+ParsedPath = tuple[str, Mapping[str, str]]
+
+ROOT = databases_root()
+
+DEFAULT_NPU_DEVICE = "ATLAS_800_A3_752T_128G_DIE"
+NPU_DEVICES = (
+    "ATLAS_800_A2_376T_64G",
+    "ATLAS_800_A2_313T_64G",
+    "ATLAS_800_A2_280T_64G",
+    "ATLAS_800_A2_280T_64G_PCIE",
+    "ATLAS_800_A2_280T_32G_PCIE",
+    DEFAULT_NPU_DEVICE,
+    "ATLAS_800_A3_560T_128G_DIE",
+)
+
+#: The device of captures that do not name a device.
+UNNAMED_NPU = "an unnamed NPU"
+
+#: The file of a database that ships with OpAtlas; its text names the machine of its measurements.
+SHIPPED = "SHIPPED.txt"
+_LARGEST_MARKER_BYTES = 1 << 20
+_LONGEST_MARKER = 300
+
+_STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
+_COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+#: The software whose versions name a compute database, and a communication database (torch contains Gloo).
+NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
+COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
+#: The software that a task uses: its rows are not rows of vllm-ascend.
+TASKS_NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
+_TASKS = "tasks"
+_SUITE = "suite_"
+_TASKS_DIR = re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?")
+#: Folder names of `version_dir`; a suffix separates databases of a machine (`torch2.11.0_cuda13.0_warm`).
+_VERSION_DIRS = {
+    _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
+    _STACK["cuda"]: re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cpu)(?:_.*)?"),
+}
+#: Prefixes of the device names that torch.cuda lists; any other name is a CPU.
+_CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
+_NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
+#: The software of the folder of an implementation, after the name and the version of the implementation.
+_IMPLEMENTATION_DIR = r"{name}([^_]+)_torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?"
+#: The folder of a base that --database-path names, for the databases of implementations: `{name}-{version}`.
+IMPLEMENTATIONS = "implementations"
+_DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
+
+
+def device_kind(device: str) -> Kind:
+    """Returns the kind of a device by its name. A name without a known prefix of NPUs or GPUs is a CPU."""
+    if device == UNNAMED_NPU or _NPU_NAME.match(device):
+        return "npu"
+    return "cuda" if _CUDA_NAME.match(device) else "cpu"
+
+
+def expect_npu(device: str) -> None:
+    """Checks that a name is an NPU: a known Atlas, a chip (`Ascend910B3`), or an NPU that has a folder already.
+
+    Raises:
+        OpAtlasError: the name is not an NPU; the message suggests a similar name.
+    """
+    if device in NPU_DEVICES or is_chip(device) or (device_kind(device) == "npu" and (ROOT / device).is_dir()):
+        return
+    meant = suggest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
+    raise OpAtlasError(f"--device {device}: not an NPU{meant}: name an NPU, or the folder with --database-path")
+
+
+def is_product(device: str) -> bool:
+    """Returns whether a name is a product with NPUs (`ATLAS_800_A3_752T_128G_DIE`) rather than a chip."""
+    return device.upper().startswith("ATLAS_")
+
+
+def is_chip(device: str) -> bool:
+    """Returns whether a name is the chip of an NPU (`Ascend910B3`) rather than the product with the chip."""
+    return device.lower().startswith("ascend") and device.lower() != "ascend"
+
+
+def parse_path(path: Path) -> ParsedPath | None:
+    """Returns the device and the versions that the path of a database names.
+
+    Returns:
+        None unless the path has the form of `default_path` or `communication_path`, under any root.
+    """
+    *_, device, library, version = ("", "", "", *path.resolve().parts)
+    kinds = {name: kind for kind, name in _COMMUNICATION.items()}
+    if library in kinds:
+        number = version.removeprefix(_prefix(kinds[library]))
+        return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
+    if _is_of_torch(library):
+        found = _TASKS_DIR.fullmatch(version)
+        named = zip((TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True) if found else ()
+        return (device, {software: text for software, text in named if text}) if found else None
+    if library not in _VERSION_DIRS:
+        return _implementation_place(device, library, version)
+    found = _VERSION_DIRS[library].fullmatch(version)
+    if found is None:
+        return None
+    components = NAMED_BY["npu"] if library == _STACK["npu"] else NAMED_BY["cuda"]
+    return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
+
+
+def communication_library(path: Path) -> str:
+    """Returns the library and the version that the path of a communication database names; "" for another path."""
+    library, version = path.resolve().parts[-2:]
+    return f"{library} {version}" if library in _COMMUNICATION.values() else ""
+
+
+def _implementation_place(device: str, name: str, version_dir: str) -> ParsedPath | None:
+    found = re.fullmatch(_IMPLEMENTATION_DIR.format(name=re.escape(name)), version_dir)
+    if found is None:
+        return None
+    named = zip((name, TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True)
+    return device, {software: version for software, version in named if version}
+
+
+def implementation_label(name: str, version: str) -> str:
+    """Returns an implementation as rows and manifests name it: `flashinfer 0.5.3`; the name alone without a version."""
+    return f"{name} {version}".rstrip()
+
+
+def parse_implementation(label: str) -> tuple[str, str]:
+    """Returns the name and the version in a text by `implementation_label`; "" for missing parts."""
+    name, _, version = label.strip().partition(" ")
+    return name, version
+
+
+def default_database_of(path: Path) -> Path | None:
+    """Returns the database of a device's default whose `implementations/` holds a database; None if none does."""
+    return path.parents[1] if path.parent.name == IMPLEMENTATIONS else None
+
+
+def implementation_of(path: Path) -> tuple[str, str]:
+    """Returns the name and the version of the implementation that the path of a database names.
+
+    Returns:
+        ("", "") for the default of a device, and for a path that names none.
+    """
+    folder = path.resolve()
+    name, dash, version = folder.name.rpartition("-")
+    if folder.parent.name == IMPLEMENTATIONS and dash:
+        return name, version
+    place = parse_path(path)
+    library = folder.parent.name
+    return (library, place[1][library]) if place is not None and library in set(place[1]) - {TORCH.name} else ("", "")
+
+
+def list_databases(root: Path = ROOT) -> list[Path]:
+    """Returns the folders below `root` whose paths have the form `{device}/{stack}/{versions}`, sorted."""
+    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and parse_path(path) is not None)
+
+
+def parse_npu_path(path: Path) -> ParsedPath | None:
+    """Returns `parse_path` of a compute database of an NPU; None for any other folder."""
+    return parse_path(path) if path.resolve().parent.name == _STACK["npu"] else None
+
+
+def communication_reference(database: Path, cann: str) -> str:
+    """Returns the path from a compute database of an NPU to its messages: `../../hccl/v8.5/`.
+
+    If that folder is missing, another version of the same release is taken (`v8.5.1`).
+    """
+    name = communication_path(DEFAULT_NPU_DEVICE, cann).name
+    folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
+    parsed_paths = [(path, parse_path(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
+    versions = {
+        parsed[1][CANN.name]: path.name for path, parsed in parsed_paths if parsed is not None and path.is_dir()
+    }
+    others = [version for version in versions if same_release(version, cann)]
+    return f"../../{folder.name}/{versions[max(others, key=version_key)] if others else name}/"
+
+
+def are_of_same_release(one: Path, other: Path) -> bool:
+    """Returns whether the paths of two databases name the same device and the same releases of the software."""
+    ours, theirs = parse_path(one), parse_path(other)
+    if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
+        return False
+    return all(same_release(version, theirs[1][name]) for name, version in ours[1].items())
+
+
+def default_path(device: str, versions: Versions) -> Path:
+    """Returns the path of the compute database of a device and its software.
+
+    Raises:
+        OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
+    """
+    kind = device_kind(device)
+    return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
+
+
+def _is_of_torch(library: str) -> bool:
+    """Returns whether a folder has databases of tasks or of a suite, which the version of torch names."""
+    return library == _TASKS or library.startswith(_SUITE)
+
+
+def beside(database: Path, place: Path) -> Path:
+    """Returns where a database that lies at `place` below ROOT lies next to another database.
+
+    Both have one root where the other one lies in the layout of this module. A database elsewhere (`DB`) has the root
+    `DB-replays` for those next to it.
+    """
+    other = database.resolve()
+    root = other.parents[2] if parse_path(other) is not None else other.with_name(f"{other.name}-replays")
+    return root / place.relative_to(ROOT)
+
+
+def suite_path(device: str, suite: str, versions: Versions) -> Path:
+    """Returns the path of the database of a suite of operators on a device. Raises OpAtlasError as `tasks_path`."""
+    tasks = tasks_path(device, versions)
+    return tasks.parents[1] / _directory_name(f"{_SUITE}{suite}", "suite") / tasks.name
+
+
+def tasks_path(device: str, versions: Versions) -> Path:
+    """Returns the path of the database of tasks of a device.
+
+    Raises:
+        OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
+    """
+    kind = device_kind(device)
+    _require(TASKS_NAMED_BY[kind], versions)
+    stack = {"cuda": f"cuda{versions.cuda}", "npu": f"cann{_short_cann(versions.cann or '')}", "cpu": "cpu"}[kind]
+    folder = f"torch{public_version(versions.torch or '')}_{stack}"
+    return ROOT / _directory_name(device, "device") / _TASKS / _directory_name(folder, "version")
+
+
+def implementation_path(device: str, name: str, version: str, versions: Versions) -> Path:
+    """Returns the path of the database of an implementation on a device.
+
+    Args:
+        name, version: the implementation; the name of a stack or of a communication library is refused.
+
+    Raises:
+        OpAtlasError: a version is unknown, or a name cannot be a folder.
+    """
+    if name in (*_STACK.values(), *_COMMUNICATION.values()) or _is_of_torch(name):
+        raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
+    kind = device_kind(device)
+    _require([TORCH, *({"cuda": [CUDA], "npu": [CANN]}.get(kind, []))], versions)
+    stack = {"cuda": f"cuda{versions.cuda}", "npu": f"cann{_short_cann(versions.cann or '')}", "cpu": "cpu"}[kind]
+    folder = f"{name}{version}_torch{public_version(versions.torch or '')}_{stack}"
+    return ROOT / _directory_name(device, "device") / _directory_name(name, "name") / _directory_name(folder, "version")
+
+
+def shipped_note(database: Path) -> str:
+    """Returns the machine that a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
+    try:
+        text = read_safely(database / SHIPPED, _LARGEST_MARKER_BYTES)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise OpAtlasError(f"{database / SHIPPED}: cannot be read ({error.strerror}): remove it") from None
+    line = text.decode("utf-8", errors="replace").strip().partition("\n")[0]
+    return shortened(line, _LONGEST_MARKER)
+
+
+def communication_path(device: str, version: str) -> Path:
+    """Returns the path of the communication database of a device.
+
+    Args:
+        version: the version of CANN for an NPU, of NCCL for CUDA, of torch (which contains Gloo) for a CPU.
+
+    Raises:
+        OpAtlasError: a name cannot be a folder.
+    """
+    kind = device_kind(device)
+    name = _prefix(kind) + (_short_cann(version) if kind == "npu" else public_version(version))
+    return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
+
+
+def _prefix(kind: Kind) -> str:
+    """Returns the prefix of the version of a communication database; "v" for NPUs, as in msmodeling."""
+    return "v" if kind == "npu" else ""
+
+
+def version_dir(kind: Kind, versions: Versions) -> str:
+    """Returns the name of the folder of a software stack. Raises OpAtlasError."""
+    _require(NAMED_BY[kind], versions)
+    torch = public_version(versions.torch or "")
+    if kind == "npu":
+        name = f"vllm{public_version(versions.vllm or '')}_torch{torch}_cann{_short_cann(versions.cann or '')}"
+    elif kind == "cuda":
+        name = f"torch{torch}_cuda{versions.cuda}"
+    else:
+        name = f"torch{torch}_cpu"
+    return _directory_name(name, "version")
+
+
+def slug(name: str) -> str:
+    """Returns the name of a device as a folder name: `NVIDIA H100 80GB HBM3` → `NVIDIA_H100_80GB_HBM3`."""
+    plain = re.sub(r"\((?:R|TM|C)\)", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", plain).strip("_.-")
+
+
+def cpu_device_name() -> str:
+    """Returns the folder name of this machine's CPU; the architecture if the system gives no model name."""
+    return slug(_cpu_model() or platform.processor() or platform.machine()) or "cpu"
+
+
+def public_version(version: str) -> str:
+    """Returns a version without the local suffix: `2.9.0+cpu` → `2.9.0`."""
+    return version.partition("+")[0]
+
+
+def _short_cann(version: str) -> str:
+    """Returns `8.5` for `8.5.0`: the toolkit states three numbers, users write two."""
+    return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version)
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux
+        return ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return model[1].strip() if model else ""
+
+
+def _require(components: Iterable[Component], versions: Versions) -> None:
+    missing = [component for component in components if not getattr(versions, component.field)]
+    if missing:
+        names = ", ".join(component.name for component in missing)
+        known = [component for component in missing if component.example]
+        remedy = f"give {versions_option(known)}, or name the folder with --database-path"
+        remedy = remedy if known else "name the folder with --database-path"
+        raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
+
+
+def _directory_name(name: str, part: str) -> str:
+    if not _DIRECTORY_NAME.fullmatch(name):
+        raise OpAtlasError(f"the {part} {name!r} cannot name a folder: use letters, digits and . _ + - only")
+    return name

@@ -1,0 +1,305 @@
+"""The quality of a row's samples: quiet, noisy, drifting, bimodal, throttled, shorter than possible, of a composition.
+
+The verdict depends only on the samples and on the reports of the device meanwhile. docs/measurement.md has the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import fmean, median
+
+import numpy as np
+
+from opatlas.show.formats import duration, percent
+from opatlas.text import parse_real
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Statistics of durations in microseconds; `std_us` is the sample standard deviation (0 for one sample)."""
+
+    count: int
+    mean_us: float
+    median_us: float
+    min_us: float
+    std_us: float
+
+
+def summarize(samples_us: Sequence[float]) -> Summary:
+    """Returns the statistics of at least one sample."""
+    mean = fmean(samples_us)
+    return Summary(len(samples_us), mean, median(samples_us), min(samples_us), standard_deviation(samples_us, mean))
+
+
+def standard_deviation(samples: Sequence[float], mean: float) -> float:
+    """Returns the sample standard deviation (n - 1); 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
+
+
+#: No launch takes longer than an hour: a longer duration is the difference of two times that wrapped below zero.
+LONGEST_US = 3.6e9
+
+
+def valid_duration(cell: str) -> float | None:
+    """Returns the duration in a cell, in microseconds; None unless it is above zero and at most LONGEST_US."""
+    value = parse_real(cell)
+    return value if value is not None and 0 < value <= LONGEST_US else None
+
+
+def number_cell(value: float) -> str:
+    """Returns a number as a cell, with at most six decimals (a picosecond for a duration in microseconds)."""
+    text = f"{value:.6f}"
+    return text.rstrip("0").rstrip(".")
+
+
+#: Samples with a larger relative standard deviation are noisy.
+NOISE_LIMIT = 0.10
+#: Noise is computed from at least this many samples; a mode has as many.
+LEAST_FOR_NOISE = 3
+#: Fewer samples say nothing about drift or two modes.
+_LEAST_FOR_SHAPE = 10
+#: Smaller relative differences of two medians are not reported.
+_TELLING = 0.05
+#: Two-sided 1 % quantile of the normal distribution, for the rank-sum statistic of the halves.
+_DRIFT_Z = 2.58
+#: The least share of the samples in a mode.
+_LEAST_MODE = 0.2
+#: Ashman's D (1994) of the two modes, after the best split. A split through one normal population has D = 2.7, through
+#: a uniform one 3.5; of ten normal samples 1 in 100 exceeds 6 by accident.
+_MODES_D = 6.0
+#: Outliers are more median absolute deviations from the median. Of normal samples Tukey's "far out" values are as far,
+#: but quartiles describe the disturbance where another program takes more than a quarter of the samples.
+_FAR_OUT = 7.0
+#: A duration below this share of the roofline's bound is wrong; the rest is rounding of clocks and data sheets.
+_ROOFLINE_SLACK = 0.95
+
+
+class Quality(str, Enum):
+    """The quality of a duration; an empty cell means that the samples are unknown."""
+
+    UNKNOWN = "unknown"  # fewer than three samples
+    QUIET = "quiet"
+    NOISY = "noisy"  # relative standard deviation over NOISE_LIMIT
+    DRIFTING = "drifting"  # the later half of the samples is slower, or faster, than the earlier half
+    BIMODAL = "bimodal"  # two populations
+    THROTTLED = "throttled"  # the device ran below its clock
+    ABOVE_ROOFLINE = "above roofline"  # shorter than the device's peaks allow
+    COMPOSITION = "composition"  # of several operators of torch in place of the kernel
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def from_cell(cls, cell: str) -> Quality | None:
+        """Returns the quality in a cell; None for an empty cell or an unknown word."""
+        try:
+            return cls(cell.strip().lower())
+        except ValueError:
+            return None
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether reports count the samples as not quiet: there are enough samples, and no composition was timed."""
+        return self not in (Quality.QUIET, Quality.UNKNOWN, Quality.COMPOSITION)
+
+
+@dataclass(frozen=True)
+class QualityVerdict:
+    """The quality of one row's samples.
+
+    Attributes:
+        reason: why, with numbers; for a quiet row the outliers, or "".
+        outliers: the number of samples that `without_outliers` leaves out.
+    """
+
+    quality: Quality
+    reason: str = ""
+    outliers: int = 0
+
+
+def typical_mean(samples_us: Sequence[float]) -> float:
+    """Returns the mean of the samples that are not outliers: the stored duration of a kernel."""
+    return fmean(without_outliers(samples_us))
+
+
+def without_outliers(samples_us: Sequence[float]) -> Sequence[float]:
+    """Returns the samples without the outliers, in their order.
+
+    An outlier is more than seven median absolute deviations from the median, and more than 10 % of the median. Fewer
+    than ten samples have no outliers.
+    """
+    if len(samples_us) < _LEAST_FOR_SHAPE:
+        return samples_us
+    middle = median(samples_us)
+    reach = max(_FAR_OUT * median([abs(sample - middle) for sample in samples_us]), NOISE_LIMIT * middle)
+    return [sample for sample in samples_us if abs(sample - middle) <= reach]
+
+
+def relative_noise(samples_us: Sequence[float]) -> float | None:
+    """Returns the standard deviation of all samples as a share of the stored mean, which is without the outliers.
+
+    Returns:
+        None for fewer than two samples.
+    """
+    if len(samples_us) < 2:
+        return None
+    return standard_deviation(samples_us, fmean(samples_us)) / typical_mean(samples_us)
+
+
+def is_noisy(quality: Quality | None, noise: float | None) -> bool:
+    """Returns whether the samples of a row need a warning.
+
+    Args:
+        quality: the quality of the row; None for a row without it, for which the noise decides.
+        noise: standard deviation of the samples as a share of their mean; None or NaN if unknown.
+    """
+    if quality is not None:
+        return quality.is_warning
+    return noise is not None and noise > NOISE_LIMIT
+
+
+def is_composition(quality: str, stand_in: str) -> bool:
+    """Returns whether a replayed duration is that of a composition, and no estimate of the kernel's own.
+
+    Args:
+        quality, stand_in: the cells of Quality and Stand-In. A row with neither is undecided.
+    """
+    return bool(stand_in.strip()) or Quality.from_cell(quality) is Quality.COMPOSITION
+
+
+def judge_composition(verdict: QualityVerdict) -> QualityVerdict:
+    """Returns the verdict on a composition, whose reason is the verdict on its samples."""
+    samples = "" if verdict.quality is Quality.QUIET else verdict.quality.value
+    reason = ": ".join(filter(None, (samples, verdict.reason)))
+    return QualityVerdict(Quality.COMPOSITION, reason, verdict.outliers)
+
+
+def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float | None = None) -> QualityVerdict:
+    """Judges samples.
+
+    Args:
+        samples_us: durations in microseconds, all above zero, in the order in which they were taken; at least one.
+        throttled: why the device ran below its clock meanwhile; "" if it did not.
+        bound_us: the least time that the peaks of the device allow (opatlas/row/roofline.py); None if unknown.
+
+    Returns:
+        The first of these that holds: above roofline, throttled, unknown, bimodal, drifting, noisy, quiet.
+    """
+    middle = median(samples_us)
+    outliers = len(samples_us) - len(without_outliers(samples_us))
+    quality, reason = _quality(samples_us, middle, throttled, bound_us)
+    named = ""
+    if outliers:
+        verb = "is an outlier" if outliers == 1 else "are outliers"
+        farthest = max(samples_us, key=lambda sample: abs(sample - middle))
+        named = f"{outliers} of {len(samples_us)} samples {verb}, the farthest {duration(farthest)}"
+    return QualityVerdict(quality, "; ".join(filter(None, (reason, named))), outliers)
+
+
+def names_outliers(reason: str) -> bool:
+    """Returns whether a cell of Quality Reason names outliers, which the stored mean leaves out."""
+    return "outlier" in reason
+
+
+def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None) -> tuple[Quality, str]:
+    """Returns the quality, and the reason without the outliers."""
+    if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
+        text = (
+            f"the median of {duration(middle)} is below {duration(bound_us)}, the least that the device's peaks allow"
+        )
+        return Quality.ABOVE_ROOFLINE, text
+    if throttled:
+        return Quality.THROTTLED, throttled
+    if len(samples_us) < LEAST_FOR_NOISE:
+        return Quality.UNKNOWN, f"too few samples to judge noise: {len(samples_us)}"
+    if modes := find_modes(samples_us):
+        return Quality.BIMODAL, f"two modes: {modes.text('samples')}"
+    if drift := _drift(samples_us, middle):
+        return Quality.DRIFTING, drift
+    noise = relative_noise(samples_us) or 0.0
+    if noise > NOISE_LIMIT:
+        return Quality.NOISY, f"standard deviation {percent(noise, 0)} of the mean, median {duration(middle)}"
+    return Quality.QUIET, ""
+
+
+def _drift(samples_us: Sequence[float], middle: float) -> str:
+    """Compares the halves by the rank-sum test (Mann and Whitney, 1947); returns "" if they do not differ."""
+    if len(samples_us) < _LEAST_FOR_SHAPE:
+        return ""
+    half = len(samples_us) // 2
+    first, last = samples_us[:half], samples_us[-half:]
+    before, after = median(first), median(last)
+    if abs(after - before) <= _TELLING * middle:
+        return ""
+    ranks = _ranks([*first, *last])
+    rank_sum = sum(ranks[:half])
+    expected = half * (2 * half + 1) / 2
+    deviation = math.sqrt(half * half * (2 * half + 1) / 12)
+    if abs(rank_sum - expected) < _DRIFT_Z * deviation:
+        return ""
+    return f"the samples drift: median {duration(before)} of the first half, {duration(after)} of the last"
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Returns the ranks of values from 1; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    begin = 0
+    while begin < len(order):
+        end = begin
+        while end < len(order) and values[order[end]] == values[order[begin]]:
+            end += 1
+        for index in order[begin:end]:
+            ranks[index] = (begin + 1 + end) / 2
+        begin = end
+    return ranks
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Two populations of samples: the sizes, and the medians in microseconds."""
+
+    low_count: int
+    low_us: float
+    high_count: int
+    high_us: float
+
+    def text(self, sample: str) -> str:
+        """Returns a phrase with sizes and medians; `sample` is the plural noun for the samples."""
+        low, high = duration(self.low_us), duration(self.high_us)
+        return f"{self.low_count} {sample} around {low} and {self.high_count} around {high}"
+
+
+def find_modes(samples_us: Sequence[float]) -> Modes | None:
+    """Splits samples in two with the least variance within (Otsu, 1979); None if they are one population."""
+    count = len(samples_us)
+    least = max(LEAST_FOR_NOISE, math.ceil(count * _LEAST_MODE))
+    if count < _LEAST_FOR_SHAPE:
+        return None
+    ranked = sorted(samples_us)
+    telling = _TELLING * median(ranked)
+    if ranked[-1] - ranked[0] <= telling:
+        # No two modes are farther apart. This is so for most rows, and found in a tenth of the time.
+        return None
+    ordered = np.asarray(ranked, dtype=np.float64)
+    sums = np.cumsum(ordered)
+    sizes = np.arange(least, count - least + 1)
+    below, total = sums[sizes - 1], sums[-1]
+    between = sizes * (count - sizes) * (below / sizes - (total - below) / (count - sizes)) ** 2
+    split = int(sizes[between.argmax()])
+    low, high = ordered[:split], ordered[split:]
+    distance = float(high.mean() - low.mean())
+    if distance <= telling:
+        return None
+    # The rounding of a coarse clock hides variance, which is added to each mode (Sheppard, 1898).
+    steps = np.diff(ordered)
+    rounding = float(steps[steps > 0].min()) / math.sqrt(12)
+    width = math.hypot(float(low.std(ddof=1)), float(high.std(ddof=1)), rounding, rounding)
+    if width * _MODES_D > distance * math.sqrt(2):
+        return None
+    return Modes(len(low), float(np.median(low)), len(high), float(np.median(high)))

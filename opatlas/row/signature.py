@@ -1,0 +1,289 @@
+"""The signature of a row: rows with equal signatures are the same case. Row ids are derived from it.
+
+Ingest, theory rows, replays and write-back all compare rows with these functions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from opatlas.errors import OpAtlasError
+from opatlas.row.columns import (
+    EP_SIZE,
+    EXPERT_PARALLEL,
+    INPUT_SLOTS,
+    LENGTHS_IN_SIGNATURE,
+    MESSAGE,
+    OUTPUT_SLOTS,
+    RUNTIME_IN_SIGNATURE,
+    SAMPLE,
+    TASK,
+    TASK_DIGEST,
+)
+from opatlas.row.communication import is_communication, message_signature
+from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
+from opatlas.row.slots import (
+    dtype_name,
+    format_name,
+    slot_words,
+    split_cell,
+)
+from opatlas.text import parse_real
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Words = tuple[tuple[str, str, str], ...]
+
+_SLOT = _SHAPE, _DTYPE, _FORMAT = 0, 1, 2
+
+
+def signature(kernel_type: str, row: Mapping[str, str]) -> str:
+    """Returns the signature of a row.
+
+    Args:
+        kernel_type: the profiler's `Type`, normalized.
+        row: cells by column name; missing columns count as empty.
+
+    Returns:
+        Normalized input shapes, dtypes and formats, output shapes and dtypes, then the columns that the kernel type
+        adds. For a collective, the message.
+    """
+    if is_communication(kernel_type):
+        return message_signature(row)
+    cells = [row.get(column, "") for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
+    extra = [row.get(column, "") for column in _extra_columns(kernel_type, row)]
+    return _build(kernel_type, cells, extra)
+
+
+def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
+    """Returns the signature of each row of a table of text cells."""
+    if is_communication(kernel_type):
+        rows = zip(*(column_cells(frame, name) for name in MESSAGE), strict=True)
+        return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
+    columns = (*INPUT_SLOTS, *OUTPUT_SLOTS, *_extra_columns(kernel_type, frame.columns))
+    rows = zip(*(column_cells(frame, name) for name in columns), strict=True)
+    return [_build(kernel_type, row[:6], row[6:]) for row in rows]
+
+
+def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
+    """Returns the cells of a column of a table of text cells; empty cells if the column is missing."""
+    return frame[name].tolist() if name in frame.columns else [""] * len(frame)
+
+
+def row_cells(frame: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Yields the cells of each row of a table of text cells by column, several times faster than `to_dict`."""
+    names = [str(name) for name in frame.columns]
+    columns = [frame.iloc[:, i].tolist() for i in range(len(names))]
+    for row in zip(*columns, strict=True) if columns else [()] * len(frame):
+        yield dict(zip(names, row, strict=True))
+
+
+def digest(kernel_type: str, signature: str) -> str:
+    """Returns twelve hexadecimal digits that stand for a signature in ids and file names."""
+    return blake2b(f"{kernel_type}|{signature}".encode(), digest_size=6).hexdigest()
+
+
+_FAMILY_TAIL = re.compile(r"(?:_kernel)_\d+$")
+
+
+def normalized_kernel_type(name: str) -> str:
+    """Returns a kernel type without the number of a Triton launch variant.
+
+    `muls_add_kernel_1` becomes `muls_add_kernel`.
+    """
+    return _FAMILY_TAIL.sub("_kernel", name.strip())
+
+
+def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
+    rule, inputs, outputs = _RULES.get(kernel_type), optional_inputs(kernel_type), optional_outputs(kernel_type)
+    if rule is None:
+        text = f"{_text(cells[0], cells[1], cells[2], inputs)}|{_text(cells[3], cells[4], None, outputs)}"
+    else:
+        text = rule(slot_words(*cells[:3], inputs), slot_words(*cells[3:], outputs))
+    return text + _extra_text(extra) if any(extra) else text
+
+
+def _text(shapes: str, dtypes: str, formats: str | None, optional: SlotNumbers) -> str:
+    """Returns the slots of three cells as `shapes|dtypes|formats`, or as `shapes|dtypes` if `formats` is None."""
+    # The fast path for most rows: every slot has dimensions, so no slot is absent, and each cell is normalized alone.
+    shape_text = shapes.strip('"')
+    dtype_text, dtype_count = _dtype_text(dtypes)
+    format_text, format_count = _format_text(formats or "")
+    if (
+        shape_text.replace(",", "").replace(";", "").isdigit()
+        and ";;" not in shape_text
+        and shape_text[0] != ";" != shape_text[-1]
+        and shape_text.count(";") + 1 == dtype_count
+        and (formats is None or format_count == dtype_count)
+    ):
+        return f"{shape_text}|{dtype_text}" + ("" if formats is None else f"|{format_text}")
+    words = slot_words(shapes, dtypes, formats or "", optional)
+    return "|".join(_column(words, which) for which in _SLOT[: 2 if formats is None else 3])
+
+
+@lru_cache(maxsize=4096)
+def _dtype_text(cell: str) -> tuple[str, int]:
+    words = [dtype_name(word) for word in split_cell(cell)]
+    return ";".join(words), len(words)
+
+
+@lru_cache(maxsize=4096)
+def _format_text(cell: str) -> tuple[str, int]:
+    words = [format_name(word) for word in split_cell(cell)]
+    return ";".join(words), len(words)
+
+
+def _first_input(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of a kernel whose other inputs describe the call (offsets, sizes, a permutation)."""
+    return f"{_input(inputs)}|{_column(outputs, _SHAPE)}|{_column(outputs, _DTYPE)}"
+
+
+def _source_and_indices(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of an Index without slot 2, which lists the steps of the source's axes.
+
+    Slot 1 has an element for each axis up to the last indexed axis. Slots from 3 on are the indices. The shape grid of
+    msmodeling has the indices in slot 2 and one element in slot 3: `16,51;1;11;1 -> 11,51`.
+    """
+    axes, indices = inputs[1:2], inputs[3:]
+    if [slot[_SHAPE] for slot in indices] == ["1"] and outputs:
+        size = inputs[2][_SHAPE]
+        if outputs[0][_SHAPE].split(",") == [size, *inputs[0][_SHAPE].split(",")[1:]]:
+            indices = inputs[2:3]
+    return _all((*inputs[:1], *axes, *indices), outputs)
+
+
+def _with_output_formats(inputs: Words, outputs: Words) -> str:
+    """Returns a signature with output formats: 32,32 is 2,2,16,16 in FRACTAL_NZ and in FRACTAL_Z."""
+    return f"{_all(inputs, outputs)}|{_column(outputs, _FORMAT)}"
+
+
+_RULES: dict[str, Callable[[Words, Words], str]] = {
+    "Index": _source_and_indices,
+    "Slice": _first_input,
+    "SliceAiCore": _first_input,
+    "Transpose": _first_input,
+    "TransposeAiCore": _first_input,
+    "TransData": _with_output_formats,
+}
+
+
+def _all(inputs: Words, outputs: Words) -> str:
+    return "|".join([*(_column(inputs, which) for which in _SLOT), *(_column(outputs, which) for which in _SLOT[:2])])
+
+
+def reads_first_input(kernel_type: str) -> bool:
+    """Returns whether the signature of a kernel type has the first input only; the others describe the call."""
+    return _RULES.get(kernel_type) is _first_input
+
+
+def _input(inputs: Words) -> str:
+    return "|".join(inputs[0]) if inputs else "||"
+
+
+def _column(words: Words, which: int) -> str:
+    return ";".join([slot[which] for slot in words])
+
+
+#: Kernels that read keys in pages; the lengths of the sequences say how many.
+_PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
+
+
+def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
+    """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
+    if SAMPLE in columns:
+        return [SAMPLE]
+    if TASK_DIGEST in columns:
+        return list(TASK)
+    if kernel_type in EXPERT_PARALLEL:
+        wanted: tuple[str, ...] = (EP_SIZE,)
+    else:
+        wanted = (*RUNTIME_IN_SIGNATURE, *(LENGTHS_IN_SIGNATURE if kernel_type in _PAGED else ()))
+    return list(wanted) if any(map(columns.__contains__, wanted)) else []
+
+
+def _extra_text(extra: Sequence[str]) -> str:
+    """Returns the extra columns as text. If the lengths of the keys are empty, adds the columns that imply them."""
+    values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
+    texts = [_plain(cell) for cell in values]
+    if lengths and not values[_KV_VALUES]:
+        blocks, *averages = lengths
+        average = next(filter(None, map(_average, averages)), "")
+        if _plain(blocks) or average:
+            return "|" + "|".join([*texts, _plain(blocks), average])
+    return "|" + "|".join(texts) if any(texts) else ""
+
+
+_KV_VALUES = 1
+
+
+def _average(cell: str) -> str:
+    """Returns the mean number of keys as replays use it; "" if unknown (older tools write -1)."""
+    number = parse_real(_plain(cell)) or 0.0
+    return str(round(number)) if math.isfinite(number) and number > 0 else ""
+
+
+def _plain(cell: str) -> str:
+    return "".join(cell.split()).strip("\"'").upper()
+
+
+#: Characters of the readable part of an id.
+_READABLE = 72
+_SEPARATORS = str.maketrans({",": "x", ";": "_"})
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
+
+
+def make_case_id(kernel_type: str, signature: str, row_digest: str = "") -> str:
+    """Returns the id of a row: a readable part, then a unique digest.
+
+    `MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`, or for a collective
+    `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
+    """
+    if is_communication(kernel_type):
+        message_bytes, devices, dtype, tier = signature.split("|")
+        readable = f"{message_bytes}-{dtype}-{devices}-tier{tier}"
+    else:
+        inputs, dtypes, _formats, outputs = signature.split("|")[:4]
+        readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
+    return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{row_digest or digest(kernel_type, signature)}"
+
+
+def case_id_in(nodeid: str) -> str:
+    """Returns the id of the row in a node id of pytest: the text in the last brackets."""
+    return nodeid.rpartition("[")[2].removesuffix("]")
+
+
+@dataclass(frozen=True)
+class RowChoice:
+    """The rows that a user names on a command line.
+
+    Attributes:
+        names: kernel types, ids, node ids of pytest, digests at the end of ids, or parts of ids in any case; empty
+            for all rows.
+        kernel_types: kernel types that are known: their names are not parts of ids, so that Mul is not MatMulV2.
+    """
+
+    names: Sequence[str] = ()
+    kernel_types: Collection[str] = ()
+
+    def holds(self, kernel_type: str, signature: str) -> bool:
+        """Returns whether a row is chosen."""
+        if not self.names or kernel_type in self.names:
+            return True
+        parts = [name for name in self.names if name not in self.kernel_types]
+        case_id = make_case_id(kernel_type, signature).lower() if parts else ""
+        return any((case_id_in(name) if "[" in name else name).lower() in case_id for name in parts)
+
+    def expect(self, found: int, where: str) -> None:
+        """Raises OpAtlasError if names were given and `found` is 0; `where` names the place of the search."""
+        if self.names and not found:
+            raise OpAtlasError(
+                f"no row of {where} is named {' or '.join(self.names)}: give a kernel type, or a part of an id as "
+                f"`opatlas bench --collect-only -q` shows them"
+            )

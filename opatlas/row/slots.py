@@ -1,0 +1,223 @@
+"""Tensor slots: the shape, dtype and format of each tensor of a row.
+
+A cell lists the slots of a kernel separated by `;`. A shape lists dimensions separated by `,`: `136,7168;7168,3584`
+with `DT_BF16;DT_BF16` and `ND;ND`. Profilers put cells in quotes and write N/A for a missing value; both are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from opatlas.errors import CellError
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SLOTS
+from opatlas.row.optional_slots import NO_SLOTS, SlotNumbers, optional_inputs, optional_outputs
+from opatlas.text import parse_whole
+
+#: Words that mean "nothing" in a shape, dtype or format cell.
+EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
+
+#: The shape cell of a single 0-dim tensor, as profilers write it: two quotes.
+EMPTY_SHAPE = '""'
+#: Characters of a wrong cell that an error shows.
+_SHOWN = 200
+_DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a kernel call.
+
+    Attributes:
+        shape: the dimensions; () for a 0-dim or absent tensor.
+        dtype: the profiler's name without the prefix DT_ ("BF16", "FLOAT"); "" if undefined.
+        format: the profiler's name without the prefix FORMAT_ ("ND", "FRACTAL_NZ"); "" if undefined.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    format: str
+
+    @property
+    def absent(self) -> bool:
+        """Whether there is no tensor: neither dimensions nor a dtype. (A 0-dim tensor has a dtype.)"""
+        return not self.shape and not self.dtype
+
+
+def strip_quotes(cell: str) -> str:
+    """Returns a cell without the tabs, blanks and quotes that a profiler puts around the text."""
+    return cell.strip().strip('"').strip()
+
+
+def split_cell(cell: str) -> list[str]:
+    """Returns the slots of a cell as upper-case words without quotes, brackets and blanks.
+
+    Words for "nothing" (N/A, NULL, ...) become "".
+    """
+    return ["" if word in EMPTY_WORDS else word for word in cell.translate(_DROPPED).upper().split(";")]
+
+
+def dtype_name(word: str) -> str:
+    """Returns a dtype without the prefix: `FLOAT` for `DT_FLOAT`."""
+    return word[3:] if word.startswith("DT_") else word
+
+
+def format_name(word: str) -> str:
+    """Returns a format without the prefix: `ND` for `FORMAT_ND`."""
+    return word[7:] if word.startswith("FORMAT_") else word
+
+
+@lru_cache(maxsize=4096)
+def _dtype_words(cell: str) -> tuple[str, ...]:
+    return tuple(dtype_name(word) for word in split_cell(cell))
+
+
+@lru_cache(maxsize=4096)
+def _format_words(cell: str) -> tuple[str, ...]:
+    return tuple(format_name(word) for word in split_cell(cell))
+
+
+@lru_cache(maxsize=4096)
+def slot_words(
+    shapes: str, dtypes: str, formats: str, optional: SlotNumbers = NO_SLOTS
+) -> tuple[tuple[str, str, str], ...]:
+    """Returns the normalized words (shape, dtype, format) of each slot, without absent slots at the end.
+
+    Accepts any text, so that malformed rows have a signature and can be reported. `parse_slots` checks the numbers.
+
+    Args:
+        optional: the slots that are absent without a shape, whatever their dtype (opatlas/row/optional_slots.py).
+    """
+    shape_words = split_cell(shapes)
+    dtype_words, format_words = list(_dtype_words(dtypes)), list(_format_words(formats))
+    count = max(len(shape_words), len(dtype_words))
+    shape_words += [""] * (count - len(shape_words))
+    dtype_words += [""] * (count - len(dtype_words))
+    format_words += [""] * (count - len(format_words))
+    slots = [
+        (shape, dtype, form) if shape or (dtype and slot not in optional) else ("", "", "")
+        for slot, (shape, dtype, form) in enumerate(zip(shape_words, dtype_words, format_words, strict=False))
+    ]
+    while slots and slots[-1] == ("", "", ""):
+        slots.pop()
+    return tuple(slots)
+
+
+def parse_slots(
+    shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str], optional: SlotNumbers = NO_SLOTS
+) -> tuple[Slot, ...]:
+    """Returns the tensors that three cells describe, with absent tensors in between.
+
+    Args:
+        shapes, dtypes, formats: the cells.
+        columns: their column names, for errors.
+        optional: as for `slot_words`.
+
+    Raises:
+        CellError: a dimension is not a whole number of at least 0, or a shape has no dtype (the cells have different
+            numbers of slots).
+    """
+    slots = []
+    for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats, optional)):
+        dimensions = _dimensions(shape, columns[0], shapes)
+        if dimensions and not dtype:
+            raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
+        slots.append(Slot(dimensions, dtype, form))
+    return tuple(slots)
+
+
+def row_slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """Returns the input and the output tensors of a row; a missing cell counts as empty. Raises CellError."""
+
+    def read(columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
+        shapes, dtypes, formats = (cells.get(column, "") for column in columns)
+        return parse_slots(shapes, dtypes, formats, columns, optional)
+
+    return read(INPUT_SLOTS, optional_inputs(kernel_type)), read(OUTPUT_SLOTS, optional_outputs(kernel_type))
+
+
+def _dimensions(shape: str, column: str, cell: str) -> tuple[int, ...]:
+    sizes = []
+    for text in shape.split(",") if shape else ():
+        size = parse_whole(text)
+        if size is None:
+            raise CellError(column, cell[:_SHOWN], f"{text[:_SHOWN]!r} is not a dimension (a whole number below 10^18)")
+        sizes.append(size)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A dtype of profilers.
+
+    Attributes:
+        name: the profiler's name.
+        torch_name: the attribute of torch.
+        bytes: of one element.
+        is_float: whether the elements are real numbers, not integers or bool.
+    """
+
+    name: str
+    torch_name: str
+    bytes: int
+    is_float: bool = False
+
+
+_KNOWN = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("FLOAT", "float32", 4, is_float=True),
+        Dtype("FLOAT16", "float16", 2, is_float=True),
+        Dtype("BF16", "bfloat16", 2, is_float=True),
+        Dtype("DOUBLE", "float64", 8, is_float=True),
+        Dtype("FLOAT8_E4M3FN", "float8_e4m3fn", 1, is_float=True),
+        Dtype("FLOAT8_E5M2", "float8_e5m2", 1, is_float=True),
+        Dtype("INT4", "int4", 1),
+        Dtype("INT8", "int8", 1),
+        Dtype("INT16", "int16", 2),
+        Dtype("INT32", "int32", 4),
+        Dtype("INT64", "int64", 8),
+        Dtype("UINT8", "uint8", 1),
+        Dtype("UINT16", "uint16", 2),
+        Dtype("UINT32", "uint32", 4),
+        Dtype("UINT64", "uint64", 8),
+        Dtype("BOOL", "bool", 1),
+        Dtype("COMPLEX64", "complex64", 8),
+        Dtype("COMPLEX128", "complex128", 16),
+    )
+}
+#: The dtypes of FP8, by the names of CANN's enumeration of dtypes (ge::DataType).
+FP8 = frozenset({"FLOAT8_E4M3FN", "FLOAT8_E5M2"})
+_SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
+
+
+#: The known dtypes, as profilers name them.
+DTYPE_NAMES = tuple(_KNOWN)
+
+
+@cache
+def known_dtype(name: str) -> Dtype | None:
+    """Returns the dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None if unknown."""
+    name = dtype_name(name.strip().upper())
+    return _KNOWN.get(_SYNONYMS.get(name, name))
+
+
+@cache
+def dtype_of_torch(name: str) -> str:
+    """Returns the profiler's name of a dtype of torch ("BF16" for "bfloat16"); the same in capitals if unknown."""
+    return next((dtype.name for dtype in _KNOWN.values() if dtype.torch_name == name), name.upper())
+
+
+def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the dtypes of a row that OpAtlas does not know (65534), sorted.
+
+    The row is kept: its captured duration is valid, and a newer OpAtlas may know the dtype.
+    """
+    unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
+    return tuple(sorted(unknown))
+
+
+@lru_cache(maxsize=4096)
+def _unknown_words(dtypes: str) -> tuple[str, ...]:
+    return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)
