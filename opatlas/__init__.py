@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from opatlas.installation import CHECKOUT as _CHECKOUT
 
 if TYPE_CHECKING:
-    from opatlas.data.database import Database, RowTable
+    from opatlas.data.database import Database
     from opatlas.engine.formula import per_element, per_row, pointwise
     from opatlas.engine.registry import replays
     from opatlas.errors import OpAtlasError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
     from opatlas.row.errors import Unsupported
     from opatlas.row.location import default_path, list_databases
+    from opatlas.row.table import RowTable
     from opatlas.row.versions import Versions
     from opatlas.suites.override import use
 
@@ -68,7 +69,7 @@ _MODULES = {
     "PartCost": "query.model_cost",
     "Prepared": "implementations.contract",
     "QueryResult": "query.result",
-    "RowTable": "data.database",
+    "RowTable": "row.table",
     "TimedRow": "report.plots.timed_rows",
     "TimedRows": "report.plots.timed_rows",
     "Unsupported": "row.errors",

@@ -12,7 +12,7 @@ from opatlas.capture.time_shares import captured_time_us
 from opatlas.combine.provenance import StaleRuns
 from opatlas.data.cells import duration_columns, identity_columns
 from opatlas.data.csv_files import release_memory
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.header import misspelt_columns
 from opatlas.data.history import without_measurement
 from opatlas.data.row_copy import with_captured
@@ -38,6 +38,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import column_cells, digest, signature, signatures
+from opatlas.row.table import RowTable
 from opatlas.text import printable, suggest
 
 from .plan import KnownFailure, Plan, TablePlan
@@ -107,7 +108,8 @@ def make_plan(
             table = _table(database, name, requested)
             wanted = None if requested is None else [signature(name, row) for row in requested[name]]
             if unmeasured and name in unmeasured:
-                table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
+                frame = without_measurement(name, table.table.frame, unmeasured[name])
+                table = _Rows(RowTable(name, table.table.path, frame), table.in_file)
             planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
             if captures is not None:
                 _take_captured(planned, captures, chosen)

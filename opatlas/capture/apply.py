@@ -18,7 +18,7 @@ from opatlas.capture.attention import SOURCE_PROFILE, source_cell
 from opatlas.capture.cases import PooledCase, PooledCases
 from opatlas.counts import add_counts
 from opatlas.data.cells import TableEdit, positions_by_key
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     ATTENTION_TYPES,
@@ -47,6 +47,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.quality import Modes, find_modes, number_cell, valid_duration
 from opatlas.row.signature import signatures
+from opatlas.row.table import RowTable
 from opatlas.text import pluralize
 
 #: Separates the run ids of a cell.

@@ -36,7 +36,7 @@ from opatlas.capture.attention_records import (
 from opatlas.capture.cases import CaptureCase, CaptureCases
 from opatlas.counts import add_counts
 from opatlas.data.cells import TableEdit, positions_by_key
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.pruned import PRUNED_REASON, append_pruned
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
@@ -54,6 +54,7 @@ from opatlas.row.columns import (
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import signatures
 from opatlas.row.slots import split_cell
+from opatlas.row.table import RowTable
 from opatlas.text import parse_real, printable
 
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"

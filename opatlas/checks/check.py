@@ -82,7 +82,7 @@ NOISE_WIDTHS = 2.0
 
 
 @dataclass(frozen=True)
-class Durations:
+class CheckedDurations:
     """The durations of a kernel type's rows in microseconds; NaN for a row without one.
 
     Attributes:
@@ -140,7 +140,7 @@ class CheckedTable:
         return indices
 
     @cached_property
-    def replayed(self) -> Durations:
+    def replayed(self) -> CheckedDurations:
         """The durations that replays measured."""
         average = self.numbers(duration_columns(self.kernel_type)[0])
         conditions = [
@@ -158,7 +158,7 @@ class CheckedTable:
         return found
 
     @cached_property
-    def own_kernel(self) -> Durations:
+    def own_kernel(self) -> CheckedDurations:
         """The durations that replays measured, without those of compositions."""
         return replace(self.replayed, us=np.where(self.compositions, np.nan, self.replayed.us))
 
@@ -174,7 +174,7 @@ class CheckedTable:
         return noise
 
     @cached_property
-    def captured(self) -> Durations:
+    def captured(self) -> CheckedDurations:
         """The durations that captures measured."""
         median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))
         return _durations("capture", median, average, std, [""] * len(self))
@@ -323,11 +323,13 @@ class CheckedDatabase:
         return PEAKS.get(self.device)
 
 
-def _durations(source: str, median: Floats, average: Floats, std: Floats, conditions: Sequence[str]) -> Durations:
+def _durations(
+    source: str, median: Floats, average: Floats, std: Floats, conditions: Sequence[str]
+) -> CheckedDurations:
     us = np.where(np.isnan(median), average, median)
     us = np.where(np.isfinite(us) & (us > 0), us, np.nan)
     std = np.where(np.isfinite(std) & (std >= 0), std, np.nan)
-    return Durations(source, us, std, conditions)
+    return CheckedDurations(source, us, std, conditions)
 
 
 #: The kernel type of a check that looks at the whole database.

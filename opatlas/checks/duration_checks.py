@@ -1,6 +1,6 @@
 """Checks of durations: against the peaks of the device, against rows with another M, and within their samples.
 
-Durations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
+CheckedDurations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
 dimension of the first input, or the bytes of a message.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opatlas.arrays import Floats
-from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding
+from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, CheckedDurations, Finding
 from opatlas.row.columns import (
     AVERAGE,
     BASE,
@@ -78,7 +78,7 @@ def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
                 yield _family(rows, durations)
 
 
-def _family(rows: dict[int, int], durations: Durations) -> Family:
+def _family(rows: dict[int, int], durations: CheckedDurations) -> Family:
     m = sorted(rows)
     places = [rows[each] for each in m]
     us = durations.us[places]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, Durations, Finding
+from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, CheckedDurations, Finding
 from opatlas.data.cells import duration_columns
 from opatlas.row.columns import (
     AVERAGE,
@@ -202,7 +202,9 @@ def _unknown_origins(database: CheckedDatabase, table: CheckedTable) -> list[Fin
     ]
 
 
-def _without_manifest(table: CheckedTable, durations: Durations, column: str, known: frozenset[str]) -> list[Finding]:
+def _without_manifest(
+    table: CheckedTable, durations: CheckedDurations, column: str, known: frozenset[str]
+) -> list[Finding]:
     cells = table.cells(column)
     found = []
     for index in np.flatnonzero(~np.isnan(durations.us)).tolist():

@@ -20,7 +20,7 @@ from opatlas.combine.table import CombineTally, Conflict, combine_tables, final_
 from opatlas.counts import add_counts
 from opatlas.data import history
 from opatlas.data.csv_files import read_frame, write_bytes, write_frame, write_text
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.history import EditedLookup, Histories, without_measurement
 from opatlas.data.journal import JournalContents
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, RunOrder
@@ -34,6 +34,7 @@ from opatlas.row.quality import valid_duration
 from opatlas.row.record import RowName
 from opatlas.row.signature import column_cells, row_cells, signatures
 from opatlas.row.slots import unknown_dtypes
+from opatlas.row.table import RowTable
 
 #: The run id in the name of the folder with durations that `combine` did not take.
 COMBINE = "combine"

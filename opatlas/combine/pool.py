@@ -16,7 +16,7 @@ from opatlas.combine.table import Conflict
 from opatlas.data import history
 from opatlas.data.cells import TableEdit, measured_cells, microseconds
 from opatlas.data.csv_files import read_frame
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
@@ -47,6 +47,7 @@ from opatlas.row.columns import (
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import row_cells, signatures
+from opatlas.row.table import RowTable
 from opatlas.text import parse_real
 
 #: Machines that disagree more are reported: as a share of the pooled median.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from opatlas.data import history
 from opatlas.data.cells import duration_columns
 from opatlas.data.csv_files import read_frame
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.history import Histories, save_replaced, without_measurement
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pruned import pruned_path
@@ -25,6 +25,7 @@ from opatlas.row.columns import RUN_ID
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import column_cells, signatures
+from opatlas.row.table import RowTable
 
 
 @dataclass

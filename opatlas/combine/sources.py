@@ -12,7 +12,7 @@ from opatlas.combine.apply import CombineSource
 from opatlas.combine.provenance import run_origins
 from opatlas.data import journal
 from opatlas.data.cells import TableEdit
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, manifest_paths
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
@@ -21,6 +21,7 @@ from opatlas.files import expect_folder
 from opatlas.progress import track
 from opatlas.row.columns import BASE
 from opatlas.row.record import Record
+from opatlas.row.table import RowTable
 from opatlas.text import pluralize
 
 

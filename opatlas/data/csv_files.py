@@ -18,8 +18,8 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -33,6 +33,9 @@ from opatlas.files import (
 from opatlas.row.row_kind import row_kind
 from opatlas.text import printable_lines
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Arrow reads blocks of this size; a record must fit into a block.
 _BLOCK_BYTES = 8 << 20
@@ -70,6 +73,12 @@ def not_writable(path: Path, error: OSError) -> str:
 
 
 def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
+    """Reads the CSV of a kernel type as a table of pandas. Args and errors are those of `read_table`."""
+    frame: pd.DataFrame = read_table(path, kernel_type).to_pandas()
+    return frame
+
+
+def read_table(path: Path, kernel_type: str = "") -> pa.Table:
     """Reads the CSV of a kernel type as text cells, and translates older column names.
 
     Args:
@@ -79,22 +88,30 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
         TableError: the file is missing, a Git LFS pointer or empty, has the header of another CSV, a repeated column, a
             line with another number of fields, or text that is not UTF-8.
     """
-    frame = read_text_csv(path)
-    expect_columns(path, list(frame.columns), kernel_type)
+    table = _read_text(path)
+    expect_columns(path, table.column_names, kernel_type)
     if not row_kind(kernel_type or path.stem).has_former_names:
-        return frame
-    names = current_names(list(frame.columns))
-    # A rename without names would copy the frame.
-    modern: pd.DataFrame = frame.rename(columns=names) if names else frame
-    return modern
+        return table
+    names = current_names(table.column_names)
+    return table.rename_columns([names.get(name, name) for name in table.column_names]) if names else table
+
+
+def text_table(columns: Sequence[str]) -> pa.Table:
+    """Returns a table without rows."""
+    return pa.table({name: pa.array([], type=pa.string()) for name in columns})
 
 
 def read_text_csv(path: Path) -> pd.DataFrame:
     """Reads any CSV file as text cells. Raises TableError with the line."""
+    frame: pd.DataFrame = _read_text(path).to_pandas()
+    return frame
+
+
+def _read_text(path: Path) -> pa.Table:
+    """Raises TableError."""
     header = read_header(path)
     if header.alone:
-        empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in header.names})
-        return empty
+        return text_table(header.names)
     size = path.stat().st_size
     if size > _LARGEST_CSV_BYTES:
         raise TableError(path, f"larger than {_LARGEST_CSV_BYTES >> 30} GiB", "Split it, or restore it")
@@ -102,8 +119,7 @@ def read_text_csv(path: Path) -> pd.DataFrame:
     block_bytes = _BLOCK_BYTES
     while True:
         try:
-            frame: pd.DataFrame = _arrow_table(path, header, block_bytes).to_pandas()
-            return frame
+            return _arrow_table(path, header, block_bytes)
         except pa.ArrowInvalid as error:
             if block_bytes > size or block_bytes == _LARGEST_BLOCK_BYTES:
                 raise _read_error(path, header, block_bytes, error) from None

@@ -10,14 +10,20 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
 from filelock import Timeout
 
-from opatlas.data.cells import identity_columns
-from opatlas.data.csv_files import TEMPORARY_SUFFIX, is_abandoned, not_writable, read_frame, write_frame, write_text
+from opatlas.data.csv_files import (
+    TEMPORARY_SUFFIX,
+    is_abandoned,
+    not_writable,
+    read_table,
+    text_table,
+    write_frame,
+    write_text,
+)
 from opatlas.data.header import current_names, misspelt_columns, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
@@ -29,16 +35,9 @@ from opatlas.row.columns import is_file_name
 from opatlas.row.communication import COLLECTIVES
 from opatlas.row.location import IMPLEMENTATIONS
 from opatlas.row.record import SessionHolder
+from opatlas.row.row_kind import row_kind
+from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode, json_line
-
-
-@dataclass
-class RowTable:
-    """The rows of one kernel type. `frame` holds text cells only."""
-
-    kernel_type: str
-    path: Path
-    frame: pd.DataFrame
 
 
 class Database:
@@ -120,15 +119,14 @@ class Database:
     def read(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type. Raises TableError."""
         path = self.csv_path(kernel_type)
-        return RowTable(kernel_type, path, read_frame(path, kernel_type))
+        return RowTable(kernel_type, path, read_table(path, kernel_type))
 
     def read_or_empty(self, kernel_type: str) -> RowTable:
         """Reads the rows of a kernel type; no rows if there is no file. Raises TableError."""
         path = self.csv_path(kernel_type)
         if path.exists():
             return self.read(kernel_type)
-        columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
-        return RowTable(kernel_type, path, pd.DataFrame(columns))
+        return RowTable(kernel_type, path, text_table(row_kind(kernel_type).identity_columns))
 
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""

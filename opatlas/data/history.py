@@ -22,7 +22,7 @@ import pandas as pd
 from opatlas.data import journal
 from opatlas.data.cells import duration_columns, is_measured_column
 from opatlas.data.csv_files import read_frame, write_bytes, write_frame
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX
 from opatlas.errors import OpAtlasError, TableError
@@ -31,6 +31,7 @@ from opatlas.row.columns import POOLED, RUN_ID
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.signature import column_cells, signature, signatures
+from opatlas.row.table import RowTable
 from opatlas.typed_json import decode
 
 _SUFFIX = ".jsonl.gz"

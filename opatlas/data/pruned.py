@@ -13,10 +13,11 @@ import pandas as pd
 
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.csv_files import read_frame, write_frame
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, row_cells, signatures
+from opatlas.row.table import RowTable
 
 PRUNED_REASON = "Pruned Reason"
 

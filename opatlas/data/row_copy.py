@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from opatlas.data.cells import duration_columns, is_measured_column
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import POOLED, is_profiling_column
 from opatlas.row.signature import row_cells, signature, signatures
+from opatlas.row.table import RowTable
 
 
 def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from opatlas.data import history, journal
 from opatlas.data.cells import duration_columns
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.history import Histories, save_replaced
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import RunOrder, read_manifests
@@ -31,6 +31,7 @@ from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import column_cells, signatures
+from opatlas.row.table import RowTable
 from opatlas.text import pluralize
 
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-
 import pandas as pd
 
-from opatlas.errors import CellError
 from opatlas.query.stored_rows import StoredRows
-from opatlas.row.columns import MESSAGE, MICROBENCH_MEDIAN
-from opatlas.row.roofline import tensor_bytes
+from opatlas.row.columns import MICROBENCH_MEDIAN
 from opatlas.row.signature import row_cells
-from opatlas.row.sizes import attention_sizes, grouped_sizes, product_sizes
-from opatlas.row.slots import known_dtype, row_slots
-from opatlas.text import parse_real, parse_whole
-
-_LOWER = {name: name.lower() for name in MESSAGE}
+from opatlas.row.sizes import row_sizes
+from opatlas.text import parse_real
 
 
 def typed_rows(rows: StoredRows) -> pd.DataFrame:
@@ -58,34 +50,3 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
         lines.append(line)
     table: pd.DataFrame = pd.DataFrame(lines)
     return table
-
-
-def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
-    """Returns the sizes, dtype and format of a row, with or without a duration, and its operations if they are counted.
-
-    A row whose cells cannot be read has none.
-    """
-    if set(MESSAGE[:2]) <= cells.keys():
-        return {_LOWER[name]: parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
-    try:
-        inputs, outputs = row_slots(kernel_type, cells)
-    except CellError:
-        return {}
-    found: dict[str, object] = {}
-    product = product_sizes(kernel_type, inputs, outputs)
-    grouped = grouped_sizes(kernel_type, inputs)
-    attention = attention_sizes(kernel_type, inputs, cells)
-    if product is not None:
-        found = {**asdict(product), "operations": 2 * product.batch * product.m * product.n * product.k}
-    elif grouped is not None:
-        found = {**asdict(grouped), "operations": 2 * grouped.m * grouped.n * grouped.k}
-    elif attention is not None:
-        found = {**asdict(attention), "operations": attention.operations}
-    first = next((slot for slot in inputs if not slot.absent), None)
-    if first is not None:
-        found |= {"dtype": first.dtype, "format": first.format}
-    moved = tensor_bytes((*inputs, *outputs))
-    if attention is not None and first is not None:
-        dtype = known_dtype(first.dtype)
-        moved = attention.moved_elements * dtype.bytes if dtype is not None and dtype.bytes else moved
-    return {**found, "bytes": moved}

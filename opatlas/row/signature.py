@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -64,12 +64,21 @@ def signature(kernel_type: str, row: Mapping[str, str]) -> str:
 
 def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
     """Returns the signature of each row of a table of text cells."""
+    return signatures_of(kernel_type, frame.columns, lambda name: column_cells(frame, name))
+
+
+def signatures_of(kernel_type: str, names: Container[str], cells: Callable[[str], Sequence[str]]) -> list[str]:
+    """Returns the signature of each row.
+
+    Args:
+        names: the columns that there are.
+        cells: returns the cells of a column; empty cells if the column is missing.
+    """
     if is_communication(kernel_type):
-        rows = zip(*(column_cells(frame, name) for name in MESSAGE), strict=True)
+        rows = zip(*map(cells, MESSAGE), strict=True)
         return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
-    columns = (*INPUT_SLOTS, *OUTPUT_SLOTS, *_extra_columns(kernel_type, frame.columns))
-    rows = zip(*(column_cells(frame, name) for name in columns), strict=True)
-    return [_build(kernel_type, row[:6], row[6:]) for row in rows]
+    columns = (*INPUT_SLOTS, *OUTPUT_SLOTS, *_extra_columns(kernel_type, names))
+    return [_build(kernel_type, row[:6], row[6:]) for row in zip(*map(cells, columns), strict=True)]
 
 
 def column_cells(frame: pd.DataFrame, name: str) -> list[str]:
@@ -195,7 +204,7 @@ def _column(words: Words, which: int) -> str:
 _PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
 
 
-def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
+def _extra_columns(kernel_type: str, columns: Container[str]) -> list[str]:
     """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
     if SAMPLE in columns:
         return [SAMPLE]

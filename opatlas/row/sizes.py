@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from opatlas.row.columns import ATTENTION_TYPES, RUNTIME_PREFIX
-from opatlas.row.roofline import PRODUCTS, operations
+from opatlas.errors import CellError
+from opatlas.row.columns import ATTENTION_TYPES, MESSAGE, RUNTIME_PREFIX
+from opatlas.row.roofline import PRODUCTS, operations, tensor_bytes
 from opatlas.row.siblings import base_type
-from opatlas.row.slots import Slot
+from opatlas.row.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 
 #: Input slots of FusedInferAttentionScore.
@@ -157,6 +158,37 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
         latent=bool(rope),
         pages=math.prod(table) if table else 0,
     )
+
+
+def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
+    """Returns the sizes, dtype and format of a row, with or without a duration, and its operations if they are counted.
+
+    A row whose cells cannot be read has none.
+    """
+    if set(MESSAGE[:2]) <= cells.keys():
+        return {name.lower(): parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
+    try:
+        inputs, outputs = row_slots(kernel_type, cells)
+    except CellError:
+        return {}
+    found: dict[str, object] = {}
+    product = product_sizes(kernel_type, inputs, outputs)
+    grouped = grouped_sizes(kernel_type, inputs)
+    attention = attention_sizes(kernel_type, inputs, cells)
+    if product is not None:
+        found = {**asdict(product), "operations": 2 * product.batch * product.m * product.n * product.k}
+    elif grouped is not None:
+        found = {**asdict(grouped), "operations": 2 * grouped.m * grouped.n * grouped.k}
+    elif attention is not None:
+        found = {**asdict(attention), "operations": attention.operations}
+    first = next((slot for slot in inputs if not slot.absent), None)
+    if first is not None:
+        found |= {"dtype": first.dtype, "format": first.format}
+    moved = tensor_bytes((*inputs, *outputs))
+    if attention is not None and first is not None:
+        dtype = known_dtype(first.dtype)
+        moved = attention.moved_elements * dtype.bytes if dtype is not None and dtype.bytes else moved
+    return {**found, "bytes": moved}
 
 
 def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:

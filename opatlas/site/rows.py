@@ -11,7 +11,7 @@ from opatlas.data.database import Database
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.stored_rows import source_word
-from opatlas.query.typed_rows import row_sizes, typed_rows
+from opatlas.query.typed_rows import typed_rows
 from opatlas.row.columns import (
     CACHE_STATE,
     INPUT_SHAPES,
@@ -26,6 +26,7 @@ from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Quality, is_composition
 from opatlas.row.roofline import row_work
 from opatlas.row.signature import make_case_id, signatures
+from opatlas.row.sizes import row_sizes
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.site.columns import number_column, word_column
 from opatlas.site.diagnosis import RowJudge

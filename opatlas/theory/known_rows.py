@@ -12,13 +12,13 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import itemgetter
 
-from opatlas.data.database import RowTable
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import column_cells
 from opatlas.row.slots import known_dtype, slot_words
+from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.models import built_in_models

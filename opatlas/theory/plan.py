@@ -13,12 +13,13 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
 from opatlas.row.location import parse_path
 from opatlas.row.roofline import device_peak
 from opatlas.row.signature import signatures
 from opatlas.row.slots import FP8, split_cell
+from opatlas.row.table import RowTable
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
@@ -22,6 +22,7 @@ from opatlas.row.columns import (
     STATUS,
     Status,
 )
+from opatlas.row.table import RowTable
 from tests.benchmarks.children import Cost, measure
 from tests.benchmarks.databases import write_adds
 

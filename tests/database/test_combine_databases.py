@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write
 from combining import apply
@@ -14,6 +13,7 @@ from opatlas.data import csv_files as store
 from opatlas.data import history
 from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
+from opatlas.data.header import CsvHeader
 from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
@@ -123,13 +123,13 @@ def test_each_table_of_a_source_is_read_once(
     write(source, [measured(1, 6.0, OLD)])
     history.add(source, JournalHeader(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
     reads: list[Path] = []
-    read_text_csv = store.read_text_csv
+    read_header = store.read_header
 
-    def counted(path: Path) -> pd.DataFrame:
+    def counted(path: Path) -> CsvHeader:
         reads.append(path)
-        return read_text_csv(path)
+        return read_header(path)
 
-    monkeypatch.setattr(store, "read_text_csv", counted)
+    monkeypatch.setattr(store, "read_header", counted)
     apply(target, source)
     assert [path for path in reads if path.is_relative_to(source.path)] == [source.path / "Abs.csv"]
 

@@ -16,9 +16,10 @@ from test_ingest_attention import ATTENTION, attention
 
 from opatlas.capture.attention import SOURCE_PROFILE
 from opatlas.cli.main import main
-from opatlas.data.database import Database, RowTable, SessionLock
+from opatlas.data.database import Database, SessionLock
 from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME_PREFIX
 from opatlas.row.signature import signatures
+from opatlas.row.table import RowTable
 
 KV = "actual_seq_lengths_kv_values"
 CAPTURE = "capture/kernel_details.csv"

@@ -11,7 +11,7 @@ import pytest
 from abs_rows import COLUMNS, cells, read, record, write
 from hypothesis import given, settings
 
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
@@ -19,6 +19,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.columns import Status
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import signature
+from opatlas.row.table import RowTable
 
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]
 RUN = [status for status in UNMEASURED if status is not Status.SKIPPED]

@@ -22,9 +22,10 @@ from opatlas.data.csv_files import (
     write_rows,
     write_text,
 )
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.data.header import read_header
 from opatlas.errors import OpAtlasError, TableError
+from opatlas.row.table import RowTable
 
 ROOT = Path(__file__).parents[2]
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"

@@ -16,11 +16,12 @@ from replaying import cells_of, replay_of, runner
 from sample_rows_attention import LATENT, MASK, fia
 
 from opatlas.cli.main import main
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
 from opatlas.row.columns import BASE, RUNTIME_PREFIX, Status
+from opatlas.row.table import RowTable
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.

@@ -17,7 +17,7 @@ from opatlas.shapes.models import (
 from tests_of_shapes import request
 
 import opatlas.theory.plan
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.errors import TableError
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
@@ -33,6 +33,7 @@ from opatlas.row.columns import (
     RUNTIME_PREFIX,
 )
 from opatlas.row.signature import signatures
+from opatlas.row.table import RowTable
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.plan import KernelPlan, add_theory_rows
 

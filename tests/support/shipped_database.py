@@ -12,11 +12,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from opatlas.data.database import Database, RowTable
+from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE, QUALITY, STAND_IN, STATUS, Status
 from opatlas.row.location import SHIPPED
 from opatlas.row.quality import is_composition, valid_duration
+from opatlas.row.table import RowTable
 
 
 def ship(source: Database, target: Path, note: str) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,267 @@
+"""The rows of a kernel type: their cells as text, and typed columns, which are computed when they are first needed.
+
+A cell keeps its exact text. What a cell means (a duration, a status, a tensor) is decided here and in the files that
+this one imports, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from opatlas.arrays import Floats
+from opatlas.row.columns import (
+    AVERAGE,
+    CACHE_STATE,
+    DTYPE,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MESSAGE_BYTES,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    NUM_DEVICES,
+    PROFILING_AVERAGE,
+    PROFILING_MEDIAN,
+    PROFILING_POPULATIONS,
+    PROFILING_RUN_ID,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
+    QUALITY,
+    RUN_ID,
+    STAND_IN,
+    STATUS,
+    TOPOLOGY_TIER,
+    Status,
+)
+from opatlas.row.communication import is_communication
+from opatlas.row.durations import Duration, Durations, Source
+from opatlas.row.quality import Quality, is_composition, valid_duration
+from opatlas.row.row_kind import RowKind, row_kind
+from opatlas.row.signature import make_case_id, signatures_of
+from opatlas.row.sizes import row_sizes
+from opatlas.row.slots import Slot, row_slots, strip_quotes
+from opatlas.text import parse_real
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+#: The line of the first row of a CSV; the header is line 1.
+FIRST_LINE = 2
+
+
+class RowTable:
+    """The rows of one kernel type.
+
+    Attributes:
+        kernel_type: the kernel type.
+        path: the CSV.
+        columns: the names of the columns, in the order of the file.
+    """
+
+    def __init__(self, kernel_type: str, path: Path, cells: pd.DataFrame | pa.Table) -> None:
+        """`cells` is a table of pandas or Arrow that holds text only."""
+        self.kernel_type = kernel_type
+        self.path = path
+        # pandas takes most of the time of a short command, so that a table of Arrow becomes one of pandas on demand.
+        self._arrow: Any = None
+        if hasattr(cells, "column_names"):
+            self._arrow = cells
+            self.columns: list[str] = list(self._arrow.column_names)
+        else:
+            self.frame = cells
+            self.columns = [str(name) for name in cells.columns]
+        self._cells: dict[str, list[str]] = {}
+        self._numbers: dict[str, Floats] = {}
+
+    def __len__(self) -> int:
+        return len(self.frame) if self._arrow is None else int(self._arrow.num_rows)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The cells as a table of pandas."""
+        found: pd.DataFrame = self._arrow.to_pandas()
+        return found
+
+    @property
+    def kind(self) -> RowKind:
+        """Rows of a kernel, or messages of a collective."""
+        return row_kind(self.kernel_type)
+
+    def cells(self, column: str) -> list[str]:
+        """Returns the cells of a column, which must not be changed; empty cells if the file lacks the column."""
+        found = self._cells.get(column)
+        if found is None:
+            if column not in self.columns:
+                found = [""] * len(self)
+            elif self._arrow is not None:
+                found = self._arrow.column(column).to_pylist()
+            else:
+                found = self.frame[column].tolist()
+            self._cells[column] = found
+        return found
+
+    def numbers(self, column: str) -> Floats:
+        """Returns the numbers of a column; NaN for a cell that is not a finite number, and for a missing column."""
+        if column not in self._numbers:
+            values = [parse_real(cell) if cell else None for cell in self.cells(column)]
+            found = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+            self._numbers[column] = np.where(np.isfinite(found), found, np.nan)
+        return self._numbers[column]
+
+    def durations_us(self, column: str) -> Floats:
+        """Returns the durations of a column in microseconds; NaN for a cell that is no valid duration."""
+        values = [valid_duration(cell) if cell else None for cell in self.cells(column)]
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    @cached_property
+    def signatures(self) -> list[str]:
+        """The signature of each row."""
+        return signatures_of(self.kernel_type, self.columns, self.cells)
+
+    @cached_property
+    def by_signature(self) -> Mapping[str, int]:
+        """The position of the first row of each signature: the row that replays and ingests fill."""
+        return {signature: i for i, signature in reversed(list(enumerate(self.signatures)))}
+
+    @cached_property
+    def replayed(self) -> Durations:
+        """The durations that replays measured."""
+        return self._replayed(self.kind.duration_columns[0])
+
+    def _replayed(self, column: str) -> Durations:
+        kind = self.kind
+        none = np.full(len(self), np.nan)
+        return Durations(
+            Source.REPLAYED,
+            self.durations_us(column),
+            none if kind.stores_median else self.durations_us(MICROBENCH_MEDIAN),
+            self.durations_us(MICROBENCH_MIN),
+            _not_negative(self.numbers(MICROBENCH_STD)),
+            self.numbers(MICROBENCH_SAMPLES),
+            [Quality.from_cell(cell) for cell in self.cells(QUALITY)],
+            [_composed(*cells) for cells in zip(self.cells(QUALITY), self.cells(STAND_IN), strict=True)],
+            self.cells(RUN_ID),
+            self.cells(CACHE_STATE),
+            self.cells(INSTRUMENT),
+        )
+
+    @cached_property
+    def captured(self) -> Durations:
+        """The durations that captures measured."""
+        nothing = [""] * len(self)
+        return Durations(
+            Source.CAPTURED,
+            self.durations_us(PROFILING_AVERAGE),
+            self.durations_us(PROFILING_MEDIAN),
+            np.full(len(self), np.nan),
+            _not_negative(self.numbers(PROFILING_STD)),
+            self.numbers(PROFILING_SAMPLES),
+            [Quality.BIMODAL if cell.strip() else None for cell in self.cells(PROFILING_POPULATIONS)],
+            [False] * len(self),
+            self.cells(PROFILING_RUN_ID),
+            nothing,
+            nothing,
+        )
+
+    @cached_property
+    def durations(self) -> Sequence[Durations]:
+        """All durations, in the order in which they answer: replayed, for a message that of other tools, captured."""
+        others = [self._replayed(AVERAGE)] if self.kind.stores_median else []
+        return [self.replayed, *others, self.captured]
+
+    @cached_property
+    def statuses(self) -> list[Status | None]:
+        """The result of the last run of each row; None for a row that never ran."""
+        return [Status.from_cell(cell) for cell in self.cells(STATUS)]
+
+    @cached_property
+    def titles(self) -> list[str]:
+        """The name of each row for people: its input shapes, or its message."""
+        if not is_communication(self.kernel_type):
+            return [strip_quotes(cell) for cell in self.cells(INPUT_SHAPES)]
+        messages = zip(*map(self.cells, (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
+        return [f"{size} bytes, {devices} devices, {dtype}, tier {tier}" for size, devices, dtype, tier in messages]
+
+    def row(self, position: int) -> Row:
+        """Returns the row at a position, from 0."""
+        return Row(self, position)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (Row(self, position) for position in range(len(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table: nothing is copied."""
+
+    table: RowTable
+    position: int
+
+    @property
+    def kernel_type(self) -> str:
+        return self.table.kernel_type
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """All cells by column."""
+        return {name: self.table.cells(name)[self.position] for name in self.table.columns}
+
+    def cell(self, column: str) -> str:
+        """Returns a cell without blanks around it; "" if the file lacks the column."""
+        return self.table.cells(column)[self.position].strip()
+
+    @property
+    def signature(self) -> str:
+        return self.table.signatures[self.position]
+
+    @property
+    def case_id(self) -> str:
+        """The id of the row, as pytest has it."""
+        return make_case_id(self.kernel_type, self.signature)
+
+    @property
+    def place(self) -> str:
+        """`MatMulV2.csv:457`."""
+        return f"{self.table.path.name}:{self.position + FIRST_LINE}"
+
+    @property
+    def tensors(self) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+        """The input and the output tensors. Raises CellError."""
+        return row_slots(self.kernel_type, self.cells)
+
+    @property
+    def sizes(self) -> dict[str, object]:
+        """The sizes of the row by the names of the field (`row_sizes`)."""
+        return row_sizes(self.kernel_type, self.cells)
+
+    @property
+    def replayed(self) -> Duration | None:
+        """The duration of a replay."""
+        return self.table.replayed[self.position]
+
+    @property
+    def captured(self) -> Duration | None:
+        """The duration of captures."""
+        return self.table.captured[self.position]
+
+    @property
+    def status(self) -> Status | None:
+        """The result of the last run; None if the row never ran."""
+        return self.table.statuses[self.position]
+
+
+def _composed(quality: str, stand_in: str) -> bool | None:
+    """Returns whether a replay timed a composition; None for a row with neither cell."""
+    return is_composition(quality, stand_in) if quality.strip() or stand_in.strip() else None
+
+
+def _not_negative(numbers: Floats) -> Floats:
+    return np.where(numbers >= 0, numbers, np.nan)

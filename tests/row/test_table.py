@@ -1,0 +1,103 @@
+"""The typed columns of a table: durations, statuses, sizes, whatever the cells were read from."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from opatlas.row.columns import (
+    AVERAGE,
+    DURATION,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    OUTPUT_DTYPES,
+    OUTPUT_SHAPES,
+    PROFILING_AVERAGE,
+    PROFILING_POPULATIONS,
+    PROFILING_STD,
+    QUALITY,
+    STAND_IN,
+    STATUS,
+    Status,
+)
+from opatlas.row.durations import Source
+from opatlas.row.quality import Quality
+from opatlas.row.table import RowTable
+
+PRODUCT = {
+    INPUT_SHAPES: "4,8;8,16",
+    INPUT_DTYPES: "DT_BF16;DT_BF16",
+    OUTPUT_SHAPES: "4,16",
+    OUTPUT_DTYPES: "DT_BF16",
+}
+
+
+def table(*rows: dict[str, str], kernel_type: str = "MatMulV2", arrow: bool = True) -> RowTable:
+    names = dict.fromkeys(name for row in rows for name in row)
+    cells = {name: [row.get(name, "") for row in rows] for name in names}
+    return RowTable(kernel_type, Path(f"{kernel_type}.csv"), pa.table(cells) if arrow else pd.DataFrame(cells))
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_a_row_has_its_durations_sizes_and_place(arrow: bool) -> None:
+    rows = table(
+        PRODUCT,
+        {**PRODUCT, AVERAGE: "10", MICROBENCH_MEDIAN: "9.5", MICROBENCH_STD: "0.5", MICROBENCH_SAMPLES: "20"},
+        arrow=arrow,
+    )
+    assert len(rows) == 2
+    assert rows.row(0).replayed is None
+    found = rows.row(1).replayed
+    assert found is not None
+    assert (found.source, found.us, found.median_us, found.samples) == (Source.REPLAYED, 10.0, 9.5, 20.0)
+    assert found.noise == pytest.approx(0.05)
+    assert not found.noisy
+    assert rows.row(1).place == "MatMulV2.csv:3"
+    assert [rows.row(1).sizes[name] for name in ("m", "n", "k", "bytes")] == [4, 16, 8, 2 * (32 + 128 + 64)]
+    assert rows.by_signature == {rows.row(0).signature: 0}
+    assert [row.position for row in rows] == [0, 1]
+    assert rows.frame[AVERAGE].tolist() == ["", "10"]
+
+
+@pytest.mark.parametrize("cell", ["", "0", "-1", "nan", "inf", "none", "3600000001"])
+def test_what_no_launch_takes_is_no_duration(cell: str) -> None:
+    rows = table({**PRODUCT, AVERAGE: cell, PROFILING_AVERAGE: cell})
+    assert rows.row(0).replayed is None
+    assert rows.row(0).captured is None
+
+
+def test_a_replay_without_a_quality_is_noisy_by_its_spread_and_a_capture_by_its_populations() -> None:
+    spread = {AVERAGE: "10", MICROBENCH_STD: "2", PROFILING_AVERAGE: "10", PROFILING_STD: "5"}
+    rows = table(spread, {**spread, QUALITY: "quiet"}, {**spread, QUALITY: "drifting", PROFILING_POPULATIONS: "2"})
+    assert rows.replayed.noisy.tolist() == [True, False, True]
+    assert rows.captured.noisy.tolist() == [False, False, True]
+    assert rows.captured.quality == [None, None, Quality.BIMODAL]
+
+
+def test_a_composition_is_known_unknown_or_none() -> None:
+    rows = table({STAND_IN: "mm"}, {QUALITY: "composition"}, {QUALITY: "quiet"}, {AVERAGE: "1"})
+    assert list(rows.replayed.composed) == [True, True, False, None]
+
+
+def test_a_message_stores_the_median_and_other_tools_an_average() -> None:
+    rows = table(
+        {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1", DURATION: "5"},
+        {"message_bytes": "2048", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1", AVERAGE: "7"},
+        kernel_type="hcom_allReduce_",
+    )
+    assert rows.replayed.median_us.tolist()[0] == 5.0
+    assert math.isnan(rows.replayed.us[1])
+    assert [each[1] is not None for each in rows.durations] == [False, True, False]
+    assert rows.titles[0] == "1024 bytes, 2 devices, DT_BF16, tier 1"
+
+
+def test_the_last_run_of_a_row_is_typed() -> None:
+    rows = table({STATUS: "measured"}, {STATUS: ""}, {STATUS: "device-error"}, {STATUS: "other"})
+    assert rows.statuses == [Status.MEASURED, None, Status.DEVICE_ERROR, None]
