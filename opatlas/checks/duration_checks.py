@@ -1,6 +1,6 @@
 """Checks of durations: against the peaks of the device, against rows with another M, and within their samples.
 
-CheckedDurations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
+Durations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
 dimension of the first input, or the bytes of a message.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opatlas.arrays import Floats
-from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, CheckedDurations, Finding
+from opatlas.checks.check import Check, CheckedDatabase, CheckedDurations, CheckedTable, Finding
 from opatlas.row.columns import (
     AVERAGE,
     BASE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, CheckedDurations, Finding
+from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedDurations, CheckedTable, Finding
 from opatlas.data.cells import duration_columns
 from opatlas.row.columns import (
     AVERAGE,
