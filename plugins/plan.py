@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.combine.provenance import Staleness, StoredDuration
-from opatlas.data.history import EditedRows
+from opatlas.data.edited import EditedRows
 from opatlas.data.op_mapping import WrittenMapping
 from opatlas.data.write_back import RecoveredJournal
 from opatlas.row.columns import (
@@ -93,11 +93,6 @@ class CaseRow:
         """Why the row fails without being run; "" for a row that is run or xfail."""
         expected = self.table.known_failures.get(self.position)
         return expected.reason if expected is not None and expected.strict else ""
-
-    @property
-    def crashes_before(self) -> int:
-        """The number of consecutive earlier sessions in which the row crashed or timed out."""
-        return self.table.crashes(self.position)
 
     @property
     def stored_us(self) -> float | None:

@@ -13,8 +13,8 @@ from opatlas.combine.provenance import StaleRuns
 from opatlas.data.cells import duration_columns, identity_columns
 from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database
+from opatlas.data.fold import TableFold
 from opatlas.data.header import misspelt_columns
-from opatlas.data.history import without_measurement
 from opatlas.data.row_copy import with_captured
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.implementations.implementation import Implementation
@@ -108,8 +108,10 @@ def make_plan(
             table = _table(database, name, requested)
             wanted = None if requested is None else [signature(name, row) for row in requested[name]]
             if unmeasured and name in unmeasured:
-                frame = without_measurement(name, table.table.frame, unmeasured[name])
-                table = _Rows(RowTable(name, table.table.path, frame), table.in_file)
+                fold = TableFold(table.table)
+                for position in unmeasured[name]:
+                    fold.clear(position)
+                table = _Rows(RowTable(name, table.table.path, fold.rows.frame()), table.in_file)
             planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
             if captures is not None:
                 _take_captured(planned, captures, chosen)

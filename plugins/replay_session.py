@@ -302,7 +302,6 @@ class ReplaySession:
             run_id=self.context.run_id,
             finished_at=time.time(),
             measurement=outcome.measurement,
-            crashes_in_a_row=row.crashes_before + 1 if outcome.status.crash else 0,
             judged=outcome.judgement.cells if outcome.judgement is not None else {},
             host=host,
         )

@@ -21,6 +21,7 @@ import pytest
 from opatlas.capture.profile_samples import Profile
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
+from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest
 from opatlas.devices.device import DeviceDescription
 from opatlas.devices.device_lock import DeviceWaits, announce_session
@@ -69,6 +70,8 @@ class SessionContext:
         self.place = int(received.get("place", 0))
         self.run_id = received.get("run_id") or new_run_id()
         self.started_at = time.time()
+        #: The start of the run in the order of runs of each target's database.
+        self._starts: dict[int, float] = {}
         self.surroundings = Surroundings(int(received.get("controller", os.getpid())))
         self.waits = DeviceWaits(self.tell_once)
         self.plan: Plan | None = None
@@ -120,7 +123,9 @@ class SessionContext:
             devices: those that rows of the session were run on so far.
             target: number of the target.
         """
-        return new_manifest(self.run_id, self.started_at, self.settings, self.surroundings, devices, target)
+        if target not in self._starts:
+            self._starts[target] = start_of_run(self.databases[target].database, self.run_id, self.started_at)
+        return new_manifest(self.run_id, self._starts[target], self.settings, self.surroundings, devices, target)
 
     @property
     def shared(self) -> SharedFolder:

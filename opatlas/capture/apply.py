@@ -7,18 +7,18 @@ as it is: microbench columns, theory rows, unknown columns, the order of rows an
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-import pandas as pd
-
 from opatlas.capture.attention import SOURCE_PROFILE, source_cell
 from opatlas.capture.cases import PooledCase, PooledCases
 from opatlas.counts import add_counts
-from opatlas.data.cells import TableEdit, positions_by_key
+from opatlas.data.cells import positions_by_key
+from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
+from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     ATTENTION_TYPES,
@@ -31,7 +31,6 @@ from opatlas.row.columns import (
     INPUT_SLOTS,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
-    OWN,
     PIPE_UTILIZATION,
     PROFILING_AVERAGE,
     PROFILING_DURATIONS,
@@ -46,7 +45,7 @@ from opatlas.row.columns import (
     profiling_counter,
 )
 from opatlas.row.quality import Modes, find_modes, number_cell, valid_duration
-from opatlas.row.signature import signatures
+from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable
 from opatlas.text import pluralize
 
@@ -146,11 +145,13 @@ def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Col
 
 def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, known: Collection[str]) -> CsvChanges:
     path = database.csv_path(kernel_type)
-    if path.exists():
-        frame = database.read(kernel_type).frame
-        rows = _CapturedRows(kernel_type, frame, [str(name) for name in frame.columns])
-    else:
-        rows = _CapturedRows(kernel_type, pd.DataFrame(), _columns_of_new_table(kernel_type))
+    there = path.exists()
+    table = (
+        database.read(kernel_type)
+        if there
+        else RowTable(kernel_type, path, text_table(_columns_of_new_table(kernel_type)))
+    )
+    rows = _CapturedRows(table)
     counts = CsvChanges()
     for case in cases:
         modes = find_modes(case.durations_us)
@@ -164,7 +165,7 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
             counts.mixed.append(TwoPopulations(kernel_type, _shapes(case.cells), modes))
         if not positions:
             base = {column: case.cells.get(column, "") for column in BASE}
-            rows.edit.append({**base, **profiling, **runtime})
+            rows.fold.append({**base, **profiling, **runtime})
             counts.new += 1
             continue
         before = {column: rows.edit[column][positions[0]] for column in REPORTED_COLUMNS}
@@ -185,7 +186,7 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
                 )
             )
     if counts.new or counts.updated:
-        database.write(RowTable(kernel_type, path, rows.edit.frame()))
+        rows.fold.write(database)
     counts.kernel_types.append(kernel_type)
     return counts
 
@@ -220,14 +221,14 @@ def unexplained_rows(
         try:
             if not database.csv_path(kernel_type).exists():
                 continue
-            frame = database.read(kernel_type).frame
+            table = database.read(kernel_type)
         except OpAtlasError:
             # apply_cases reports the problem of the file and leaves the file as it is.
             continue
-        rows = _CapturedRows(kernel_type, frame, [str(name) for name in frame.columns])
-        if not rows.unexplained(range(len(frame)), known):
+        rows = _CapturedRows(table)
+        if not rows.unexplained(range(len(table)), known):
             continue
-        profiling = [str(name) for name in frame.columns if is_profiling_column(str(name))]
+        profiling = [name for name in table.columns if is_profiling_column(name)]
         for signature in wanted:
             for at in rows.unexplained(rows.case_positions(signature), known):
                 cells = {column: rows.edit[column][at] for column in BASE}
@@ -260,15 +261,14 @@ def clear_edited_rows(
             table = database.read(kernel_type)
         except OpAtlasError:
             continue
-        columns = [str(name) for name in table.frame.columns]
-        rows = _CapturedRows(kernel_type, table.frame, columns)
+        columns, rows = table.columns, _CapturedRows(table)
         edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
             found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
             for name in filter(is_profiling_column, columns):
                 rows.edit[name][at] = ""
         if edited:
-            database.write(RowTable(kernel_type, table.path, rows.edit.frame()))
+            rows.fold.write(database)
     return found
 
 
@@ -283,24 +283,17 @@ def _unexplained_problem(database: Database, kernel_type: str, rows: _CapturedRo
 class _CapturedRows:
     """The rows of a kernel type, found by the signatures of cases."""
 
-    def __init__(self, kernel_type: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
-        """Args:
-        frame: the rows of the CSV; without columns for a new CSV.
-        columns: all columns of the CSV.
-        """
-        self.edit = TableEdit(frame, columns)
-        self._kernel_type = kernel_type
-        self._frame = frame
-        self._counters = [name for name in columns if name.startswith(profiling_counter(""))]
-
-    @cached_property
-    def _exact(self) -> dict[str, list[int]]:
-        return positions_by_key(signatures(self._kernel_type, self._frame))
+    def __init__(self, table: RowTable) -> None:
+        self.fold = TableFold(table)
+        self.edit = self.fold.rows
+        self._table = table
+        self._exact = self.fold.positions
+        self._counters = [name for name in table.columns if name.startswith(profiling_counter(""))]
 
     @cached_property
     def _by_slots(self) -> dict[str, list[int]]:
-        slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._frame.columns]
-        return positions_by_key(signatures(self._kernel_type, self._frame[slots]))
+        slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._table.columns]
+        return positions_by_key(signatures_of(self._table.kernel_type, slots, self._table.cells))
 
     def case_positions(self, signature: str) -> list[int]:
         """Returns the positions of the rows that the launches of a case belong to.
@@ -349,7 +342,7 @@ class _CapturedRows:
 
 def _columns_of_new_table(kernel_type: str) -> list[str]:
     counters = [profiling_counter(name) for name in PIPE_UTILIZATION]
-    columns = [*BASE, AVERAGE, *PROFILING_DURATIONS, *counters, *OWN]
+    columns = [*BASE, AVERAGE, *PROFILING_DURATIONS, *counters]
     if kernel_type in ATTENTION_TYPES:
         columns += RUNTIME
     if kernel_type in EXPERT_PARALLEL:

@@ -37,7 +37,8 @@ from opatlas.capture.cases import CaptureCase, CaptureCases
 from opatlas.counts import add_counts
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
-from opatlas.data.pruned import PRUNED_REASON, append_pruned
+from opatlas.data.fold import TableFold
+from opatlas.data.pruned import PRUNED_REASON, add_pruned
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     ATTENTION_TYPES,
@@ -46,15 +47,14 @@ from opatlas.row.columns import (
     INPUT_SLOTS,
     LEGACY_AVG_SEQ_LEN,
     OUTPUT_SLOTS,
+    POOLED,
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
-    STATUS_GROUP,
-    is_microbench_column,
 )
 from opatlas.row.quality import valid_duration
-from opatlas.row.signature import signatures
+from opatlas.row.row_kind import row_kind
+from opatlas.row.signature import signatures_of
 from opatlas.row.slots import split_cell
-from opatlas.row.table import RowTable
 from opatlas.text import parse_real, printable
 
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
@@ -226,10 +226,12 @@ def _fill_table(
     database: Database, kernel_type: str, matched: Mapping[JoinKey, DistinctRecords], limit: int, outcome: FillResult
 ) -> None:
     table = database.read(kernel_type)
-    rows = _AttentionRows(kernel_type, TableEdit(table.frame), [str(name) for name in table.frame.columns])
-    counts = FillResult(rows=len(table.frame))
-    slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in table.frame.columns]
-    captured = positions_by_key(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True))
+    fold = TableFold(table)
+    rows = _AttentionRows(fold, table.columns)
+    counts = FillResult(rows=len(table))
+    slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in table.columns]
+    names = signatures_of(kernel_type, slots, table.cells)
+    captured = positions_by_key(zip(names, _keys(rows.edit), strict=True))
     for (_, key), positions in captured.items():
         if key is not None and key in matched:
             rows.fill(positions, matched[key], limit, counts)
@@ -241,10 +243,10 @@ def _fill_table(
     if rows.measured:
         # Pruned rows are written first, so that each measurement is always in pruned/ or in the CSV.
         old = table.frame.iloc[sorted(rows.measured)]
-        append_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
+        add_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
         counts.pruned = len(old)
     if counts.filled or counts.added:
-        database.write(RowTable(kernel_type, table.path, rows.edit.frame()))
+        fold.write(database)
     add_counts(outcome, counts)
 
 
@@ -255,12 +257,13 @@ class _AttentionRows:
         measured: positions of rows that have lost their measurement.
     """
 
-    def __init__(self, kernel_type: str, edit: TableEdit, columns: Sequence[str]) -> None:
-        self.edit = edit
+    def __init__(self, fold: TableFold, columns: Sequence[str]) -> None:
+        self.edit = fold.rows
         self.measured: list[int] = []
-        self._kernel_type = kernel_type
+        self._fold = fold
         self._columns = columns
-        self._measurement = [name for name in columns if is_microbench_column(name) or name in STATUS_GROUP]
+        kind = row_kind(fold.kernel_type)
+        self._measurement = [name for name in columns if kind.is_measured(name) or name in POOLED]
 
     def fill(self, positions: Sequence[int], chosen: DistinctRecords, limit: int, counts: FillResult) -> None:
         """Fills the rows of one captured case from the records of its key."""
@@ -292,7 +295,7 @@ class _AttentionRows:
                 counts.left_out += 1
             else:
                 cells = values.cells()
-                self.edit.append({**base, **cells, COMPLETENESS: _completeness(cells)})
+                self._fold.append({**base, **cells, COMPLETENESS: _completeness(cells)})
                 added += 1
         counts.added += added
         counts.left_out += chosen.left_out
@@ -318,8 +321,7 @@ class _AttentionRows:
         if self._case(position) != before:
             if valid_duration(self.edit[AVERAGE][position]) is not None:
                 self.measured.append(position)
-            for name in self._measurement:
-                self.edit[name][position] = ""
+            self._fold.clear(position)
         return changed
 
 

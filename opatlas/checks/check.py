@@ -19,7 +19,7 @@ from opatlas.combine.row_devices import database_device
 from opatlas.data.cells import duration_columns, stored_us
 from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
-from opatlas.data.history import all_records
+from opatlas.data.log import all_records
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import (

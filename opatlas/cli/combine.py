@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
-from opatlas.combine.apply import COMBINE, CombineResult, DurationCounts
+from opatlas.combine.apply import CombineResult, DurationCounts
 from opatlas.combine.apply import combine as combine_databases
 from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, without_pooled
 from opatlas.combine.pool import pool as pool_runs
@@ -21,7 +21,8 @@ from opatlas.combine.reports import disagreeing, write_conflicts, write_disagree
 from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.table import Conflict
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
-from opatlas.data.history import clear_edited
+from opatlas.data.edited import clear_edited
+from opatlas.data.log import COMBINE
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
@@ -134,7 +135,7 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
 def _json(opened: CombineSources, done: _Combined) -> dict[str, Any]:
     left_out = {"mapping", "problems"}
     counts = {each.name: getattr(done.outcome, each.name) for each in fields(done.outcome) if each.name not in left_out}
-    sources = {"databases": opened.databases, "journals": opened.journals, "ignored": opened.ignored}
+    sources = {"databases": opened.databases, "journals": opened.journals}
     return {**sources, **counts, "pooled": done.pooled, "problems": done.problems}
 
 
@@ -173,7 +174,6 @@ def _parts(target: Path, opened: CombineSources, done: _Combined, dry_run: bool)
         yield from _pooled(done.pooled)
     lists = [
         *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
-        *(("ignored", str(path)) for path in opened.ignored),
         *done.reports.items(),
         *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
     ]

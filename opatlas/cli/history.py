@@ -19,8 +19,8 @@ from opatlas.compare.regressions import Regressions, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
-from opatlas.data.pruned import unprune
 from opatlas.data.row_history import RowRun, row_histories
+from opatlas.data.unprune import unprune
 from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
 from opatlas.row.named_databases import expect_database

@@ -16,28 +16,29 @@ import pandas as pd
 from opatlas.capture.cases import read_ingests
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.manifest import manifest_path
-from opatlas.combine.table import CombineTally, Conflict, combine_tables, final_conflicts
+from opatlas.combine.table import CombineTally, Conflict, combine_rows, final_conflicts
 from opatlas.counts import add_counts
-from opatlas.data import history
-from opatlas.data.csv_files import read_frame, write_bytes, write_frame, write_text
+from opatlas.data import log
+from opatlas.data.csv_files import read_table, text_table, write_bytes, write_text
 from opatlas.data.database import Database
-from opatlas.data.history import EditedLookup, Histories, without_measurement
+from opatlas.data.edited import EditedLookup
+from opatlas.data.fold import TableFold, runs_of
 from opatlas.data.journal import JournalContents
-from opatlas.data.manifest import LARGEST_BYTES, Manifest, RunOrder
+from opatlas.data.log import COMBINE, ClocksAhead, Log
+from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.data.pruned import add_pruned, pruned_path, pruned_signatures
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
-from opatlas.row.columns import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
+from opatlas.row.columns import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
 from opatlas.row.quality import valid_duration
-from opatlas.row.record import RowName
-from opatlas.row.signature import column_cells, row_cells, signatures
+from opatlas.row.row_kind import row_kind
+from opatlas.row.signature import row_cells
 from opatlas.row.slots import unknown_dtypes
 from opatlas.row.table import RowTable
 
-#: The run id in the name of the folder with durations that `combine` did not take.
-COMBINE = "combine"
 _LARGEST_SAMPLES_BYTES = 4 << 30
 
 
@@ -53,11 +54,11 @@ def _collect_errors(problems: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _damaged_histories(problems: list[str]) -> Iterator[None]:
-    """Adds histories that cannot be read to the problems, and continues."""
+def _damaged_logs(problems: list[str]) -> Iterator[None]:
+    """Adds logs that cannot be read to the problems, and continues."""
     try:
         yield
-    except history.DamagedHistory as error:
+    except log.DamagedLog as error:
         problems.append(str(error))
 
 
@@ -74,28 +75,27 @@ def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[s
     return copied
 
 
-def copy_histories(target: Database, source: Database, journal: JournalContents | None, problems: list[str]) -> None:
-    """Adds the records of a source to the histories of the target.
+def copy_log(target: Database, source: Database, journal: JournalContents | None, problems: list[str]) -> None:
+    """Adds the log of a source to that of the target.
 
     Args:
         journal: the journal from which the tables of the source were made; None for a database.
 
     Raises:
-        OpAtlasError: a history of the target cannot be written. It may lack rows of its run, and these would count as
+        OpAtlasError: the log of the target cannot be written. It may lack rows of its run, and these would count as
             edited.
     """
-    for run_id in history.runs(source):
-        with _damaged_histories(problems):
-            contents = history.read(source, run_id)
-            history.add(target, contents.header, contents.records)
-            problems += [f"{history.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
-    for path in history.replaced_tables(source):
-        with _collect_errors(problems):
-            run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
-            history.save_replaced(target, run_id, path.stem, read_frame(path))
+    for run_id in log.runs(source):
+        with _damaged_logs(problems):
+            contents = log.read(source, run_id)
+            log.add(target, contents.header, contents.records)
+            problems += [f"{log.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
+    for run_id, event in log.events(source, problems):
+        with _damaged_logs(problems):
+            log.add_events(target, run_id, [event])
     if journal is not None:
-        with _damaged_histories(problems):
-            history.add(target, journal.header, journal.records)
+        with _damaged_logs(problems):
+            log.add(target, journal.header, journal.records)
 
 
 def copy_ingests(target: Database, source: Database, problems: list[str]) -> int:
@@ -126,21 +126,6 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
             known |= {file.sha256: run_id for file in files}
             copied += 1
     return copied
-
-
-def save_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.DataFrame], histories: Histories) -> None:
-    """Saves the rows whose durations were not taken, if no history has them. Raises OpAtlasError."""
-    rows = pd.concat([frame for frame in not_taken if len(frame)] or [pd.DataFrame()], ignore_index=True).fillna("")
-    if rows.empty:
-        return
-    run_ids = column_cells(rows, RUN_ID)
-    lost = [
-        position
-        for position, signature in enumerate(signatures(kernel_type, rows))
-        if not histories.has_duration(run_ids[position], RowName(kernel_type, signature))
-    ]
-    if lost:
-        history.save_replaced(target, COMBINE, kernel_type, rows.iloc[lost])
 
 
 @dataclass
@@ -238,33 +223,33 @@ def combine(
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
             result; the other files are combined. A source whose histories cannot be written is left out.
     """
-    result = CombineResult(sorted({name for source in sources for name in source.database.kernel_types()}))
-    order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
+    result = CombineResult(sorted({name for source in sources for name in source.database.kernel_types_and_messages()}))
+    known = {manifest.run_id: manifest for manifest in manifests}
     with target.lock(), gc_paused():
         # Manifests first, so that every Run ID in a table always has one.
         combined = []
         for source in sources:
             result.manifests += copy_manifests(target, source.manifests, result.problems)
             try:
-                copy_histories(target, source.database, source.journal, result.problems)
+                copy_log(target, source.database, source.journal, result.problems)
             except OpAtlasError as error:
                 result.problems.append(f"{error} (no row of {source.name} was combined)")
                 continue
             combined.append(source)
             result.ingests += copy_ingests(target, source.database, result.problems)
         sources = combined
-        histories = Histories(target)
+        clocks = _Clocks(target, known)
         edited = {source.name: EditedLookup(source.database) for source in sources}
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             try:
-                _combine_tables(target, kernel_type, sources, order, histories, edited, result)
+                _combine_tables(target, kernel_type, sources, clocks, edited, result)
             except OpAtlasError as error:
                 result.problems.append(f"{error} (nothing was combined into this file)")
+        result.clocks_ahead = sorted(clocks.ahead)
         if result.ingests:
             _pool_captures(target, result)
         _combine_pruned(target, sources, result)
         result.mapping = write_default_mapping(target.path, sources=[source.database.path for source in sources])
-    result.clocks_ahead = sorted(order.ahead)
     result.conflicts.sort(key=lambda conflict: -conflict.distance)
     return result
 
@@ -280,42 +265,71 @@ def _pool_captures(target: Database, result: CombineResult) -> None:
     result.captures_pooled = remade.updated
 
 
+class _Clocks:
+    """Finds runs whose start is in the future, and writes them into the log.
+
+    Whether the clock of a run was ahead is decided once, when the run comes into the database.
+
+    Attributes:
+        order: the order of runs.
+        ahead: the runs with a clock that was ahead.
+    """
+
+    def __init__(self, target: Database, manifests: Mapping[str, Manifest]) -> None:
+        self._target = target
+        self._manifests = manifests
+        self.order = log.run_order(target, manifests)
+        self.ahead: set[str] = set()
+        self.note(manifests)
+
+    def note(self, runs: Iterable[str]) -> None:
+        """Finds those of some runs whose start is in the future. Raises OpAtlasError: the log cannot be written."""
+        found = {run_id for run_id in runs if is_ahead(self.order.start(run_id))} - self.ahead
+        if found:
+            self.ahead |= found
+            log.add_events(self._target, COMBINE, [ClocksAhead(tuple(sorted(found)))])
+            self.order = log.run_order(self._target, self._manifests)
+
+
 def _combine_tables(
     target: Database,
     kernel_type: str,
     sources: Sequence[CombineSource],
-    order: RunOrder,
-    histories: Histories,
+    clocks: _Clocks,
     edited: Mapping[str, EditedLookup],
     result: CombineResult,
 ) -> None:
     path = target.csv_path(kernel_type)
     is_new = not path.exists()
-    frame = None if is_new else target.read(kernel_type).frame
-    there = 0 if frame is None else len(frame)
-    tallies: list[CombineTally] = []
-    not_taken: list[pd.DataFrame] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
-    for source, rows in _frames(sources, paths, result):
-        if positions := edited[source.name].in_table(kernel_type, rows):
-            rows = without_measurement(kernel_type, rows, list(positions))
-            result.edited += len(positions)
-        before = rows.iloc[:0] if frame is None else frame
-        combined = combine_tables(kernel_type, before, rows, order, source.name)
-        not_taken += [before.iloc[combined.tally.replaced], rows.iloc[combined.tally.dropped]]
-        frame = combined.frame
-        tallies.append(combined.tally)
-    if frame is None:
+    opened = list(_tables(sources, paths, result))
+    if not opened:
         return
-    save_durations(target, kernel_type, not_taken, histories)
-    if any(tally.added or tally.edited for tally in tallies):
-        target.write(RowTable(kernel_type, path, frame))
+    table = RowTable(kernel_type, path, text_table(opened[0][1].columns)) if is_new else target.read(kernel_type)
+    clocks.note(run_id for rows in (table, *(rows for _, rows in opened)) for run_id in runs_of(rows))
+    there = len(table)
+    tallies: list[CombineTally] = []
+    fold = TableFold(table, clocks.order, Log(target), pruned=pruned_signatures(target, kernel_type), by=COMBINE)
+    for source, rows in opened:
+        if positions := edited[source.name].in_table(rows):
+            cleared = TableFold(rows)
+            for position in positions:
+                cleared.clear(position)
+            rows = RowTable(kernel_type, rows.path, cleared.rows.frame())
+            result.edited += len(positions)
+        tallies.append(combine_rows(fold, rows, source.name))
+    if any(tally.changed for tally in tallies):
+        fold.write(target)
         result.new += [kernel_type] * is_new
+    else:
+        fold.write_log(target)
+    frame = fold.rows.frame()
     add_counts(result.target_rows, duration_counts(frame))
     new = frame.iloc[there:]
     add_counts(result.added, duration_counts(new))
-    for cells in row_cells(new[[INPUT_DTYPES, OUTPUT_DTYPES]]):
-        result.unknown_dtypes.update(unknown_dtypes(cells))
+    if not row_kind(kernel_type).starts_together:
+        for cells in row_cells(new[[INPUT_DTYPES, OUTPUT_DTYPES]]):
+            result.unknown_dtypes.update(unknown_dtypes(cells))
     _count(tallies, there, result)
 
 
@@ -337,32 +351,23 @@ def _count(tallies: Sequence[CombineTally], there: int, result: CombineResult) -
 
 def _combine_pruned(target: Database, sources: Sequence[CombineSource], result: CombineResult) -> None:
     """Adds the pruned rows that the target does not have with equal cells."""
-    names = sorted({path.name for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")})
-    for name in names:
-        path = target.pruned_dir / name
-        paths = [source.database.pruned_dir / name for source in sources]
+    types = {path.stem for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")}
+    for kernel_type in sorted(types):
+        paths = [pruned_path(source.database, kernel_type) for source in sources]
         try:
-            there = [read_frame(path)] if path.exists() else []
-            coming = [frame for _, frame in _frames(sources, paths, result)]
-            together = pd.concat([*there, *coming], ignore_index=True).fillna("") if coming else pd.DataFrame()
-            before = sum(map(len, there))
-            # Duplicates within the target's own file stay.
-            repeated = together.duplicated().to_numpy().copy()
-            repeated[:before] = False
-            if not repeated[before:].all():
-                write_frame(together[~repeated], path)
-                result.pruned += int((~repeated[before:]).sum())
+            for _, table in _tables(sources, paths, result):
+                result.pruned += add_pruned(target, kernel_type, table.frame)
         except OpAtlasError as error:
             result.problems.append(str(error))
 
 
-def _frames(
+def _tables(
     sources: Sequence[CombineSource], paths: Sequence[Path], result: CombineResult
-) -> Iterator[tuple[CombineSource, pd.DataFrame]]:
+) -> Iterator[tuple[CombineSource, RowTable]]:
     """Yields the sources that have a table, with the table. An unreadable table becomes a problem."""
     for source, path in zip(sources, paths, strict=True):
         try:
             if path.exists():
-                yield source, read_frame(path)
+                yield source, RowTable(path.stem, path, read_table(path))
         except TableError as error:
             result.problems.append(str(error))

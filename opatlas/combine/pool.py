@@ -1,22 +1,22 @@
 """Pools the runs of each row: the row gets the duration of the run with the median, and the spread between machines.
 
-The runs are in the histories, in the replaced rows, in the table, and in what an earlier pooling wrote of runs whose
-histories are not there. Only runs with the cache state, instrument and implementation of the row's duration, on the
-same device and version of torch, are pooled.
+The runs are in the log, in the table, and in what an earlier pooling wrote of runs that the log does not have. Only
+runs with the cache state, instrument and implementation of the row's duration, on the same device and version of torch,
+are pooled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from opatlas.combine.apply import COMBINE
 from opatlas.combine.table import Conflict
-from opatlas.data import history
-from opatlas.data.cells import TableEdit, measured_cells, microseconds
-from opatlas.data.csv_files import read_frame
+from opatlas.data import log
+from opatlas.data.cells import duration_cells, microseconds, status_cells
 from opatlas.data.database import Database
+from opatlas.data.fold import Part, TableFold
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
@@ -42,12 +42,10 @@ from opatlas.row.columns import (
     STATUS_REASON,
     Status,
     is_microbench_column,
-    microbench_counter,
 )
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells, signatures
-from opatlas.row.table import RowTable
+from opatlas.row.signature import row_cells, signature, signatures
 from opatlas.text import parse_real
 
 #: Machines that disagree more are reported: as a share of the pooled median.
@@ -76,13 +74,11 @@ class RunDuration:
     def cells(self) -> dict[str, str]:
         """The cells of the duration, and the Status Reason; not without a source."""
         assert self.source is not None
-        if isinstance(self.source, Record):
-            assert self.source.measurement is not None
-            counters = self.source.measurement.counters
-            own = {microbench_counter(name): repr(value) for name, value in counters.items()}
-            found: Mapping[str, str] = {**measured_cells(self.source), **own}
-        else:
-            found = self.source
+        found: Mapping[str, str] = (
+            {**duration_cells(self.source), **status_cells(self.source)}
+            if isinstance(self.source, Record)
+            else self.source
+        )
         return {name: cell for name, cell in found.items() if is_microbench_column(name) or name == STATUS_REASON}
 
     @property
@@ -129,7 +125,7 @@ Durations = dict[RowName, dict[str, RunDuration]]
 def pool(database: Database, problems: list[str]) -> list[PooledRow]:
     """Gives every row with a replayed duration the one of the run with the median, and fills its Pooled columns.
 
-    A duration that no history has is saved before it is replaced (opatlas/data/history.py).
+    A duration that no record has is kept in the log before it is replaced.
 
     Args:
         problems: receives a sentence for each file that cannot be read or written.
@@ -142,11 +138,23 @@ def pool(database: Database, problems: list[str]) -> list[PooledRow]:
     """
     pooled: list[PooledRow] = []
     with database.lock(), gc_paused():
-        manifests = read_manifests(database, problems)
-        durations, machines = _durations(database, problems), _Machines(manifests)
+        pooling = Pooling(database, read_manifests(database, problems), problems)
+        order, known = log.run_order(database, pooling.manifests), Log(database)
+        folds = []
         for kernel_type in track(database.kernel_types(), "pool, kernel types"):
             try:
-                pooled += _pool_table(database, kernel_type, durations, manifests, machines)
+                folds.append(TableFold(database.read(kernel_type), order, known, by=COMBINE))
+            except OpAtlasError as error:
+                problems.append(str(error))
+        own = {run_id for fold in folds for run_id in fold.rows[RUN_ID] if run_id}
+        # Before the CSVs, so that they can be made again.
+        log.add_events(database, COMBINE, [Pooled(tuple(sorted(own | pooling.runs)))])
+        for fold in folds:
+            try:
+                rows, is_changed = pooling.pool(fold)
+                if is_changed:
+                    fold.write(database)
+                pooled += rows
             except OpAtlasError as error:
                 problems.append(str(error))
     return pooled
@@ -164,24 +172,18 @@ def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -
 
 
 def _durations(database: Database, problems: list[str]) -> Durations:
-    """Returns the durations in the histories and the replaced rows of a database."""
+    """Returns the durations in the log of a database."""
     durations: Durations = {}
-    for record in history.all_records(database, problems):
+    for record in log.all_records(database, problems):
         if record.measurement is not None:
             row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
             row[record.run_id] = _record_duration(record)
-    for path in history.replaced_tables(database):
-        try:
-            frame = read_frame(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        for cells, signature in zip(row_cells(frame), signatures(path.stem, frame), strict=True):
-            there = durations.setdefault(RowName(path.stem, signature), {})
-            for run_id, duration in _row_durations(cells):
-                # What is known of the samples is preferred to a median alone.
-                if run_id not in there or (there[run_id].source is None and duration.source is not None):
-                    there[run_id] = duration
+    for kept in log.imported(database, problems):
+        there = durations.setdefault(RowName(kept.kernel_type, signature(kept.kernel_type, kept.row)), {})
+        for run_id, duration in _row_durations(kept.row):
+            # What is known of the samples is preferred to a median alone.
+            if run_id not in there or (there[run_id].source is None and duration.source is not None):
+                there[run_id] = duration
     return durations
 
 
@@ -216,53 +218,57 @@ def run_medians(cell: str) -> dict[str, float]:
     return {run_id: us for run_id, _, text in parts if (us := valid_duration(text)) is not None}
 
 
-def _pool_table(
-    database: Database,
-    kernel_type: str,
-    durations: Durations,
-    manifests: Mapping[str, Manifest],
-    machines: _Machines,
-) -> list[PooledRow]:
-    table = database.read(kernel_type)
-    rows = TableEdit(table.frame)
-    pooled: list[PooledRow] = []
-    lost: list[int] = []
-    is_changed = False
-    for position, (cells, signature) in enumerate(
-        zip(row_cells(table.frame), signatures(kernel_type, table.frame), strict=True)
-    ):
-        now = dict.fromkeys(POOLED, "")
-        of_row = dict(_row_durations(cells))
-        if of_row:
-            kept = durations.get(RowName(kernel_type, signature), {})
-            own_run = cells.get(RUN_ID, "")
-            # No cell has the host.
-            own = replace(of_row[own_run], host=kept[own_run].host if own_run in kept else "")
-            runs = {**of_row, **kept, own_run: own}
-            row = _pool_row(RowName(kernel_type, signature), cells, own_run, runs, manifests, machines)
-            pooled.append(row)
-            now = pooled_cells(row)
-            if row.representative != own_run:
-                now |= _taken_cells(cells, kept[row.representative])
-                if own_run not in kept or kept[own_run].source is None:
-                    lost.append(position)
-        for name, cell in now.items():
-            if cells.get(name, "") != cell:
-                rows[name][position] = cell
-                is_changed = True
-    if lost:
-        history.save_replaced(database, COMBINE, kernel_type, table.frame.iloc[lost])
-    if is_changed:
-        database.write(RowTable(kernel_type, table.path, rows.frame()))
-    return pooled
+class Pooling:
+    """The durations in the log of a database, to be pooled.
 
+    Attributes:
+        manifests: of the runs.
+        runs: the runs that have durations in the log.
+    """
 
-def _taken_cells(cells: Mapping[str, str], duration: RunDuration) -> dict[str, str]:
-    """Returns the cells of a row that change with its duration; the status of a later run stays."""
-    taken = {**{name: "" for name in cells if is_microbench_column(name)}, **duration.cells}
-    if Status.from_cell(cells.get(STATUS, "")) is not Status.MEASURED:
-        taken.pop(STATUS_REASON, None)
-    return taken
+    def __init__(
+        self,
+        database: Database,
+        manifests: Mapping[str, Manifest],
+        problems: list[str],
+        runs: Container[str] | None = None,
+    ) -> None:
+        """`runs` are the runs that are pooled; None: all."""
+        self.manifests = manifests
+        self._machines = _Machines(manifests)
+        self._durations = {
+            row: {run_id: each for run_id, each in of_row.items() if runs is None or run_id in runs}
+            for row, of_row in _durations(database, problems).items()
+        }
+        self.runs = {run_id for of_row in self._durations.values() for run_id in of_row}
+
+    def pool(self, fold: TableFold) -> tuple[list[PooledRow], bool]:
+        """Pools the rows of a table in memory, and returns them, and whether a cell changed."""
+        pooled: list[PooledRow] = []
+        is_changed = False
+        frame = fold.rows.frame()
+        for position, (cells, name) in enumerate(
+            zip(row_cells(frame), signatures(fold.kernel_type, frame), strict=True)
+        ):
+            now = dict.fromkeys(POOLED, "")
+            of_row = dict(_row_durations(cells))
+            if of_row:
+                kept = self._durations.get(RowName(fold.kernel_type, name), {})
+                own_run = cells.get(RUN_ID, "")
+                # No cell has the host.
+                own = replace(of_row[own_run], host=kept[own_run].host if own_run in kept else "")
+                runs = {**of_row, **kept, own_run: own}
+                row = _pool_row(RowName(fold.kernel_type, name), cells, own_run, runs, self.manifests, self._machines)
+                pooled.append(row)
+                now = pooled_cells(row)
+                if row.representative != own_run:
+                    taken = kept[row.representative].cells
+                    reason = taken.pop(STATUS_REASON, "")
+                    is_changed |= fold.put_duration(position, Part(row.representative, taken))
+                    if Status.from_cell(cells.get(STATUS, "")) is Status.MEASURED:
+                        now[STATUS_REASON] = reason
+            is_changed |= fold.rows.set_cells(position, now)
+        return pooled, is_changed
 
 
 def _pool_row(

@@ -6,22 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
-
 from opatlas.combine.apply import CombineSource
 from opatlas.combine.provenance import run_origins
 from opatlas.data import journal
-from opatlas.data.cells import TableEdit
 from opatlas.data.database import Database
+from opatlas.data.fold import TableFold
 from opatlas.data.manifest import Manifest, manifest_paths
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.progress import track
-from opatlas.row.columns import BASE
 from opatlas.row.record import Record
-from opatlas.row.table import RowTable
 from opatlas.text import pluralize
 
 
@@ -52,7 +48,6 @@ class CombineSources:
         sources: in the order of the command line; each database is followed by its journals, oldest first.
         target_manifests: the manifests of the target, by path.
         databases, journals: the number of each.
-        ignored: files that are not combined, because they have another schema.
         problems: files that could not be read.
     """
 
@@ -60,7 +55,6 @@ class CombineSources:
     target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
     databases: int = 0
     journals: int = 0
-    ignored: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -108,18 +102,11 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: CombineS
     # Raises UnsafePath before anything is read, if a folder of the source is a link.
     database.folders()
     journals = journal.journals(database)
-    collectives = sorted(path.glob("hcom_*.csv"))
-    if collectives and not database.kernel_types() and not journals:
-        raise OpAtlasError(
-            f"{path}: holds collectives only ({', '.join(file.name for file in collectives)}), which are not combined; "
-            f"measure them into one folder (--database-path), or copy their files"
-        )
-    if not database.kernel_types() and not journals:
+    if not database.kernel_types_and_messages() and not journals:
         raise OpAtlasError(
             f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
         )
     opened.databases += 1
-    opened.ignored += collectives
     manifests = _read(manifest_paths(database), opened.problems)
     opened.sources.append(CombineSource(str(path), database, manifests))
     for left_behind in journals:
@@ -167,10 +154,10 @@ def _add_journal(
     for record in contents.records:
         bare.setdefault(record.kernel_type, {}).setdefault(record.signature, record)
     for kernel_type, records in bare.items():
-        rows = TableEdit(pd.DataFrame(), BASE)
+        fold = TableFold(database.read_or_empty(kernel_type))
         for record in records.values():
-            rows.append(record.cells)
-        database.write(RowTable(kernel_type, database.csv_path(kernel_type), rows.frame()))
+            fold.append(record.cells)
+        fold.write(database)
     merged = write_back(database, contents.records, UpdateMode.ALL, prune=False)
     opened.problems += merged.problems
     if merged.unmatched:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.combine.pool import run_medians
-from opatlas.data.cells import duration_columns, measured_cells
+from opatlas.data.cells import duration_cells, duration_columns, status_cells
 from opatlas.data.database import Database
 from opatlas.row.columns import (
     AVERAGE,
@@ -156,7 +156,7 @@ def recorded_call(record: Record) -> ComparedCall:
     """Returns the call of a run's record."""
     if record.measurement is None:
         return ComparedCall(record.status.value, record.reason)
-    cells = measured_cells(record)
+    cells = {**duration_cells(record), **status_cells(record)}
     return _replayed(*(cells.get(name, "") for name in _replay_columns(record.kernel_type)))
 
 

@@ -19,9 +19,9 @@ from opatlas.compare.steps import (
     spread_between_runs,
 )
 from opatlas.compare.verdict import LEAST_DIFFERENCE
-from opatlas.data import history
+from opatlas.data import log
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, RunOrder, read_manifests
+from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, make_case_id
@@ -128,8 +128,8 @@ def find_regressions(database: Database, chosen: RowChoice) -> Regressions:
     """
     problems: list[str] = []
     manifests = read_manifests(database, problems)
-    order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
-    runs = sorted(history.runs(database), key=order.age)
+    order = log.run_order(database, manifests)
+    runs = sorted(log.runs(database), key=order.age)
     calls = _calls(database, runs, problems)
     rows = [row for row in calls if chosen.holds(row.kernel_type, row.signature)]
     chosen.expect(len(rows), f"{database.runs_dir}")

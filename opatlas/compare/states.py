@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from opatlas.compare.calls import ComparedCall, read_captured_calls, recorded_call
 from opatlas.compare.databases import ComparedDatabase, distinct_names, named_database
-from opatlas.data import history
+from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
@@ -113,7 +113,7 @@ def _state(place: str) -> Iterator[ComparedDatabase]:
         if not any(call.is_measured for name in source.kernel_types() for call in source.read(name).values()):
             raise OpAtlasError(f"{place}: no row has a captured duration: `opatlas ingest` reads captures")
         yield replace(database, state=state, source=source)
-    elif state in (runs := history.runs(Database(path))):
+    elif state in (runs := log.runs(Database(path))):
         yield replace(named_database(path), state=state, source=read_run(Database(path), state))
     else:
         with _git_revision(path, state, runs) as (commit, checkout):
@@ -160,7 +160,7 @@ def read_run(database: Database, run_id: str) -> RunCalls:
         OpAtlasError: the history of the run cannot be read.
     """
     calls: dict[str, dict[str, ComparedCall]] = {}
-    for record in history.read(database, run_id).records:
+    for record in log.read(database, run_id).records:
         for each in filter(None, (record, record.launched_record())):
             call = recorded_call(each)
             of_type = calls.setdefault(each.kernel_type, {})

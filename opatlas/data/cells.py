@@ -16,7 +16,6 @@ from opatlas.row.columns import (
     CACHE_STATE,
     CHECKED_ELEMENTS,
     CONVERSIONS,
-    CRASHES_IN_A_ROW,
     DURATION,
     IMPLEMENTATION,
     INPUT_SHAPES,
@@ -32,7 +31,6 @@ from opatlas.row.columns import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     NUM_DEVICES,
-    OUTPUT_SHAPES,
     OUTPUTS_MISSING,
     QUALITY,
     QUALITY_REASON,
@@ -42,15 +40,15 @@ from opatlas.row.columns import (
     STAND_IN,
     STATUS,
     STATUS_REASON,
-    Status,
+    STATUS_RUN_ID,
     insert_columns,
+    microbench_counter,
 )
 from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps
 from opatlas.row.quality import Summary
 from opatlas.row.record import Execution, Measurement, Record
 from opatlas.row.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
 from opatlas.row.signature import column_cells
-from opatlas.row.slots import EMPTY_SHAPE
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
@@ -82,8 +80,8 @@ def is_measured_column(kernel_type: str, column: str) -> bool:
     return row_kind(kernel_type).is_measured(column)
 
 
-def measured_cells(record: Record) -> dict[str, str]:
-    """Returns the cells of a measured row by column, without counters; the same columns for a whole kernel type."""
+def duration_cells(record: Record) -> dict[str, str]:
+    """Returns the cells about the duration of a measured row."""
     measurement = record.measurement
     assert measurement is not None
     summary, verdict = measurement.summary, measurement.verdict
@@ -103,11 +101,23 @@ def measured_cells(record: Record) -> dict[str, str]:
         CHECKED_ELEMENTS: _checked_cell(measurement),
         STAND_IN: measurement.stand_in,
         **_execution_cells(measurement.execution),
-        **judged_cells(record),
-        STATUS: Status.MEASURED.value,
-        STATUS_REASON: _remark(record),
-        CRASHES_IN_A_ROW: crashes_cell(record),
+        **counter_cells(measurement),
         RUN_ID: record.run_id,
+    }
+
+
+def counter_cells(measurement: Measurement) -> dict[str, str]:
+    """Returns the cells of hardware counters."""
+    return {microbench_counter(name): repr(value) for name, value in measurement.counters.items()}
+
+
+def status_cells(record: Record) -> dict[str, str]:
+    """Returns the cells about the status of a row, and the largest error of a judged kernel."""
+    return {
+        STATUS: record.status.value,
+        STATUS_REASON: _remark(record),
+        STATUS_RUN_ID: record.run_id,
+        **{name: record.judged.get(name, "") for name in (*JUDGED, MAX_ERROR)},
     }
 
 
@@ -139,16 +149,6 @@ def _checked_cell(measurement: Measurement) -> str:
 def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
     """Returns a cell of MicroBench Helper Kernels: `Cast 2.1000; TransQuantParamV2 1.2000`."""
     return "; ".join(f"{kernel_type} {microseconds(us)}" for kernel_type, us in helper_kernels.items())
-
-
-def judged_cells(record: Record) -> dict[str, str]:
-    """Returns the cells of the judgement of a candidate; empty cells for any other row."""
-    return {name: record.judged.get(name, "") for name in JUDGED}
-
-
-def crashes_cell(record: Record) -> str:
-    """Returns a cell of Crashes In A Row."""
-    return str(record.crashes_in_a_row or "")
 
 
 def microseconds(value: float) -> str:
@@ -244,12 +244,7 @@ class TableEdit:
         return changed
 
     def append(self, row: Mapping[str, str]) -> int:
-        """Adds a row at the end; returns its position.
-
-        An empty shape cell, of a single 0-dim tensor, becomes `""`, as profilers write it: pandas reads an empty cell
-        as missing, and the loader of msmodeling fails.
-        """
-        row = {**row, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if row.get(name) == ""}}
+        """Adds a row at the end; returns its position."""
         for name, cells in self._taken.items():
             cells.append(row.get(name, ""))
         self._appended.append(row)

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
@@ -214,7 +214,7 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 #: The sort key of a run, newer is greater. It ends with the run id, so that two runs never compare equal.
 Age = tuple[int, float, str]
-_NO_RUN, _UNKNOWN_TIME, _KNOWN_TIME = range(3)
+_NO_RUN, _UNKNOWN_TIME, KNOWN_TIME = range(3)
 _TIME = re.compile(r"([0-9]{8}T[0-9]{6})(?=-|$)")
 #: A time further in the future comes from a wrong clock.
 _CLOCK_TOLERANCE_S = 600.0
@@ -223,23 +223,19 @@ _CLOCK_TOLERANCE_S = 600.0
 class RunOrder:
     """Orders runs by their start.
 
-    The start is in the manifest of the run, or else in its id, in UTC. A start in the future comes from a wrong clock;
-    its run counts as older than all runs with a known start.
-
-    Attributes:
-        ahead: the ids of compared runs whose start is in the future.
+    The start is in the manifest of the run, or else in its id, in UTC. Runs with a clock that was ahead when they came
+    into the database are older than all runs with a known start.
     """
 
-    def __init__(self, started_at: Mapping[str, float] | None = None, *, now: float | None = None) -> None:
+    def __init__(self, started_at: Mapping[str, float] | None = None, ahead: Container[str] = ()) -> None:
         """
         Args:
             started_at: the start by run id, from manifests, in seconds since the epoch.
-            now: seconds since the epoch; default: the clock of this machine.
+            ahead: the runs with a clock that was ahead.
         """
         self._started_at = started_at or {}
-        self._latest = (time.time() if now is None else now) + _CLOCK_TOLERANCE_S
+        self._ahead = ahead
         self._ages: dict[str, Age] = {}
-        self.ahead: set[str] = set()
 
     def age(self, run_id: str) -> Age:
         """Returns the sort key of a run; "" for no run, which is older than any run."""
@@ -247,16 +243,22 @@ class RunOrder:
             self._ages[run_id] = self._age(run_id)
         return self._ages[run_id]
 
+    def start(self, run_id: str) -> float | None:
+        """Returns the start of a run in seconds since the epoch; None if unknown."""
+        return self._started_at.get(run_id, run_id_time(run_id))
+
     def _age(self, run_id: str) -> Age:
         if not run_id:
             return _NO_RUN, 0.0, ""
-        started_at = self._started_at.get(run_id, run_id_time(run_id))
+        started_at = self.start(run_id)
         if started_at is None:
             return _UNKNOWN_TIME, 0.0, run_id
-        if started_at > self._latest:
-            self.ahead.add(run_id)
-            return _UNKNOWN_TIME, started_at, run_id
-        return _KNOWN_TIME, started_at, run_id
+        return (_UNKNOWN_TIME if run_id in self._ahead else KNOWN_TIME), started_at, run_id
+
+
+def is_ahead(started_at: float | None) -> bool:
+    """Returns whether a start is in the future: the clock of its machine was ahead."""
+    return started_at is not None and started_at > time.time() + _CLOCK_TOLERANCE_S
 
 
 def run_id_time(run_id: str) -> float | None:

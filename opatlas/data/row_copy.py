@@ -8,10 +8,10 @@ import pandas as pd
 
 from opatlas.data.cells import duration_columns, is_measured_column
 from opatlas.data.database import Database
+from opatlas.data.fold import TableFold
 from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import POOLED, is_profiling_column
-from opatlas.row.signature import row_cells, signature, signatures
-from opatlas.row.table import RowTable
+from opatlas.row.signature import row_cells, signatures
 
 
 def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
@@ -38,14 +38,11 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
     added = 0
     for kernel_type, cells in rows.items():
         with database.lock():
-            table = database.read_or_empty(kernel_type)
-            known = {*signatures(kernel_type, table.frame), *pruned_signatures(database, kernel_type)}
-            missing = {signature(kernel_type, row): row for row in cells}
-            new = [row for name, row in missing.items() if name not in known]
+            fold = TableFold(database.read_or_empty(kernel_type))
+            new = fold.append_missing(cells, pruned_signatures(database, kernel_type))
             if new:
-                frame = pd.concat([table.frame, pd.DataFrame(new)], ignore_index=True).fillna("")
-                database.write(RowTable(kernel_type, table.path, frame))
-                added += len(new)
+                fold.write(database)
+                added += new
     return added
 
 

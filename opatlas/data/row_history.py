@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opatlas.data import history
+from opatlas.data import log
 from opatlas.data.cells import duration_columns, stored_us
 from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, RunOrder, read_manifests, run_id_time
+from opatlas.data.manifest import Manifest, read_manifests, run_id_time
 from opatlas.errors import OpAtlasError
 from opatlas.progress import track
 from opatlas.row.columns import (
@@ -26,7 +26,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import RowChoice, signatures
+from opatlas.row.signature import RowChoice, signature, signatures
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
 
@@ -78,15 +78,16 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
         problems: receives a sentence for each file that cannot be read.
     """
     manifests = read_manifests(database, problems)
-    order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
+    order = log.run_order(database, manifests)
     runs: dict[RowName, list[RowRun]] = {}
-    for record in history.all_records(database, problems):
+    for record in log.all_records(database, problems):
         if chosen.holds(record.kernel_type, record.signature):
             row = RowName(record.kernel_type, record.signature)
             runs.setdefault(row, []).append(_run_from_record(record))
-    for path in history.replaced_tables(database):
-        for row, cells in _rows(path, path.stem, chosen, problems):
-            run = _run_from_cells(row.kernel_type, cells, "replaced")
+    for kept in log.imported(database, problems):
+        row = RowName(kept.kernel_type, signature(kept.kernel_type, kept.row))
+        if chosen.holds(row.kernel_type, row.signature):
+            run = _run_from_cells(row.kernel_type, kept.row, "replaced")
             if not any(_is_same(run, other) for other in runs.get(row, ())):
                 runs.setdefault(row, []).append(run)
     for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
@@ -113,9 +114,9 @@ def _rows(
     except OpAtlasError as error:
         problems.append(str(error))
         return
-    for position, signature in enumerate(signatures(kernel_type, frame)):
-        if chosen.holds(kernel_type, signature):
-            yield RowName(kernel_type, signature), {str(name): cell for name, cell in frame.iloc[position].items()}
+    for position, name in enumerate(signatures(kernel_type, frame)):
+        if chosen.holds(kernel_type, name):
+            yield RowName(kernel_type, name), {str(name): cell for name, cell in frame.iloc[position].items()}
 
 
 def _run_from_record(record: Record) -> RowRun:

@@ -1,37 +1,29 @@
 """Writes records back to the CSVs, by update mode, without losing any.
 
 Writing the same records twice gives the same files, so an interrupted write-back is simply repeated.
-opatlas/data/row_update.py has the rules for the rows of a table.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from opatlas.data import history, journal
-from opatlas.data.cells import duration_columns
+from opatlas.data import journal, log
 from opatlas.data.database import Database
-from opatlas.data.history import Histories, save_replaced
+from opatlas.data.fold import Candidate, FoldChanges, TableFold, candidates_of_records
 from opatlas.data.journal import JournalContents, JournalHeader
-from opatlas.data.manifest import RunOrder, read_manifests
-from opatlas.data.pruned import PRUNED_REASON, append_pruned
-from opatlas.data.row_update import TableUpdate, TypeRecords, records_by_type
+from opatlas.data.log import Log, run_order
+from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.gc_pause import gc_paused
-from opatlas.row.columns import RUN_ID, STATUS_REASON
-from opatlas.row.quality import valid_duration
+from opatlas.row.columns import STATUS_REASON, Status
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import column_cells, signatures
-from opatlas.row.table import RowTable
 from opatlas.text import pluralize
 
 
@@ -71,22 +63,14 @@ class WriteBackResult:
 
 
 def write_back(
-    database: Database,
-    records: Iterable[Record],
-    mode: UpdateMode,
-    *,
-    prune: bool,
-    keep_newer: bool = False,
-    rehearse: bool = False,
+    database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, rehearse: bool = False
 ) -> WriteBackResult:
-    """Writes records to the CSVs of a database, file by file, each replaced in one step.
+    """Folds records into the CSVs of a database, file by file, each replaced in one step (opatlas/data/fold.py).
 
     Args:
-        records: records of any kernel types. The last record of a row counts. A row without a record of its own
-            receives the samples of siblings that launched it.
+        records: records of any kernel types.
         mode: missing rows are appended (all) or reported (other modes).
         prune: whether rows that ran and have no valid duration are moved to `pruned/`.
-        keep_newer: whether rows keep the results of later runs than the record's.
         rehearse: whether to return the result only, and write nothing.
 
     Raises:
@@ -94,82 +78,66 @@ def write_back(
             result; records of other kernel types are written.
     """
     result = WriteBackResult()
-    histories = Histories(database)
-    # Run ids have the second of a start, manifests its fraction.
-    starts = {run: each.started_at for run, each in read_manifests(database, []).items()} if keep_newer else {}
-    order = RunOrder(starts) if keep_newer else None
+    known = Log(database)
+    records = list(records)
+    appending = {record.run_id for record in records} if mode.adds_rows else frozenset[str]()
+    order = run_order(database)
     with nullcontext() if rehearse else database.lock(), gc_paused():
-        for kernel_type, of_type in records_by_type(records).items():
+        for kernel_type, candidates in candidates_of_records(records, appending).items():
             try:
-                _merge_table(database, histories, kernel_type, of_type, mode, prune, order, result, rehearse)
+                table = database.read_or_empty(kernel_type)
+                fold = TableFold(table, order, known, pruned=pruned_signatures(database, kernel_type))
+                changes = fold.fold(candidates)
+                pruned = _to_prune(fold, candidates, changes) if prune else {}
+                fold.prune(pruned)
+                if (changes.changed or changes.appended or pruned) and not rehearse:
+                    fold.write(database)
             except Exception as error:
                 path = database.path / f"{kernel_type}.csv"
                 result.problems.append(describe_error(error, path, "not merged; report this error with the file"))
+            else:
+                # Counted after the write: a file that cannot be written counts nothing.
+                _count(fold, changes, pruned, mode, result)
     return result
 
 
-def _merge_table(
-    database: Database,
-    histories: Histories,
-    kernel_type: str,
-    records: TypeRecords,
-    mode: UpdateMode,
-    prune: bool,
-    order: RunOrder | None,
-    result: WriteBackResult,
-    rehearse: bool,
+def _to_prune(fold: TableFold, candidates: Sequence[Candidate], changes: FoldChanges) -> dict[int, str]:
+    """Returns the rows that ran and have no valid duration, replayed or captured, with the reason.
+
+    Skipped and unsupported rows did not run. Checked rows have no work.
+    """
+    outdated = {candidate.signature for _, candidate in changes.outdated}
+    return {
+        position: fold.rows[STATUS_REASON][position]
+        for candidate in candidates
+        if not candidate.launched and candidate.signature not in outdated
+        if candidate.record is not None and candidate.record.status not in _NOT_RUN
+        for position in fold.positions.get(candidate.signature, ())
+        if not fold.has_any_duration(position)
+    }
+
+
+_NOT_RUN = (Status.SKIPPED, Status.UNSUPPORTED, Status.CHECKED)
+
+
+def _count(
+    fold: TableFold, changes: FoldChanges, pruned: Collection[int], mode: UpdateMode, result: WriteBackResult
 ) -> None:
-    table = database.read_or_empty(kernel_type)
-    merged = TableUpdate(kernel_type, table.frame)
-    append = mode.adds_rows
-    changes = merged.apply(records, append=append, update_siblings=append, order=order)
-    outdated = {record.signature for record in changes.outdated}
-    ran = [record for record in records.own.values() if record.signature not in outdated]
-    pruned = merged.to_prune(ran) if prune else []
-    gone: list[RowName] = []
-    if changes.updated or changes.marked or pruned:
-        frame = merged.rows.frame()
-        gone = [RowName(kernel_type, signature) for signature in signatures(kernel_type, frame.iloc[pruned])]
-        if not rehearse:
-            _keep_replaced(database, histories, table, changes.updated)
-            _write(database, table, frame, pruned)
-    # Counted after the write: a file that cannot be written counts nothing.
-    result.updated[kernel_type] += len(changes.updated) - len(changes.appended)
+    kernel_type = fold.kernel_type
+    updated = {position for position in changes.measured if position in changes.changed}
+    marked = {position for position in changes.marked if position in changes.changed}
+    result.updated[kernel_type] += len(updated - changes.appended)
     result.added[kernel_type] += len(changes.appended)
-    result.marked[kernel_type] += len(changes.marked)
-    result.unchanged[kernel_type] += changes.unchanged
-    result.outdated += [RowName(kernel_type, record.signature) for record in changes.outdated]
-    result.repeated += len(changes.updated) - len({record.signature for record in changes.updated.values()})
-    for record in changes.missing:
-        if not mode.adds_rows or record.measurement is None:
-            is_own = record.signature in records.own
-            (result.unmatched if is_own else result.of_siblings).append(RowName(kernel_type, record.signature))
-    result.pruned += gone
-
-
-def _keep_replaced(database: Database, histories: Histories, table: RowTable, updated: Mapping[int, Record]) -> None:
-    """Saves the rows whose durations are replaced and are in no history, by the run that replaces them."""
-    frame, kernel_type = table.frame, table.kernel_type
-    durations = column_cells(frame, duration_columns(kernel_type)[0])
-    run_ids = column_cells(frame, RUN_ID)
-    lost: dict[str, list[int]] = {}
-    for position, record in updated.items():
-        is_new = position >= len(frame)
-        if is_new or valid_duration(durations[position]) is None or run_ids[position] == record.run_id:
-            continue
-        if not histories.has_duration(run_ids[position], RowName(kernel_type, record.signature)):
-            lost.setdefault(record.run_id, []).append(position)
-    for run_id, positions in lost.items():
-        save_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
-
-
-def _write(database: Database, table: RowTable, frame: pd.DataFrame, pruned: Sequence[int]) -> None:
-    """Saves pruned rows, then writes the table without them."""
-    gone = frame.iloc[list(pruned)]
-    if pruned:
-        append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
-        frame = frame.drop(index=gone.index)
-    database.write(RowTable(table.kernel_type, table.path, frame))
+    result.marked[kernel_type] += len(marked)
+    result.unchanged[kernel_type] += len(changes.measured) + len(changes.marked) - len(updated) - len(marked)
+    result.outdated += [RowName(kernel_type, candidate.signature) for _, candidate in changes.outdated]
+    result.repeated += len(updated) - len({changes.measured[position].signature for position in updated})
+    for candidate in changes.missing:
+        if candidate.appends or not mode.adds_rows or candidate.duration is None:
+            names = result.of_siblings if candidate.launched else result.unmatched
+            names.append(RowName(kernel_type, candidate.signature))
+    signatures = {position: name for name, positions in fold.positions.items() for position in positions}
+    result.pruned += [RowName(kernel_type, signatures[position]) for position in pruned]
 
 
 #: The number of unreadable lines of a journal that are reported.
@@ -253,14 +221,14 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
         set_aside = (str(error), f"it is kept as {_set_aside(path)}")
         return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
     header = contents.header
-    result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune)
     if result.problems:
         problems = [*result.problems, f"its records stay in {path} until this is repaired"]
         return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
     # Named by journal: a killed session may have several.
     kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
     try:
-        history.add(database, header, contents.records)
+        log.add(database, header, contents.records)
     except OpAtlasError as error:
         problems = [*kept, f"{error}; its records are in the CSVs, and {path} stays until this is repaired"]
         return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
@@ -308,7 +276,7 @@ def write_back_run(
         problems += result.problems or _keep_unmatched(database, header, records, result)
         all_kept = not result.problems
         if all_kept and records:
-            history.add(database, header, records)
+            log.add(database, header, records)
     except Exception as error:
         problems.append(describe_error(error, database.path, "the records stay in their journals"))
         all_kept = False

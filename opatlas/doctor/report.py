@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from opatlas.data import history
+from opatlas.data import log
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.database import Database
 from opatlas.data.manifest import manifest_paths
@@ -90,7 +90,7 @@ def _database_files(path: Path) -> Iterator[tuple[str, Path]]:
     """Yields manifest and history of the last run, the last reports, and kept profiles of rows."""
     database = Database(path)
     for manifest in manifest_paths(database)[-1:]:
-        for path in (manifest, history.file_path(database, manifest.stem)):
+        for path in (manifest, log.file_path(database, manifest.stem)):
             if path.is_file():
                 yield f"database/runs/{path.name}", path
     reports = sorted(_files_below(database.reports_dir), key=lambda report: report.stat().st_mtime)

@@ -102,6 +102,9 @@ STATUS = "Status"
 STATUS_REASON = "Status Reason"
 #: Number of consecutive sessions in which the row crashed or timed out.
 CRASHES_IN_A_ROW = "Crashes In A Row"
+#: The run of the status.
+STATUS_RUN_ID = "Status Run ID"
+#: The run of the replayed duration.
 RUN_ID = "Run ID"
 
 #: Of a row of a suite (docs/candidates.md): the sample and its digest, the text of the arguments, the functional
@@ -155,12 +158,13 @@ OWN = (
     STATUS,
     STATUS_REASON,
     CRASHES_IN_A_ROW,
+    STATUS_RUN_ID,
     RUN_ID,
     *POOLED,
 )
 
 #: The result of the last run of the row.
-STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, *JUDGED)
+STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, STATUS_RUN_ID, *JUDGED)
 
 EP_SIZE = "EP Size"
 #: Kernels that the ranks of a group run together, each rank with some experts of a layer.

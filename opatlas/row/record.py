@@ -154,7 +154,6 @@ class Record:
         measurement: set if and only if the status is measured.
         run_id: the run; its manifest has device, versions and options.
         finished_at: seconds since the epoch.
-        crashes_in_a_row: the number of consecutive sessions, with this one, in which the row crashed or timed out.
         judged: for a row with a candidate, the cells of its judgement (columns `JUDGED`).
         host: the machine of a cluster that ran the row; "" without a cluster.
     """
@@ -167,7 +166,6 @@ class Record:
     run_id: str
     finished_at: float
     measurement: Measurement | None = None
-    crashes_in_a_row: Count = 0
     judged: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
 
@@ -206,8 +204,6 @@ class Record:
             values["judged"] = dict(self.judged)
         if self.host:
             values["host"] = self.host
-        if self.crashes_in_a_row:
-            values["crashes_in_a_row"] = self.crashes_in_a_row
         if self.measurement is not None:
             values["measurement"] = {name: getattr(self.measurement, name) for name in _MEASUREMENT_FIELDS}
             values["measurement"]["samples_us"] = list(self.measurement.samples_us)

@@ -62,11 +62,15 @@ class RowKind:
 
     def is_measured(self, column: str) -> bool:
         """Returns whether replays write a column: durations, how they were measured, status."""
+        return column in STATUS_GROUP or self.is_replayed(column)
+
+    def is_replayed(self, column: str) -> bool:
+        """Returns whether a column is about the duration of a replay: statistics, how it was measured, its run."""
         if column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
             return column in self.known_columns
         # Other tools write the average of a message.
         is_captured_average = column == AVERAGE and self.stores_median
-        return column in STATUS_GROUP or (is_microbench_column(column) and not is_captured_average)
+        return is_microbench_column(column) and not is_captured_average
 
 
 #: Rows of kernels: the call of a kernel on tensors of some shapes and dtypes.

@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 
 from opatlas.data.database import Database
-from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
+from opatlas.data.fold import TableFold
+from opatlas.data.pruned import pruned_signatures
+from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES
 from opatlas.row.location import parse_path
 from opatlas.row.roofline import device_peak
-from opatlas.row.signature import signatures
+from opatlas.row.signature import row_cells, signatures
 from opatlas.row.slots import FP8, split_cell
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import CatalogKernel
@@ -301,20 +303,23 @@ def add_theory_rows(
     stamp = _stamp(path)
     table = read_table(database, kernel.kernel_type)
     plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
+    plan = plan.without(set(pruned_signatures(database, kernel.kernel_type)))
     if not plan.signatures:
         return plan
     with database.lock():
         if _stamp(path) != stamp:
             table = read_table(database, kernel.kernel_type)
-            known = set(signatures(kernel.kernel_type, table.frame))
-            plan = plan.without(known)
+            plan = plan.without(set(table.signatures))
         if plan.signatures:
-            database.write(RowTable(kernel.kernel_type, table.path, _append(table.frame, plan.frame)))
+            fold = TableFold(table)
+            for name, cells in zip(plan.signatures, row_cells(plan.frame), strict=True):
+                fold.append(cells, name)
+            fold.write(database)
     return plan
 
 
 def append_rows(database: Database, kernel_type: str, rows: Sequence[Mapping[str, str]]) -> int:
-    """Appends rows that the CSV of a kernel type lacks, and returns their number. The caller holds the lock.
+    """Appends rows that a database lacks and has not pruned, and returns their number. The caller holds the lock.
 
     Args:
         rows: the cells of each row, as `TheoryRow.cells` gives them.
@@ -322,24 +327,11 @@ def append_rows(database: Database, kernel_type: str, rows: Sequence[Mapping[str
     Raises:
         OpAtlasError: the CSV cannot be read or written; it is unchanged.
     """
-    table = read_table(database, kernel_type)
-    known = set(signatures(kernel_type, table.frame))
-    frame = pd.DataFrame(list(rows), dtype=object).fillna("")
-    names = signatures(kernel_type, frame)
-    new = frame[[name not in known and name not in names[:i] for i, name in enumerate(names)]]
-    if len(new):
-        database.write(RowTable(kernel_type, table.path, _append(table.frame, new)))
-    return len(new)
-
-
-def _append(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Returns all rows. Columns keep their places; new columns are inserted at their group."""
-    columns = insert_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
-    if frame.empty:
-        frame = new.iloc[:0]
-    parts = [part.reindex(columns=columns, fill_value="") for part in (frame, new)]
-    joined: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return joined
+    fold = TableFold(read_table(database, kernel_type))
+    added = fold.append_missing(rows, pruned_signatures(database, kernel_type))
+    if added:
+        fold.write(database)
+    return added
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

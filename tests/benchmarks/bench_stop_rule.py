@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.instruments.stop_rule import LEAST_SAMPLES, StopRule
 

@@ -17,7 +17,7 @@ import pytest
 from moods import Mood
 from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.row.record import Record
 

@@ -18,7 +18,7 @@ from processes import Role
 from sessions import Finished, Sessions
 from watched_sessions import Killed, Life, kill_at
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.row.columns import STATUS, STATUS_REASON
 

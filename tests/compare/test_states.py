@@ -15,7 +15,7 @@ from compared import measured, shape, write_tables
 from opatlas.cli.main import main
 from opatlas.compare.comparison import compare_databases
 from opatlas.compare.states import compared_states
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.errors import OpAtlasError

@@ -10,9 +10,9 @@ from combining import apply
 
 from opatlas.combine.apply import DurationCounts
 from opatlas.data import csv_files as store
-from opatlas.data import history
-from opatlas.data.csv_files import read_frame
+from opatlas.data import log
 from opatlas.data.database import Database
+from opatlas.data.edited import edited_rows
 from opatlas.data.header import CsvHeader
 from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
@@ -73,8 +73,8 @@ def test_a_duration_that_is_not_in_the_table_stays_in_the_history(target: Databa
     write(target, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
     write(source, [measured(1, 6.0, OLD), measured(2, 6.0, NEW)])
     apply(target, source)
-    (kept,) = history.replaced_tables(target)
-    durations = sorted((row["Input Shapes"], row[AVERAGE], row[RUN_ID]) for row in read_frame(kept).to_dict("records"))
+    kept = [each.row for each in log.imported(target, [])]
+    durations = sorted((row["Input Shapes"], row[AVERAGE], row[RUN_ID]) for row in kept)
     assert durations == [("1,4", "6.0", OLD), ("2,4", "5.0", OLD)]
     before = contents(target.path)
     apply(target, source)
@@ -86,10 +86,10 @@ def test_histories_come_along_and_their_durations_are_kept_there_only(target: Da
     write(source, [cells(1)])
     header = JournalHeader(OLD, "all", prune=False)
     write_back(source, [record(1, 6.0, run=OLD)], UpdateMode.ALL, prune=False)
-    history.add(source, header, [record(1, 6.0, run=OLD)])
+    log.add(source, header, [record(1, 6.0, run=OLD)])
     apply(target, source)
-    assert history.read(target, OLD).records == history.read(source, OLD).records
-    assert not history.replaced_tables(target)
+    assert log.read(target, OLD).records == log.read(source, OLD).records
+    assert not list(log.imported(target, []))
     assert read(target)[0][AVERAGE] == "5.0"
 
 
@@ -100,20 +100,20 @@ def test_a_source_whose_history_does_not_fit_waits_for_the_next_time(
     header = JournalHeader(OLD, "all", prune=False)
     write(target, [measured(1, 5.0, OLD), cells(2)])
     write(source, [measured(1, 5.0, OLD), measured(2, 6.0, OLD)])
-    history.add(target, header, [record(1, 5.0, run=OLD)])
-    history.add(source, header, [record(1, 5.0, run=OLD), record(2, 6.0, run=OLD)])
+    log.add(target, header, [record(1, 5.0, run=OLD)])
+    log.add(source, header, [record(1, 5.0, run=OLD), record(2, 6.0, run=OLD)])
 
     def refuse(path: Path, content: bytes) -> None:
         raise OpAtlasError(f"{path}: no room")
 
     with monkeypatch.context() as full:
-        full.setattr(history, "write_bytes", refuse)
+        full.setattr(log, "write_bytes", refuse)
         outcome = apply(target, source)
     assert len(outcome.problems) == 1
-    assert history.edited_rows(target).count == 0
+    assert edited_rows(target).count == 0
     assert [row[AVERAGE] for row in read(target)] == ["5.0", ""]
     assert not apply(target, source).problems
-    assert history.edited_rows(target).count == 0
+    assert edited_rows(target).count == 0
     assert [row[AVERAGE] for row in read(target)] == ["5.0", "6.0"]
 
 
@@ -121,7 +121,7 @@ def test_each_table_of_a_source_is_read_once(
     target: Database, source: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(source, [measured(1, 6.0, OLD)])
-    history.add(source, JournalHeader(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
+    log.add(source, JournalHeader(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
     reads: list[Path] = []
     read_header = store.read_header
 
@@ -169,11 +169,17 @@ def test_pruned_rows_are_combined_once(target: Database, source: Database) -> No
     assert (target.pruned_dir / "Abs.csv").stat() == before, "the file is written again"
 
 
-def test_collectives_are_left_alone(target: Database, source: Database) -> None:
-    write(source, [{"message_bytes": "1"}], "hcom_allReduce_")
-    write(source, [cells(1)])
-    apply(target, source)
-    assert list(contents(target.path)) == ["Abs.csv"]
+def test_collectives_are_combined_as_other_rows(target: Database, source: Database) -> None:
+    message = {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
+    write(target, [{**message, "Duration(us)": "5.0", "Run ID": OLD}], "hcom_allReduce_")
+    theirs = [{**message, "Duration(us)": "6.0", "Run ID": NEW}, {**message, "message_bytes": "2048"}]
+    write(source, theirs, "hcom_allReduce_")
+    outcome = apply(target, source)
+    rows = read(target, "hcom_allReduce_")
+    assert [(row["message_bytes"], row["Duration(us)"]) for row in rows] == [("1024", "6.0"), ("2048", "")]
+    (conflict,) = outcome.conflicts
+    assert (conflict.what, conflict.kept, conflict.dropped) == ("Duration(us)", "6.0", "5.0")
+    assert [each.row["Duration(us)"] for each in log.imported(target, [])] == ["5.0"]
 
 
 def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import pandas as pd
 from abs_rows import cells, contents, measured, write
 from combining import apply
 from hypothesis import given, settings
-from test_combine_tables import combined, frame, rows_of
+from test_combine_tables import combine_tables, combined, frame, rows_of
 
-from opatlas.combine.table import combine_tables
 from opatlas.data.database import Database
 from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID, Status
@@ -61,7 +60,7 @@ def combine_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
     result = frame([cells(0)]).reindex(columns=list(measured(0, "", "")), fill_value="")
     for rows in tables:
         if rows:
-            result = combine_tables("Abs", result, frame(rows), RunOrder(), "elsewhere").frame
+            result = combine_tables("Abs", result, frame(rows)).frame
     return result
 
 
@@ -83,10 +82,9 @@ def test_combining_twice_is_combining_once(target, source) -> None:
     if not target or not source:
         return
     once = combined(target, source)
-    twice = combine_tables("Abs", once.frame, frame(source), RunOrder(), "elsewhere")
+    twice = combine_tables("Abs", once.frame, frame(source))
     assert twice.frame.equals(once.frame)
-    assert not twice.tally.edited
-    assert not twice.tally.added
+    assert not twice.tally.changed
 
 
 @settings(deadline=None)

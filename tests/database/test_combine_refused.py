@@ -44,8 +44,6 @@ def test_paths_that_are_no_sources_are_wrong_usage(
     broken = tmp_path / "broken.jsonl"
     broken.write_text("no journal\n")
     table = source.path / "Abs.csv"
-    collectives = Database(tmp_path / "collectives")
-    write(collectives, [{"message_bytes": "1"}], "hcom_allReduce_")
     before = contents(tmp_path)
     for arguments, named in (
         ((target.path, target.path), target.path),
@@ -55,7 +53,6 @@ def test_paths_that_are_no_sources_are_wrong_usage(
         ((target.path, source.path, empty), empty),
         ((target.path, source.path, table), table),
         ((target.path, source.path, broken), f"{broken}:1"),
-        ((target.path, collectives.path), "hcom_allReduce_.csv"),
         ((table, target.path), table),
     ):
         status, out, err = run_combine(*arguments)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
-from test_history import abandoned, replaced
+from test_history import abandoned, filled, replaced
 from test_matmul_family import record as matmul_record
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
-from opatlas.data.history import clear_edited, edited_rows
+from opatlas.data.edited import clear_edited, edited_rows
 from opatlas.data.journal import JournalHeader
 from opatlas.data.row_history import row_histories
 from opatlas.data.write_back import recover, write_back_run
@@ -65,7 +65,7 @@ def test_an_edited_row_is_as_if_it_had_never_run_and_its_duration_is_kept(databa
         row for n, row in enumerate(before) if n != position
     ]
     if before[position]["Average Duration(us)"]:
-        assert replaced(database, "run-2", kind="edited") == [before[position]]
+        assert replaced(database, "edited") == [filled(before[position])]
     assert edited_rows(database).count == 0
 
 
@@ -146,4 +146,4 @@ def test_messages(tmp_path: Path) -> None:
     assert clear_edited(database, "run-2").count == 1
     (cleared,) = read(database, kernel_type)
     assert {name: cell for name, cell in cleared.items() if cell} == {**message, "message_bytes": "2048"}
-    assert replaced(database, "run-2", kernel_type, "edited")[0]["Duration(us)"] == "5.5000"
+    assert replaced(database, "edited")[0]["Duration(us)"] == "5.5000"

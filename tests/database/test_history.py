@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import tracemalloc
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
-from opatlas.data import history, journal
+from opatlas.data import journal
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
@@ -35,9 +37,14 @@ def abandoned(database: Database, *records: Record, run: str = "run-1", part: st
     return path
 
 
-def replaced(database: Database, run: str, kernel_type: str = "Abs", kind: str = "replaced") -> list[dict[str, str]]:
-    with open(database.runs_dir / f"{run}.{kind}" / f"{kernel_type}.csv", newline="") as file:
-        return list(csv.DictReader(file))
+def replaced(database: Database, kind: Literal["replaced", "edited"] = "replaced") -> list[Mapping[str, str]]:
+    """The rows that folds replaced, as they were."""
+    return [each.row for each in history.imported(database, [], kind)]
+
+
+def filled(row: Mapping[str, str]) -> Mapping[str, str]:
+    """A row without its empty cells."""
+    return {name: cell for name, cell in row.items() if cell}
 
 
 def whole_record() -> Record:
@@ -174,21 +181,21 @@ class TestReplacedRows:
         foreign = {**cells(1), "Average Duration(us)": "7.5", "Note": "by hand"}
         write(database, [foreign, {**cells(2), "Average Duration(us)": "", "Note": ""}])
         write_back(database, [record(1, 1.0), record(2, 2.0)], UpdateMode.ALL, prune=False)
-        assert replaced(database, "run-1") == [foreign]
+        assert replaced(database) == [filled(foreign)]
         assert read(database)[0]["Average Duration(us)"] == "1.0000"
 
     def test_a_duration_of_a_run_without_history_is_kept(self, database: Database) -> None:
         write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False)
         before = read(database)[0]
         write_back(database, [record(1, 2.0, run="run-2")], UpdateMode.ALL, prune=False)
-        assert replaced(database, "run-2") == [before]
+        assert replaced(database) == [filled(before)]
 
     def test_one_that_is_in_a_history_is_not_kept_twice(self, database: Database) -> None:
         for run in ("run-1", "run-2"):
             abandoned(database, record(1, 1.0, 2.0, run=run), run=run)
             recover(database, own_run="")
         assert read(database)[0]["Run ID"] == "run-2"
-        assert not (database.runs_dir / "run-2.replaced").exists()
+        assert not replaced(database)
 
     def test_doing_a_merge_again_keeps_it_once(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
@@ -201,9 +208,9 @@ class TestReplacedRows:
             assert write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
         for _ in range(2):
             assert not write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
-        assert len(replaced(database, "run-1")) == 1
+        assert len(replaced(database)) == 1
 
     def test_a_status_replaces_no_duration(self, database: Database) -> None:
         write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
         write_back(database, [record(1)], UpdateMode.ALL, prune=False)
-        assert not (database.runs_dir / "run-1.replaced").exists()
+        assert not replaced(database)

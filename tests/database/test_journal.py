@@ -93,7 +93,7 @@ def test_what_a_later_session_measured_stays(database: Database) -> None:
     abandoned(database, record(1, 10.0), record(2, 10.0), record(3), run="run-1")
     recover(database, own_run="")
     assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
-    assert [row["Run ID"] for row in read(database)] == ["run-2", "run-1", "run-1"]
+    assert [row["Run ID"] for row in read(database)] == ["run-2", "run-1", ""]
 
 
 def test_a_journal_is_merged_by_one_session_only(database: Database) -> None:

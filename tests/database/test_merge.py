@@ -11,7 +11,9 @@ import pytest
 from abs_rows import COLUMNS, cells, read, record, write
 from hypothesis import given, settings
 
+from opatlas.data import log
 from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
 from opatlas.data.manifest import Manifest
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
@@ -60,15 +62,20 @@ def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database
     (before, _) = read(database)
     result = write_back(database, [record(n, status=status, run="run-2") for n in (1, 2)], UpdateMode.ALL, prune=False)
     after, never = read(database)
-    assert after == {**before, "Status": status.value, "Status Reason": "because of 1 [run run-2]"}
-    assert (never["Status"], never["Status Reason"], never["Run ID"]) == (status.value, "because of 2", "run-2")
+    count = "1" if status.crash else after.get("Crashes In A Row", "")
+    of_status = {"Status": status.value, "Status Reason": "because of 1", "Status Run ID": "run-2"}
+    assert {name: cell for name, cell in after.items() if name != "Crashes In A Row"} == {**before, **of_status}
+    assert after.get("Crashes In A Row", "") == count
+    assert (never["Status"], never["Status Reason"], never["Status Run ID"]) == (status.value, "because of 2", "run-2")
+    assert never["Run ID"] == ""
     assert result.marked.total() == 2
 
 
 def test_a_row_that_was_not_run_keeps_what_earlier_runs_found_out(database: Database) -> None:
     write(database, [cells(n) for n in (1, 2, 3)])
-    crashed = dataclasses.replace(record(2, status=Status.CRASHED), crashes_in_a_row=2)
-    write_back(database, [record(1, 5.0), crashed], UpdateMode.ALL, prune=False)
+    for run in ("run-0", "run-1"):
+        crashed = record(2, status=Status.CRASHED, run=run)
+        write_back(database, [record(1, 5.0), crashed], UpdateMode.ALL, prune=False)
     measured, failed, _ = read(database)
     skipped = [dataclasses.replace(record(n, status=Status.SKIPPED), reason="no device") for n in (1, 2, 3)]
     result = write_back(database, skipped, UpdateMode.ALL, prune=False)
@@ -124,8 +131,8 @@ def test_pruning_takes_only_rows_of_this_session_without_any_duration(database: 
     pruned = database.pruned_dir / "Abs.csv"
     assert "because of 2" in pruned.read_text()
     write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)])
-    write_back(database, [record(1), record(2)], UpdateMode.ALL, prune=True)
-    assert pruned.read_text().count("\n") == 4, "what was pruned before is still there"
+    write_back(database, [record(1, run="run-2"), record(2)], UpdateMode.ALL, prune=True)
+    assert pruned.read_text().count("\n") == 3, "what was pruned before is still there, once"
 
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=12)
@@ -237,11 +244,11 @@ def test_counters_are_those_of_their_row(database: Database) -> None:
     ]
 
 
-def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Database) -> None:
+def test_what_a_later_run_found_out_is_kept(database: Database) -> None:
     runs = (1, "run-1"), (2, "run-2"), (3, "run-3")
     write(database, [{**cells(n), "Average Duration(us)": "4.0", "Run ID": run} for n, run in runs])
     older = [record(n, 5.0, run="run-2") for n in (1, 2, 3)]
-    result = write_back(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
+    result = write_back(database, older, UpdateMode.ALL, prune=False)
     assert result.updated == {"Abs": 2}
     assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", "4.0"]
 
@@ -251,7 +258,7 @@ def test_of_two_runs_of_one_second_the_one_that_started_later_is_newer(database:
     for run, started_at in ((older, 1795278606.2), (newer, 1795278606.7)):
         Manifest(run, started_at, options={}, code="").write(database)
     write(database, [{**cells(1), "Average Duration(us)": "4.0", "Run ID": newer}])
-    result = write_back(database, [record(1, 5.0, run=older)], UpdateMode.ALL, prune=False, keep_newer=True)
+    result = write_back(database, [record(1, 5.0, run=older)], UpdateMode.ALL, prune=False)
     assert result.outdated == [RowName("Abs", signature("Abs", cells(1)))]
     assert read(database)[0]["Run ID"] == newer
 
@@ -259,20 +266,17 @@ def test_of_two_runs_of_one_second_the_one_that_started_later_is_newer(database:
 def test_a_later_failure_stays_beside_an_older_duration(database: Database) -> None:
     write(database, [cells(1)])
     write_back(database, [record(1, status=Status.CRASHED, run="run-2")], UpdateMode.ALL, prune=False)
-    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False, keep_newer=True)
+    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
     (row,) = read(database)
     assert (row["Average Duration(us)"], row["Run ID"]) == ("5.0000", "run-1")
-    assert (row["Status"], row["Status Reason"]) == ("crashed", "because of 1 [run run-2]")
+    assert (row["Status"], row["Status Reason"], row["Status Run ID"]) == ("crashed", "because of 1", "run-2")
 
 
 STATES = st.lists(
     st.builds(
-        lambda duration, status, crashes: dataclasses.replace(
-            record(1, *([duration] if duration else []), status=status), crashes_in_a_row=0 if duration else crashes
-        ),
+        lambda duration, status: record(1, *([duration] if duration else []), status=status),
         st.sampled_from([0.0, 1.0, 2.0]),
         st.sampled_from(UNMEASURED),
-        st.integers(0, 2),
     ),
     min_size=1,
     max_size=4,
@@ -287,7 +291,8 @@ def test_runs_that_are_merged_late_leave_what_they_would_have_left_in_time(tmp_p
     for each, order in ((in_time, records), (late, data.draw(st.permutations(records)))):
         write(each, [cells(1)])
         for entry in order:
-            write_back(each, [entry], UpdateMode.ALL, prune=False, keep_newer=True)
+            write_back(each, [entry], UpdateMode.ALL, prune=False)
+            log.add(each, JournalHeader(entry.run_id, "all", prune=False), [entry])
     # A column may be missing from one of the two, and hold nothing in the other.
     late_cells, cells_in_time = (
         {name: cell for name, cell in read(each)[0].items() if cell} for each in (late, in_time)
@@ -307,21 +312,16 @@ def test_a_record_of_an_earlier_run_does_not_prune(database: Database) -> None:
     write(database, [cells(1), cells(2)])
     write_back(database, [record(1, status=Status.FAILED, run="run-2")], UpdateMode.ALL, prune=False)
     late = [record(n, run="run-1") for n in (1, 2)]
-    result = write_back(database, late, UpdateMode.ALL, prune=True, keep_newer=True)
+    result = write_back(database, late, UpdateMode.ALL, prune=True)
     assert [name.signature for name in result.outdated] == [signature("Abs", cells(1))]
     assert [name.signature for name in result.pruned] == [signature("Abs", cells(2))]
 
 
 def test_a_run_of_a_clock_that_was_ahead_does_not_keep_records_out(database: Database) -> None:
+    log.add_events(database, log.COMBINE, [log.ClocksAhead(("20990101T000000-aaaaaa",))])
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "20990101T000000-aaaaaa"}])
     recovered = [record(1, 5.0, run="20251121T120000-aaaaaa")]
-    assert write_back(database, recovered, UpdateMode.ALL, prune=False, keep_newer=True).updated == {"Abs": 1}
-    assert read(database)[0]["Average Duration(us)"] == "5.0000"
-
-
-def test_a_record_counts_whatever_run_the_row_was_measured_in_before(database: Database) -> None:
-    write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-2"}])
-    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
+    assert write_back(database, recovered, UpdateMode.ALL, prune=False).updated == {"Abs": 1}
     assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
 

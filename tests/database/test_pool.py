@@ -6,14 +6,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.combine.pool import pool
-from opatlas.data import history
-from opatlas.data.csv_files import read_frame
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
@@ -254,8 +252,7 @@ def test_a_duration_that_no_history_has_is_saved_before_the_median_run_replaces_
     assert pooled(database)[0] == ("11.0000", "3", "3", "809.09")
     assert duration(database) == ("11.0000", RUNS[1])
     pooled(database)
-    (saved,) = history.replaced_tables(database)
-    assert "99.0" in saved.read_text()
+    assert [each.row[AVERAGE] for each in history.imported(database, [])] == ["99.0"]
     assert pooled_cells(database)[0] == ("11.0000", "3", "3", "809.09")
 
 
@@ -263,7 +260,7 @@ def replaced_row(database: Database, by: str, run_id: str, duration_us: float, l
     """Saves a row of a run without a history, which a run replaced."""
     row = {**read(database)[0], AVERAGE: f"{duration_us}", RUN_ID: run_id, POOLED_RUN_DURATIONS: listed}
     row["MicroBench Median Duration(us)"] = f"{duration_us}"
-    history.save_replaced(database, by, "Abs", pd.DataFrame([row]))
+    history.add_events(database, by, [history.Imported("Abs", row)])
 
 
 def test_a_replaced_row_tells_more_than_a_median_that_another_row_lists(database: Database) -> None:
@@ -281,7 +278,7 @@ def test_a_duration_of_which_others_list_a_median_is_saved_before_it_is_replaced
     replaced_row(database, "b", RUNS[1], 11.0)
     pooled(database)
     assert duration(database)[1] == RUNS[1]
-    saved = [row[RUN_ID] for path in history.replaced_tables(database) for row in read_frame(path).to_dict("records")]
+    saved = [each.row[RUN_ID] for each in history.imported(database, [])]
     assert sorted(saved) == list(RUNS[:3])
 
 

@@ -47,7 +47,7 @@ def test_an_undisturbed_database_stays_as_it_is(database: Database) -> None:
     rebuilt = rebuild(database)
     assert (rebuilt.changed.total(), rebuilt.added.total(), rebuilt.problems) == (0, 0, [])
     assert contents(database) == before
-    assert not list(database.runs_dir.glob("*.replaced"))
+    assert not replaced(database)
 
 
 def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Database) -> None:
@@ -57,7 +57,7 @@ def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Dat
     rebuilt = rebuild(database)
     assert (rebuilt.changed, rebuilt.added) == ({"Abs": 2}, {"Abs": 0})
     assert contents(database) == before
-    assert [row["Average Duration(us)"] for row in replaced(database, "run-2")] == ["77"]
+    assert [row["Average Duration(us)"] for row in replaced(database)] == ["77"]
 
 
 def test_a_duration_below_the_status_of_a_later_run_is_made_again(database: Database) -> None:
@@ -81,7 +81,7 @@ def test_a_duration_that_stays_is_not_kept_as_replaced(database: Database) -> No
     edit(database, 1, **{"Cache State": "warm"})
     assert rebuild(database).changed == {"Abs": 1}
     assert contents(database) == before
-    assert not list(database.runs_dir.glob("*.replaced"))
+    assert not replaced(database)
 
 
 def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Database) -> None:

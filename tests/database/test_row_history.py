@@ -155,7 +155,7 @@ def test_a_damaged_history_is_named_and_costs_itself_only(
     (database.runs_dir / "run-1.jsonl.gz").write_bytes(b"damaged")
     assert main(["history", str(database.path), "1x4", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert len(json.loads(out)[0]["runs"]) == 3
+    assert [run["run_id"] for run in json.loads(out)[0]["runs"]] == ["run-2", "run-3"]
     assert "run-1.jsonl.gz" in err
 
 

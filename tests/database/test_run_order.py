@@ -11,7 +11,6 @@ import pytest
 
 from opatlas.data.manifest import RunOrder, run_id_time
 
-NOW = 1_800_000_000.0
 EARLIER, LATER = "20261121T120000-aaaaaa", "20261121T120001-000000"
 
 
@@ -32,25 +31,24 @@ def _time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_the_time_in_a_run_id_is_utc_in_every_time_zone() -> None:
     assert run_id_time("19700102T000001-1f0c9a") == 86_401
     # The first run has a manifest, whose time needs no time zone.
-    order = RunOrder({"other": run_id_time(EARLIER) or 0.0}, now=NOW)
+    order = RunOrder({"other": run_id_time(EARLIER) or 0.0})
     assert order.age("other") < order.age(LATER)
 
 
 def test_a_run_without_a_time_is_older_than_one_with_and_newer_than_none() -> None:
-    order = RunOrder(now=NOW)
+    order = RunOrder()
     ordered = ["", "by hand", EARLIER, LATER]
     assert all(map(operator.lt, map(order.age, ordered), map(order.age, ordered[1:])))
 
 
 def test_a_run_of_a_clock_that_was_ahead_is_older_than_all_others() -> None:
-    order = RunOrder({"measured-in-2099": 4.1e9}, now=NOW)
+    order = RunOrder({"measured-in-2099": 4.1e9}, {"20990101T000000-1f0c9a", "measured-in-2099"})
     assert order.age("20990101T000000-1f0c9a") < order.age(EARLIER)
     assert order.age("measured-in-2099") < order.age(EARLIER)
-    assert order.ahead == {"20990101T000000-1f0c9a", "measured-in-2099"}
 
 
 def test_different_runs_of_the_same_second_have_an_order() -> None:
-    order = RunOrder(now=NOW)
+    order = RunOrder()
     assert len({order.age(f"20261121T120000-{n:06x}") for n in range(3)}) == 3
 
 

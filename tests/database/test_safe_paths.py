@@ -17,7 +17,7 @@ from opatlas.data.csv_files import read_frame, write_text
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import Journal, JournalHeader
 from opatlas.data.manifest import Manifest
-from opatlas.data.pruned import append_pruned
+from opatlas.data.pruned import add_pruned
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
@@ -88,7 +88,7 @@ def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
     for write in (
         lambda: manifest.write(database),
         lambda: Journal(database, JournalHeader("run", UpdateMode.ALL.value, False)),
-        lambda: append_pruned(database, "Add", read_frame(database.path / "Add.csv")),
+        lambda: add_pruned(database, "Add", read_frame(database.path / "Add.csv")),
         lambda: database.new_report_path("gaps", 0.0),
         lambda: SessionLock(database, run_id="run", command="pytest").acquire(),
         lambda: save_constraints(database.path, MoeKernel(1, "INT8"), []),

@@ -12,7 +12,7 @@ from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.pruned import unprune
+from opatlas.data.unprune import unprune
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.record import RowName
@@ -45,7 +45,7 @@ def test_all_rows_come_back_with_their_columns(database: Database) -> None:
     rows = read(database)
     assert [row["Note"] for row in rows] == ["of 1", "of 2", "of 3"]
     assert list(rows[0]) == columns
-    assert (rows[1]["Status"], rows[1]["Run ID"]) == ("failed", "run-1")
+    assert (rows[1]["Status"], rows[1]["Status Run ID"]) == ("failed", "run-1")
     assert shapes(database, "Neg") == ["4,4"]
     assert not list(database.pruned_dir.glob("*.csv"))
 
@@ -86,7 +86,7 @@ def test_a_kernel_type(database: Database) -> None:
 
 
 def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    write_back(database, [record(2, 5.0)], UpdateMode.ALL, prune=False)
+    write(database, [*read(database), {**cells(2), "Average Duration(us)": "5.0000"}])
     assert main(["history", str(database.path), "--restore", "pruned", "--json"]) == 0
     assert (shapes(database), pruned(database)) == (["1,4", "2,4", "3,4"], ["2,4"])
     assert read(database)[1]["Average Duration(us)"] == "5.0000"
@@ -100,7 +100,7 @@ def test_a_row_that_was_pruned_twice_comes_back_once(database: Database) -> None
     of_neg = RowName("Neg", signature("Neg", cells(4)))
     done = unprune(database, RowChoice(()))
     assert ({*done.restored}, done.kept, done.problems) == ({of_neg, *rows.values()}, [rows[2]], [])
-    assert [row["Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
+    assert [row["Status Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
     assert pruned(database) == ["2,4"]
 
 

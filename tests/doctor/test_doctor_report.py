@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.doctor import report

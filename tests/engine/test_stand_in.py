@@ -12,7 +12,7 @@ from replaying import job_of, replay_row
 from sample_rows import ROWS
 from sample_rows_attention import PAGED
 
-from opatlas.data.cells import measured_cells
+from opatlas.data.cells import duration_cells
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.call_watch import OperatorCount, count_operators
 from opatlas.engine.formula import pointwise
@@ -185,7 +185,7 @@ def test_assumptions_and_stand_ins_are_cells_of_the_row():
         finished_at=1.0,
         measurement=outcome.measurement,
     )
-    cells = measured_cells(record)
+    cells = duration_cells(record)
     assert cells[ASSUMPTIONS] == "; ".join(outcome.measurement.assumptions) != ""
     assert cells[STAND_IN] == outcome.measurement.stand_in != ""
 

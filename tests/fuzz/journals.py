@@ -11,7 +11,8 @@ from typing import Any
 
 import captures
 
-from opatlas.data import history, journal
+from opatlas.data import journal
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.data.write_back import recover

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sessions import Sessions, row
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from abs_rows import cells, record, write
 
-from opatlas.data import history
+from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.manifest import Manifest

@@ -1,0 +1,628 @@
+"""The fold: of which run each group of a row's cells is. Nothing else decides this, and nothing else changes a CSV.
+
+The cells of a row are in groups. A group moves as a whole, so that no row mixes two measurements:
+
+duration    what replays measured, and how: of the newest run that measured the row
+status      Status and its reason, what a judged kernel got: of the newest run that ran the row
+captured    Profiling columns: computed from the launches of all ingests (opatlas/capture), else as they came
+pooled      Pooled columns: computed by opatlas/combine/pool.py
+others      the identity of the row, lengths of attention, columns of other tools: only empty cells are filled
+
+The order is that of the starts of runs (`RunOrder`), and within a run that of the records. So the CSVs are a function
+of the runs, whatever the order in which these come. Cells that a person or another tool changed stay until a newer run
+measures the row. They are then kept in the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import pandas as pd
+
+from opatlas.data.cells import TableEdit, duration_cells, positions_by_key, status_cells
+from opatlas.data.database import Database
+from opatlas.data.log import Imported, Log, add_events
+from opatlas.data.manifest import Age, RunOrder
+from opatlas.data.pruned import PRUNED_REASON, add_pruned
+from opatlas.row.columns import (
+    CRASHES_IN_A_ROW,
+    INPUT_SHAPES,
+    MAX_ERROR,
+    OUTPUT_SHAPES,
+    POOLED,
+    POOLED_RUN_DURATIONS,
+    PROFILING_AVERAGE,
+    RUN_ID,
+    STATUS,
+    STATUS_GROUP,
+    STATUS_REASON,
+    STATUS_RUN_ID,
+    Status,
+    is_profiling_column,
+)
+from opatlas.row.quality import valid_duration
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import row_cells, signature
+from opatlas.row.slots import EMPTY_SHAPE
+from opatlas.row.table import RowTable
+from opatlas.text import parse_whole
+
+_RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
+
+
+class Part(NamedTuple):
+    """The cells of one group of a row, and the run that they are of.
+
+    Attributes:
+        at: the place in the run: seconds since the epoch.
+        is_record: whether a record of the run has them; else they are of a row.
+    """
+
+    run_id: str
+    cells: Mapping[str, str]
+    at: float = 0.0
+    is_record: bool = False
+
+    @property
+    def status(self) -> Status | None:
+        """The status, of a part of that group."""
+        return Status.from_cell(self.cells.get(STATUS, ""))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a run, or a row of another table, has of a row.
+
+    Attributes:
+        cells: the cells from which the row is appended where it is missing.
+        duration, status, captured: the parts; None if there is none.
+        appends: whether the row is appended where it is missing.
+        launched: whether the row was launched for another one, and not requested itself.
+        record: the record of the run; None for a row of another table.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    duration: Part | None = None
+    status: Part | None = None
+    captured: Mapping[str, str] | None = None
+    appends: bool = False
+    launched: bool = False
+    record: Record | None = None
+
+    @property
+    def by_product(self) -> bool:
+        """Whether a run that appends no rows launched it for another row: it fills only a row without any duration."""
+        return self.launched and not self.appends
+
+    @property
+    def run_id(self) -> str:
+        part = self.duration or self.status
+        return part.run_id if part is not None else ""
+
+
+def candidates_of_records(records: Iterable[Record], appending: Container[str]) -> dict[str, list[Candidate]]:
+    """Returns what records have of rows, by kernel type.
+
+    Samples of a sibling type (opatlas/row/siblings.py) belong to the launched row. They also fill the requested row,
+    whose Status Reason names the launched type; the requested row is never appended for them. What a run measured of
+    the row itself counts before samples of the row that were taken for another one.
+
+    Args:
+        appending: the runs that append rows.
+    """
+    by_run: dict[str, list[Record]] = {}
+    for record in records:
+        by_run.setdefault(record.run_id, []).append(record)
+    found: dict[str, list[Candidate]] = {}
+    for run_id, of_run in by_run.items():
+        appends = run_id in appending
+        # The last record of a row counts, whichever process wrote it.
+        own = {
+            RowName(record.kernel_type, record.signature): record
+            for record in sorted(of_run, key=lambda record: record.finished_at)
+        }
+        launched: dict[RowName, Record] = {}
+        for requested in list(own.values()):
+            sibling = requested.launched_record()
+            if sibling is None:
+                continue
+            name = RowName(sibling.kernel_type, sibling.signature)
+            there = own.get(name)
+            if there is not None and there.measurement is not None and there.measurement.ran_as is not None:
+                # The row's own record has samples of a sibling; these are samples of the row itself.
+                del own[name]
+                there = None
+            if there is None:
+                launched[name] = sibling
+        for record in own.values():
+            is_other = record.measurement is not None and record.measurement.ran_as is not None
+            one = _candidate(record, appends=appends and record.measurement is not None and not is_other)
+            found.setdefault(record.kernel_type, []).append(one)
+        for record in launched.values():
+            one = _candidate(record, appends=appends, launched=True)
+            found.setdefault(record.kernel_type, []).append(one)
+    return found
+
+
+def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Candidate:
+    def part(cells: Mapping[str, str]) -> Part:
+        return Part(record.run_id, cells, record.finished_at, is_record=True)
+
+    return Candidate(
+        record.kernel_type,
+        record.signature,
+        record.cells,
+        None if record.measurement is None else part(duration_cells(record)),
+        part(status_cells(record)),
+        appends=appends,
+        launched=launched,
+        record=record,
+    )
+
+
+def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
+    """Returns what some rows of another table have; all of them are appended where they are missing."""
+    kind = table.kind
+    found = []
+    for position, cells in zip(positions, row_cells(table.frame.iloc[list(positions)]), strict=True):
+        name, has_duration = table.signatures[position], bool(table.replayed.known[position])
+        captured = {column: cell for column, cell in cells.items() if is_profiling_column(column)}
+        duration = {column: cell for column, cell in cells.items() if kind.is_replayed(column)}
+        found.append(
+            Candidate(
+                table.kernel_type,
+                name,
+                cells,
+                Part(cells.get(RUN_ID, ""), duration) if has_duration else None,
+                status_part(cells, has_duration=has_duration),
+                captured if any(captured.values()) else None,
+                appends=True,
+            )
+        )
+    return found
+
+
+def status_part(cells: Mapping[str, str], *, has_duration: bool) -> Part | None:
+    """Returns the status of a row; None for a row that never ran.
+
+    A duration with an empty Status is a status; "measured" without a duration is none. Where no cell names the run of
+    the status, it is that of the duration.
+    """
+    status = cells.get(STATUS, "")
+    if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
+        return None
+    reason, run_id = cells.get(STATUS_REASON, ""), cells.get(STATUS_RUN_ID, "")
+    if not run_id:
+        # Earlier versions wrote the run behind the reason, where it is not that of the duration.
+        found = _RUN_IN_REASON.search(reason)
+        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(RUN_ID, ""))
+    own = {name: cells.get(name, "") for name in (*STATUS_GROUP, MAX_ERROR)}
+    return Part(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
+
+
+def runs_of(table: RowTable) -> set[str]:
+    """Returns the runs that the rows of a table name."""
+    return {run_id for name in (RUN_ID, STATUS_RUN_ID) for run_id in table.cells(name) if run_id}
+
+
+class Choice(NamedTuple):
+    """Two durations of a row, of which one was chosen: the row's own, and that of a candidate."""
+
+    position: int
+    candidate: Candidate
+    taken: bool
+    kept: Part
+    dropped: Part
+
+
+@dataclass
+class FoldChanges:
+    """The changes of a table, by position of the row.
+
+    Attributes:
+        measured: rows that have the duration of a candidate, with it: also if their cells were the same before.
+        marked: rows that have the status alone of a candidate, with it, likewise.
+        statuses: rows whose status changed.
+        captured: rows that have the captured durations of a candidate.
+        appended: rows that were missing.
+        changed: rows of which a cell changed.
+        outdated: candidates that a later run overrules, with the position.
+        missing: candidates without a row that were not appended.
+        choices: durations of which one was chosen.
+    """
+
+    measured: dict[int, Candidate] = field(default_factory=dict)
+    marked: dict[int, Candidate] = field(default_factory=dict)
+    statuses: set[int] = field(default_factory=set)
+    captured: set[int] = field(default_factory=set)
+    appended: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    outdated: list[tuple[int, Candidate]] = field(default_factory=list)
+    missing: list[Candidate] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+
+
+class TableFold:
+    """A table in memory while runs are folded into it, and the only writer of its CSV.
+
+    Attributes:
+        rows: the cells.
+        positions: the positions of the rows, by signature.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        order: RunOrder | None = None,
+        log: Log | None = None,
+        *,
+        pruned: Collection[str] = (),
+        by: str = "",
+    ) -> None:
+        """
+        Args:
+            order: the order of runs; None for changes that bring no duration.
+            log: the records of earlier runs; None: durations that are replaced are not kept in the log.
+            pruned: the signatures of rows that are not appended again.
+            by: the run in whose log replaced durations are kept; default: the run that replaces them.
+        """
+        self.kernel_type = table.kernel_type
+        self.rows = TableEdit(table.frame)
+        self.positions = positions_by_key(table.signatures)
+        self._table = table
+        self._order = order or RunOrder()
+        self._log = log
+        self._pruned = pruned
+        self._by = by
+        self._kind = table.kind
+        self._columns = [name for name in table.columns if self._kind.is_replayed(name)]
+        #: The rows whose durations the log is to keep, by the run that replaces them.
+        self._replaced: dict[str, list[Imported]] = {}
+        #: The rows that have the duration of a record of this fold.
+        self._recorded: set[int] = set()
+        self._pruned_reasons: dict[int, str] = {}
+
+    def fold(self, candidates: Iterable[Candidate], new: Container[str] | None = None) -> FoldChanges:
+        """Brings what runs have of the rows into the table.
+
+        Args:
+            new: the runs that are new to the table. Of a run that is not, nothing replaces what a row has of the run.
+                None: all are new.
+        """
+        changes = FoldChanges()
+        by_signature: dict[str, list[Candidate]] = {}
+        for candidate in candidates:
+            by_signature.setdefault(candidate.signature, []).append(candidate)
+        for name, of_row in by_signature.items():
+            if name not in self.positions:
+                first = next((each for each in of_row if each.appends), None)
+                if first is None or name in self._pruned:
+                    changes.missing += of_row
+                    continue
+                changes.appended.add(self.append({key: cell for key, cell in first.cells.items() if cell}, name))
+                if first.record is None:
+                    # A row of another table comes with all of its cells.
+                    of_row = [each for each in of_row if each is not first]
+            for position in self.positions[name]:
+                # Read before the duration moves: where no cell names the run of a status, it is that of the duration.
+                status = self.status_of(position)
+                self._fold_duration(position, of_row, new, changes)
+                self._fold_status(position, status, of_row, new, changes)
+                self._fold_captured(position, of_row, changes)
+        return changes
+
+    def append(self, cells: Mapping[str, str], name: str = "") -> int:
+        """Appends a row and returns its position.
+
+        An empty shape cell, of a single 0-dim tensor, becomes `""`, as profilers write it: pandas reads an empty cell
+        as missing, and the loader of msmodeling fails.
+
+        Args:
+            name: the signature, if it is known.
+        """
+        if not self._kind.starts_together:
+            cells = {**cells, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if not cells.get(name)}}
+        position = self.rows.append(cells)
+        self.positions.setdefault(name or signature(self.kernel_type, cells), []).append(position)
+        return position
+
+    def append_missing(self, rows: Iterable[Mapping[str, str]], pruned: Collection[str]) -> int:
+        """Appends the rows that the table lacks and that were not pruned, each once; returns their number."""
+        before = len(self.rows)
+        for cells in rows:
+            name = signature(self.kernel_type, cells)
+            if name not in self.positions and name not in pruned:
+                self.append(cells, name)
+        return len(self.rows) - before
+
+    def fill(self, position: int, cells: Mapping[str, str]) -> None:
+        """Fills the empty ones of some cells."""
+        self.rows.set_cells(position, {name: cell for name, cell in cells.items() if not self.rows[name][position]})
+
+    def put_duration(self, position: int, part: Part) -> bool:
+        """Gives a row a duration; what it replaces is kept in the log. Returns whether a cell changed."""
+        own = self._own_duration(position)
+        if own is not None and self._differ(own, part):
+            self._keep_own(position, part.run_id)
+        return self._set_duration(position, part)
+
+    def clear(self, position: int) -> None:
+        """Empties duration, status and pooled cells of a row, whose cells are of another case now."""
+        if self.has_duration(position):
+            self._keep(self._by, self._cells(position), edited=True)
+        self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self._table.columns), ""))
+        self.clear_measured(position)
+
+    def clear_measured(self, position: int) -> None:
+        """Empties duration and status of a row, which its runs bring again."""
+        names = [name for name in self._table.columns if self._kind.is_measured(name)]
+        self.rows.set_cells(position, dict.fromkeys(names, ""))
+
+    def prune(self, reasons: Mapping[int, str]) -> None:
+        """Moves rows to the pruned ones, each with its reason."""
+        self._pruned_reasons |= reasons
+
+    def write_log(self, database: Database) -> None:
+        """Writes durations that were replaced, or not taken, and that no record has. Raises OpAtlasError."""
+        for run_id, kept in self._replaced.items():
+            add_events(database, run_id, kept)
+
+    def keep_rows(self, before: RowTable, positions: Iterable[int]) -> None:
+        """Has the log keep the durations of rows that are other ones now."""
+        column = self._kind.duration_columns[0]
+        for position in positions:
+            if before.replayed.known[position] and before.cells(column)[position] != self.rows[column][position]:
+                row = {name: before.cells(name)[position] for name in before.columns}
+                self._keep(self._by or self.rows[RUN_ID][position], row)
+
+    def has_duration(self, position: int) -> bool:
+        """Returns whether a row has the duration of a replay."""
+        return valid_duration(self.rows[self._kind.duration_columns[0]][position]) is not None
+
+    def has_any_duration(self, position: int) -> bool:
+        """Returns whether a row has a duration, replayed or captured."""
+        return any(valid_duration(self.rows[name][position]) is not None for name in self._kind.duration_columns)
+
+    def write(self, database: Database) -> pd.DataFrame:
+        """Writes the CSV in one step, after all that it loses is in the log or with the pruned rows.
+
+        The caller holds the lock.
+
+        Returns:
+            The rows.
+
+        Raises:
+            OpAtlasError: a file cannot be written; the CSV is as it was.
+        """
+        frame = self.rows.frame()
+        self.write_log(database)
+        if self._pruned_reasons:
+            gone = frame.iloc[list(self._pruned_reasons)]
+            add_pruned(database, self.kernel_type, gone.assign(**{PRUNED_REASON: list(self._pruned_reasons.values())}))
+            frame = frame.drop(index=gone.index)
+        database.write(RowTable(self.kernel_type, self._table.path, frame))
+        return frame
+
+    def _fold_duration(
+        self, position: int, candidates: Sequence[Candidate], new: Container[str] | None, changes: FoldChanges
+    ) -> None:
+        with_one = [each for each in candidates if each.duration is not None]
+        direct = [each for each in with_one if not each.by_product]
+        if not direct and self.has_any_duration(position):
+            return
+        for candidate in sorted(direct or with_one, key=lambda each: self._key(each.duration)):
+            part = candidate.duration
+            assert part is not None
+            own = self._own_duration(position)
+            taken = self._is_newer(position, part, own, new)
+            if own is not None and self._differ(own, part):
+                kept, dropped = (part, own) if taken else (own, part)
+                changes.choices.append(Choice(position, candidate, taken, kept, dropped))
+                if taken:
+                    self._keep_own(position, part.run_id)
+                elif not part.is_record:
+                    self._keep(self._by or own.run_id, candidate.cells)
+            if not taken:
+                changes.outdated += [(position, candidate)] if candidate.record is not None else []
+                continue
+            if self._set_duration(position, part):
+                changes.changed.add(position)
+            changes.measured[position] = candidate
+
+    def _own_duration(self, position: int) -> Part | None:
+        if not self.has_duration(position):
+            return None
+        names = (*self._columns, self._kind.duration_columns[0], RUN_ID)
+        return Part(self.rows[RUN_ID][position], {name: self.rows[name][position] for name in names})
+
+    def _differ(self, own: Part, other: Part) -> bool:
+        column = self._kind.duration_columns[0]
+        # Of one run, and without a run id, different durations are different measurements.
+        return own.run_id != other.run_id or (
+            valid_duration(own.cells[column]) != valid_duration(other.cells.get(column, ""))
+        )
+
+    def _is_newer(self, position: int, part: Part, own: Part | None, new: Container[str] | None) -> bool:
+        if own is None:
+            return True
+        if own.run_id == part.run_id:
+            return self._counts_in_run(position, part, own, new)
+        pooled = self.rows[POOLED_RUN_DURATIONS][position]
+        if pooled and own.run_id in pooled and part.run_id in pooled:
+            # The row has the duration of the run that stands for both.
+            return False
+        return self._order.age(part.run_id) > self._order.age(own.run_id)
+
+    def _counts_in_run(self, position: int, part: Part, own: Part, new: Container[str] | None) -> bool:
+        """Returns whether a duration replaces another one of the same run."""
+        if part.is_record:
+            return new is None or part.run_id in new
+        if self._log is None or not self._differ(own, part):
+            return False
+        # Two rows of one run differ if the run measured the row twice: the later record counts.
+        column = self._kind.duration_columns[0]
+        name = RowName(self.kernel_type, signature(self.kernel_type, self._cells(position)))
+        return self._log.is_last(part.run_id, name, part.cells.get(column, ""))
+
+    def _fold_status(
+        self,
+        position: int,
+        own: Part | None,
+        candidates: Sequence[Candidate],
+        new: Container[str] | None,
+        changes: FoldChanges,
+    ) -> None:
+        there = [each for each in candidates if each.status is not None and not self._is_lost(position, each, changes)]
+        ran = [each for each in there if each.status is not None and each.status.status is not Status.SKIPPED]
+        if own is not None and own.status is not Status.SKIPPED:
+            there = ran
+        newest = max(ran or there, key=self._status_key, default=None)
+        if newest is None or newest.status is None:
+            # A row that was not run keeps what earlier runs found out.
+            for each in candidates:
+                if each.record is not None:
+                    changes.marked[position] = each
+            return
+        part = newest.status
+        is_own_run = own is not None and own.run_id == part.run_id
+        if own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED):
+            taken = True
+        elif is_own_run and part.is_record:
+            taken = new is None or part.run_id in new
+        elif is_own_run:
+            # Of two rows of one run that do not say which was later, the one with a duration counts.
+            taken = part.status is Status.MEASURED and own.status is not Status.MEASURED
+        else:
+            taken = self._order.age(part.run_id) > self._order.age(own.run_id)
+        if not taken:
+            if newest.duration is None and newest.record is not None:
+                changes.outdated.append((position, newest))
+            assert own is not None
+            if own.status is not None and own.status.crash and self._logged(candidates[0].signature):
+                # An earlier run came late.
+                self._set_status(position, {CRASHES_IN_A_ROW: self._crashes(own, own, there)}, changes)
+            return
+        cells = dict(part.cells)
+        if not self.has_duration(position):
+            # Without a duration no run is that of one, and the largest error is that of the judged kernel.
+            cells[RUN_ID] = ""
+        else:
+            cells.pop(MAX_ERROR, None)
+            if not part.is_record and self.rows[RUN_ID][position] == part.run_id:
+                # The row it comes from had both, as this one has now.
+                cells[STATUS_RUN_ID] = newest.cells.get(STATUS_RUN_ID, "")
+        cells[CRASHES_IN_A_ROW] = self._crashes(part, own, there)
+        self._set_status(position, cells, changes)
+        if newest.duration is None:
+            changes.marked[position] = newest
+
+    def _status_key(self, candidate: Candidate) -> tuple[tuple[Age, float], bool]:
+        """Returns a sort key. Of two rows of one run that do not say which was later, the measured one counts."""
+        part = candidate.status
+        return self._key(part), part is not None and part.status is Status.MEASURED
+
+    def _is_lost(self, position: int, candidate: Candidate, changes: FoldChanges) -> bool:
+        """Returns whether a candidate is a by-product that the row has no use for."""
+        return candidate.by_product and changes.measured.get(position) is not candidate
+
+    def status_of(self, position: int) -> Part | None:
+        """Returns the status of a row; None for a row that never ran."""
+        names = (*STATUS_GROUP, MAX_ERROR, RUN_ID)
+        cells = {name: self.rows[name][position] for name in names}
+        return status_part(cells, has_duration=self.has_duration(position))
+
+    def _set_status(self, position: int, cells: Mapping[str, str], changes: FoldChanges) -> None:
+        before = [self.rows[name][position] for name in cells if name not in (RUN_ID, STATUS_RUN_ID)]
+        if self.rows.set_cells(position, cells):
+            changes.changed.add(position)
+            if before != [self.rows[name][position] for name in cells if name not in (RUN_ID, STATUS_RUN_ID)]:
+                changes.statuses.add(position)
+
+    def _crashes(self, newest: Part, own: Part | None, candidates: Sequence[Candidate]) -> str:
+        """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass."""
+        if newest.status is None or not newest.status.crash:
+            return ""
+        counted = [each.status for each in candidates if each.status is not None] + ([own] if own is not None else [])
+        counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, _count(part)))
+        # A status without a run has no place in the order.
+        parts = {part.run_id: part for part in counted if part.run_id or newest.run_id == ""}
+        is_late = not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts)
+        if is_late:
+            # The count in a cell does not say which runs it counted.
+            logged = self._logged(candidates[0].signature)
+            parts |= {run: Part(run, {STATUS: status.value}) for run, status in logged.items()}
+        count = 0
+        for part in sorted(parts.values(), key=self._key):
+            if part.status is not None and part.status.crash:
+                count = max(count + 1, _count(part))
+            elif part.status is not Status.SKIPPED:
+                count = 0
+            if part.run_id == newest.run_id:
+                break
+        return str(count or "")
+
+    def _logged(self, name: str) -> Mapping[str, Status]:
+        """Returns the statuses of a row in the runs of the log."""
+        return {} if self._log is None else self._log.statuses(RowName(self.kernel_type, name))
+
+    def _fold_captured(self, position: int, candidates: Sequence[Candidate], changes: FoldChanges) -> None:
+        for candidate in candidates:
+            if candidate.captured is not None and self.take_captured(position, candidate.captured):
+                changes.captured.add(position)
+                changes.changed.add(position)
+
+    def take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
+        """Gives a row captured cells if they have a duration and the row has none; returns whether it took them."""
+        names = [name for name in self._table.columns if is_profiling_column(name)]
+        own = {name: self.rows[name][position] for name in names}
+        if _captured_rank(cells) <= _captured_rank(own):
+            return False
+        return self.rows.set_cells(position, {**dict.fromkeys(names, ""), **cells})
+
+    def _name_run_of_status(self, position: int) -> None:
+        """Writes the run of a status into its own column, before the run of the duration changes."""
+        own = self.status_of(position)
+        if own is not None and not self.rows[STATUS_RUN_ID][position]:
+            self.rows.set_cells(position, {name: own.cells[name] for name in (STATUS_REASON, STATUS_RUN_ID)})
+
+    def _set_duration(self, position: int, part: Part) -> bool:
+        self._name_run_of_status(position)
+        (self._recorded.add if part.is_record else self._recorded.discard)(position)
+        return self.rows.set_cells(position, {**dict.fromkeys(self._columns, ""), **part.cells})
+
+    def _keep_own(self, position: int, by: str) -> None:
+        if position not in self._recorded:
+            self._keep(self._by or by, self._cells(position))
+
+    def _keep(self, by: str, cells: Mapping[str, str], *, edited: bool = False) -> None:
+        """Has the log keep the duration of a row, unless a record explains it."""
+        if self._log is None:
+            return
+        name = RowName(self.kernel_type, signature(self.kernel_type, cells))
+        run_id, duration = cells.get(RUN_ID, ""), cells.get(self._kind.duration_columns[0], "")
+        is_kept = self._log.explains(run_id, name, duration) or self._log.has_imported(run_id, name, duration)
+        if edited or not is_kept:
+            row = {column: cell for column, cell in cells.items() if cell}
+            why: Literal["replaced", "edited"] = "edited" if edited else "replaced"
+            self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
+
+    def _cells(self, position: int) -> dict[str, str]:
+        return {name: self.rows[name][position] for name in self._table.columns}
+
+    def _key(self, part: Part | None) -> tuple[Age, float]:
+        assert part is not None
+        return self._order.age(part.run_id), part.at
+
+
+def _count(part: Part) -> int:
+    """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
+    return parse_whole(part.cells.get(CRASHES_IN_A_ROW, "")) or 0
+
+
+def _captured_rank(cells: Mapping[str, str]) -> int:
+    return 2 if valid_duration(cells.get(PROFILING_AVERAGE, "")) is not None else int(any(cells.values()))
