@@ -90,7 +90,8 @@ class Durations:
     @cached_property
     def of_kernel(self) -> Mask:
         """Which rows have a duration that is not that of a composition."""
-        return self.known & ~np.array([bool(each) for each in self.composed], dtype=bool)
+        composed: Mask = np.array([bool(each) for each in self.composed], dtype=bool)
+        return self.known & ~composed
 
     @cached_property
     def median_us(self) -> Floats:
