@@ -113,8 +113,8 @@ def _verdict(baseline: RowCall, rival: RowCall, pair: CallPair) -> tuple[PairVer
 
 def _is_one_measurement(baseline: RowCall, rival: RowCall) -> bool:
     """Returns whether both calls are of one measurement, in two states of a database."""
-    ours, theirs = ((call.sum_us, call.span_us, call.noise, call.samples) for call in (baseline, rival))
-    return ours == theirs
+    numbers = ("sum_us", "span_us", "noise", "samples", "why_ambiguous")
+    return all(getattr(baseline, name) == getattr(rival, name) for name in numbers)
 
 
 def _other_conditions(baseline: RowCall, rival: RowCall) -> str:
