@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from opatlas.data import journal
 from opatlas.data.cells import duration_columns, is_measured_column
@@ -33,6 +32,9 @@ from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.signature import column_cells, signature, signatures
 from opatlas.row.table import RowTable
 from opatlas.typed_json import decode
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SUFFIX = ".jsonl.gz"
 _REMEDY = "move it away, or restore it"
@@ -70,6 +72,8 @@ def save_edited(database: Database, run_id: str, kernel_type: str, rows: pd.Data
 
 
 def _save(database: Database, folder: str, kernel_type: str, rows: pd.DataFrame) -> None:
+    import pandas as pd
+
     path = database.runs_dir / folder / database.csv_path(kernel_type).name
     there = [read_frame(path, kernel_type)] if path.exists() else []
     kept = pd.concat([*there, rows], ignore_index=True).fillna("").drop_duplicates()
