@@ -12,32 +12,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from opatlas.arrays import Floats
-from opatlas.checks.check import Check, CheckedDatabase, CheckedDurations, CheckedTable, Finding
+from opatlas.checks.check import Check, CheckedDatabase, Finding, finding
 from opatlas.row.columns import (
-    AVERAGE,
     BASE,
-    CACHE_STATE,
     DTYPE,
     EP_SIZE,
     INPUT_SLOTS,
     LENGTHS_IN_SIGNATURE,
     MESSAGE_BYTES,
-    MICROBENCH_MEDIAN,
     NUM_DEVICES,
     OUTPUT_SLOTS,
-    QUALITY,
     QUALITY_REASON,
-    RUN_ID,
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
+from opatlas.row.durations import Durations
 from opatlas.row.optional_slots import optional_inputs, optional_outputs
-from opatlas.row.quality import NOISE_LIMIT, Quality, is_noisy, judge, relative_noise
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Quality, judge, relative_noise
 from opatlas.row.record import RowName
 from opatlas.row.roofline import PRODUCTS, bound_us, row_work
 from opatlas.row.siblings import base_type
 from opatlas.row.slots import slot_words
+from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.show import formats
 from opatlas.text import parse_whole
 
@@ -64,35 +61,36 @@ class Family:
     high_us: Floats
 
 
-def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
+def families(table: RowTable, *, least: int) -> Iterator[Family]:
     """Yields the families of at least `least` rows, first of replayed durations, then of captured ones."""
     keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
-    for durations in (table.own_kernel, table.captured):
+    for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
-        for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        for index in np.flatnonzero(durations.of_kernel).tolist():
             key, m = keyed[index]
             if m is not None:
-                of_key.setdefault((durations.conditions[index], *key), {}).setdefault(m, index)
+                conditions = durations.cache[index], durations.instrument[index]
+                of_key.setdefault((*conditions, *key), {}).setdefault(m, index)
         for rows in of_key.values():
             if len(rows) >= least:
                 yield _family(rows, durations)
 
 
-def _family(rows: dict[int, int], durations: CheckedDurations) -> Family:
+def _family(rows: dict[int, int], durations: Durations) -> Family:
     m = sorted(rows)
     places = [rows[each] for each in m]
-    us = durations.us[places]
-    noise = durations.noise_us[places]
+    us, std = durations.median_us[places], durations.std_us[places]
+    noise = np.where(np.isnan(std), NOISE_LIMIT * us, NOISE_WIDTHS * std)
     return Family(places, np.array(m, dtype=float), us, np.maximum(us - noise, 0.0), us + noise)
 
 
-def _message_keys(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
+def _message_keys(table: RowTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     others = zip(*(table.cells(column) for column in (NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
     for key, cell in zip(others, table.cells(MESSAGE_BYTES), strict=True):
         yield key, parse_whole(cell.strip()) or None
 
 
-def _tensor_keys(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
+def _tensor_keys(table: RowTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     """Yields the shapes without M, and M, of each row.
 
     Each leading dimension that equals M counts as M. The right operand of a matrix product keeps its own.
@@ -120,7 +118,7 @@ def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:
 _COLD = "cold"
 
 
-def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _too_short(database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds durations that are shorter than the peaks of the device allow (opatlas/row/roofline.py).
 
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
@@ -131,19 +129,20 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
         return []
     found = []
     columns = {name: table.cells(name) for name in BASE}
-    cache = table.cells(CACHE_STATE)
-    replayed, captured = table.own_kernel.us, table.captured.us
-    for index in np.flatnonzero(~(np.isnan(replayed) & np.isnan(captured))).tolist():
+    cold = [cell.strip() == _COLD for cell in table.replayed.cache]
+    replayed, captured = table.replayed, table.captured
+    for index in np.flatnonzero(replayed.of_kernel | captured.known).tolist():
         work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
         if work is None:
             continue
-        for us, cold in ((replayed[index], cache[index].strip() == _COLD), (captured[index], False)):
-            least = bound_us(work, peak, cold=cold)
-            if np.isnan(us) or least is None:
+        for durations, is_cold in ((replayed, cold[index]), (captured, False)):
+            least = bound_us(work, peak, cold=is_cold)
+            if not durations.of_kernel[index] or least is None:
                 continue
+            us = durations.median_us[index]
             verdict = judge([us], bound_us=least)
             if verdict.quality is Quality.ABOVE_ROOFLINE:
-                found.append(table.finding(index, formats.duration(us), verdict.reason, least / us))
+                found.append(finding(table, index, formats.duration(us), verdict.reason, least / us))
     return found
 
 
@@ -161,7 +160,7 @@ BELOW_ROOFLINE = Check(
 ALLOWED_RATIO = 1.25
 
 
-def _not_monotone(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _not_monotone(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds rows that take clearly longer than a row of the same family with a larger M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the other duration
@@ -175,9 +174,9 @@ def _not_monotone(_database: CheckedDatabase, table: CheckedTable) -> list[Findi
             ratio = family.us[i] / family.us[fastest]
             reason = (
                 f"{ratio:.2f} times the {formats.duration(family.us[fastest])} of M {family.m[fastest]:,.0f} "
-                f"(line {family.places[fastest] + 2}), which is more work than M {family.m[i]:,.0f}"
+                f"(line {family.places[fastest] + FIRST_LINE}), which is more work than M {family.m[i]:,.0f}"
             )
-            found.append(table.finding(family.places[i], formats.duration(family.us[i]), reason, ratio))
+            found.append(finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio))
     return found
 
 
@@ -189,7 +188,7 @@ MONOTONE = Check(
 )
 
 
-def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _spikes(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds rows that take clearly longer than both neighbours in M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the longer neighbour
@@ -208,7 +207,7 @@ def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
             )
             likely = formats.duration(between)
             reason = f"{ratio:.2f} times the {likely} between its neighbours: {before}, {after}"
-            found.append(table.finding(family.places[i], formats.duration(family.us[i]), reason, ratio))
+            found.append(finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio))
     return found
 
 
@@ -220,29 +219,27 @@ SPIKES = Check(
 )
 
 
-def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _noisy_rows(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds replayed durations whose samples disagree, by the Quality column.
 
     A row without a Quality is noisy if the standard deviation exceeds NOISE_LIMIT of the mean (for a message, of the
     median).
     """
-    durations, share = table.own_kernel, table.noise
-    qualities = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
+    durations, share = table.replayed, table.replayed.noise
     reasons = table.cells(QUALITY_REASON)
     found = []
-    for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
-        quality = qualities[index]
-        value = formats.duration(durations.us[index])
-        # The check below-roofline finds these.
-        if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[index]):
-            continue
+    for index in np.flatnonzero(durations.of_kernel & durations.noisy).tolist():
+        quality = durations.quality[index]
+        value = formats.duration(durations.median_us[index])
+        if quality is Quality.ABOVE_ROOFLINE:
+            continue  # the check below-roofline finds these
         if quality is not None:
             reason = f"{quality}: {reasons[index]}".removesuffix(": ")
-            found.append(table.finding(index, value, reason, np.nan_to_num(share[index])))
+            found.append(finding(table, index, value, reason, np.nan_to_num(share[index])))
         else:
             std = formats.duration(durations.std_us[index])
             reason = f"the standard deviation is {formats.percent(share[index])} of the mean, {std}"
-            found.append(table.finding(index, value, reason, share[index]))
+            found.append(finding(table, index, value, reason, share[index]))
     return found
 
 
@@ -254,18 +251,19 @@ NOISY = Check(
 )
 
 
-def _means_with_outliers(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _means_with_outliers(database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds replayed means that may have outliers: no samples are kept, or they have another mean.
 
     A mean without samples that is within NOISE_LIMIT of its median passes.
     """
     if is_communication(table.kernel_type):
         return []
-    means, medians, run_ids = table.numbers(AVERAGE), table.numbers(MICROBENCH_MEDIAN), table.cells(RUN_ID)
+    durations = table.replayed
     found = []
-    for index in np.flatnonzero(means > 0).tolist():
-        mean, median = float(means[index]), float(medians[index])
-        kept = database.kept_us.get((run_ids[index], RowName(table.kernel_type, table.signatures[index])))
+    for index in np.flatnonzero(durations.known).tolist():
+        mean, median = float(durations.us[index]), float(durations.middle_us[index])
+        run_id = durations.run_id[index]
+        kept = database.kept_us.get((run_id, RowName(table.kernel_type, table.signatures[index])))
         if kept is not None:
             if abs(mean - kept) <= _DECIMAL_US:
                 continue
@@ -277,7 +275,7 @@ def _means_with_outliers(database: CheckedDatabase, table: CheckedTable) -> list
         else:
             reason = "neither samples nor a median are kept"
         other = kept or (median if median > 0 else mean)
-        found.append(table.finding(index, formats.duration(mean), reason, max(mean / other, other / mean)))
+        found.append(finding(table, index, formats.duration(mean), reason, max(mean / other, other / mean)))
     return found
 
 
@@ -290,7 +288,7 @@ MEANS = Check(
 )
 
 
-def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _bimodal_captures(database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds captured signatures whose launches are two populations (Ashman's D of the best split).
 
     Two populations are two cases that the columns do not tell apart, for example two sets of sequence lengths: their
@@ -301,11 +299,11 @@ def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Fi
         return []
     found = []
     for case in pooled:
-        index = table.first_indices.get(case.signature)
+        index = table.by_signature.get(case.signature)
         verdict = judge(case.durations_us)
         if index is not None and verdict.quality is Quality.BIMODAL:
             value = formats.duration(case.durations.median_us)
-            found.append(table.finding(index, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
+            found.append(finding(table, index, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
     return found
 
 

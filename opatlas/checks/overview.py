@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from opatlas.capture.manifest import read_manifest
-from opatlas.checks.check import CheckedTable
 from opatlas.combine.provenance import run_origins
 from opatlas.combine.row_devices import RowDevices
 from opatlas.compare.databases import with_implementations
 from opatlas.data import journal
-from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
 from opatlas.data.manifest import ingest_paths, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import CACHE_STATE, INSTRUMENT, POOLED_MACHINES, QUALITY, STATUS, Status
+from opatlas.row.columns import POOLED_MACHINES, QUALITY, STATUS, Status
 from opatlas.row.location import parse_path, shipped_note
-from opatlas.row.quality import Quality, is_noisy
+from opatlas.row.quality import Quality
+from opatlas.row.table import RowTable
 
 #: The quality of a row without the column Quality.
 _NOT_JUDGED = "not judged"
@@ -107,8 +106,7 @@ def read_overview(database: Database) -> Overview:
     tables = []
     for kernel_type in database.kernel_types_and_messages():
         try:
-            path = database.csv_path(kernel_type)
-            tables.append(_table_overview(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
+            tables.append(_table_overview(database.read(kernel_type)))
         except OpAtlasError as error:
             problems.append(str(error))
     row_devices = RowDevices(database.path)
@@ -141,17 +139,13 @@ def read_overview(database: Database) -> Overview:
     )
 
 
-def _table_overview(table: CheckedTable) -> KernelTypeOverview:
-    replayed, captured = table.replayed.us > 0, table.captured.us > 0
-    own = table.own_kernel.us > 0
+def _table_overview(table: RowTable) -> KernelTypeOverview:
+    durations = table.replayed
+    replayed, captured, own = durations.known, table.captured.known, durations.of_kernel
+    composed = replayed & ~own
     statuses = table.cells(STATUS)
-    noise = table.noise[own & ~np.isnan(table.noise)]
-    judged = [Quality.from_cell(cell) for cell in table.cells(QUALITY)]
-    noisy = [
-        has and is_noisy(quality, noise_of)
-        for has, quality, noise_of in zip(own.tolist(), judged, table.noise.tolist(), strict=True)
-    ]
-    qualities = np.where(table.compositions, Quality.COMPOSITION.value, table.cells(QUALITY)).tolist()
+    noise = durations.noise[own & (durations.noise > 0)]
+    qualities = np.where(composed, Quality.COMPOSITION.value, table.cells(QUALITY)).tolist()
     failed = [
         not has and bool(status) and status != Status.MEASURED.value
         for has, status in zip(replayed.tolist(), statuses, strict=True)
@@ -164,15 +158,15 @@ def _table_overview(table: CheckedTable) -> KernelTypeOverview:
         table.kernel_type,
         rows=len(table),
         measured=int(own.sum()),
-        composed=int(table.compositions.sum()),
+        composed=int(composed.sum()),
         captured=int(captured.sum()),
         failed=sum(failed),
         missing=int((~(replayed | captured)).sum()),
         noise=float(np.median(noise)) if len(noise) else None,
-        noisy=sum(noisy),
+        noisy=int((own & durations.noisy).sum()),
         quality=of_replayed(qualities, _NOT_JUDGED),
-        cache=of_replayed(table.cells(CACHE_STATE), "not known"),
-        instrument=of_replayed(table.cells(INSTRUMENT), "not known"),
+        cache=of_replayed(durations.cache, "not known"),
+        instrument=of_replayed(durations.instrument, "not known"),
         status=dict(Counter(statuses)),
         machines=dict(Counter(filter(None, table.cells(POOLED_MACHINES)))),
     )

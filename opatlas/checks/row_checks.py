@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedDurations, CheckedTable, Finding
+from opatlas.arrays import Mask
+from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding, finding
 from opatlas.data.cells import duration_columns
 from opatlas.row.columns import (
     AVERAGE,
@@ -28,7 +28,9 @@ from opatlas.row.columns import (
     Status,
 )
 from opatlas.row.communication import is_communication
+from opatlas.row.durations import Durations
 from opatlas.row.quality import LONGEST_US, names_outliers
+from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.show import formats
 
 
@@ -61,7 +63,7 @@ _COUNTS = (MICROBENCH_SAMPLES, PROFILING_SAMPLES)
 _CELL_SHOWN = 40
 
 
-def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _impossible_numbers(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds rows whose numbers contradict each other.
 
     For the samples of any row: min <= median, min <= mean, |mean - median| <= std, and
@@ -69,7 +71,7 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
     A mean without the outliers, which are at most half of the samples, is at most one std from the mean of all.
     """
     found = [
-        table.finding(index, f"{column} {cell}", "is no number above zero, or a duration of more than an hour")
+        finding(table, index, f"{column} {cell}", "is no number above zero, or a duration of more than an hour")
         for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
         for index, cell in _no_numbers(table, column)
     ]
@@ -81,7 +83,7 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
         without = [mean == AVERAGE and names_outliers(reason) for reason in table.cells(QUALITY_REASON)]
         off = slack + np.where(without, deviation, 0.0)
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
-        wrong: list[tuple[npt.NDArray[np.bool_], str, str, str]] = [
+        wrong: list[tuple[Mask, str, str, str]] = [
             ((deviation > 0) & (count < 2), std, samples, "one sample has no standard deviation"),
             (leasts > medians + slack, least, median, "the minimum is longer than the median"),
             (leasts > means + slack, least, mean, "the minimum is longer than the mean"),
@@ -101,11 +103,11 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
         for where, value, other, reason in wrong:
             for index in np.flatnonzero(where).tolist():
                 cells = f"{value} {table.cells(value)[index]}, {other} {table.cells(other)[index]}"
-                found.append(table.finding(index, cells, reason))
+                found.append(finding(table, index, cells, reason))
     return found
 
 
-def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]:
+def _statistics(table: RowTable) -> Iterator[tuple[str, str, str, str, str]]:
     """Yields the columns of each population: std, samples, mean, median, minimum; "" for a column that is missing."""
     if is_communication(table.kernel_type):
         yield MICROBENCH_STD, MICROBENCH_SAMPLES, "", DURATION, MICROBENCH_MIN
@@ -114,7 +116,7 @@ def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]
         yield PROFILING_STD, PROFILING_SAMPLES, PROFILING_AVERAGE, PROFILING_MEDIAN, ""
 
 
-def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
+def _no_numbers(table: RowTable, column: str) -> Iterator[tuple[int, str]]:
     """Yields position and text of each cell that is not a positive number, or a longer duration than a launch takes.
 
     A standard deviation may be 0.
@@ -137,22 +139,23 @@ IMPOSSIBLE = Check(
 )
 
 
-def _repeated_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _repeated_rows(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds rows whose signature an earlier row of the table has."""
     found = []
     for index, signature in enumerate(table.signatures):
-        earlier = table.first_indices[signature]
+        earlier = table.by_signature[signature]
         if earlier == index:
             continue
-        ours, theirs = table.replayed.us[index], table.replayed.us[earlier]
-        if np.isnan(ours) and np.isnan(theirs):
-            ours, theirs = table.captured.us[index], table.captured.us[earlier]
-        if np.isnan(ours) or np.isnan(theirs):
-            durations, ratio = "", 1.0
-        else:
-            durations, ratio = f", which took {formats.duration(theirs)}", max(ours / theirs, theirs / ours)
-        value = "no duration" if np.isnan(ours) else formats.duration(ours)
-        found.append(table.finding(index, value, f"the same case as line {earlier + 2}{durations}", ratio))
+        ours, theirs = table.replayed[index], table.replayed[earlier]
+        if ours is None and theirs is None:
+            ours, theirs = table.captured[index], table.captured[earlier]
+        durations, ratio = "", 1.0
+        if ours is not None and theirs is not None:
+            ratio = max(ours.median_us / theirs.median_us, theirs.median_us / ours.median_us)
+            durations = f", which took {formats.duration(theirs.median_us)}"
+        value = "no duration" if ours is None else formats.duration(ours.median_us)
+        reason = f"the same case as line {earlier + FIRST_LINE}{durations}"
+        found.append(finding(table, index, value, reason, ratio))
     return found
 
 
@@ -164,22 +167,21 @@ DUPLICATES = Check(
 )
 
 
-def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _wrong_statuses(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds statuses that are unknown, lack a reason, or contradict the duration of the row."""
     found = []
-    without_duration = np.isnan(table.replayed.us)
-    cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), without_duration.tolist(), strict=True)
-    for index, (cell, reason, empty) in enumerate(cells):
-        status = Status.from_cell(cell)
+    cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), table.replayed.known.tolist(), strict=True)
+    for index, (cell, reason, has_duration) in enumerate(cells):
+        status = table.statuses[index]
         problem = ""
         if cell.strip() and status is None:
             problem = "not a status of OpAtlas"
-        elif status is Status.MEASURED and empty:
+        elif status is Status.MEASURED and not has_duration:
             problem = "the row has no replayed duration"
         elif status not in (None, Status.MEASURED) and not reason.strip():
             problem = "without a Status Reason"
         if problem:
-            found.append(table.finding(index, cell.strip(), problem))
+            found.append(finding(table, index, cell.strip(), problem))
     return found
 
 
@@ -194,7 +196,7 @@ STATUSES = Check(
 _SEPARATOR = ";"
 
 
-def _unknown_origins(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+def _unknown_origins(database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """Finds durations whose run or ingest has no manifest in `runs/`."""
     return [
         *_without_manifest(table, table.replayed, RUN_ID, frozenset(database.manifests)),
@@ -202,13 +204,10 @@ def _unknown_origins(database: CheckedDatabase, table: CheckedTable) -> list[Fin
     ]
 
 
-def _without_manifest(
-    table: CheckedTable, durations: CheckedDurations, column: str, known: frozenset[str]
-) -> list[Finding]:
-    cells = table.cells(column)
+def _without_manifest(table: RowTable, durations: Durations, column: str, known: frozenset[str]) -> list[Finding]:
     found = []
-    for index in np.flatnonzero(~np.isnan(durations.us)).tolist():
-        ids = [each.strip() for each in cells[index].split(_SEPARATOR) if each.strip()]
+    for index in np.flatnonzero(durations.known).tolist():
+        ids = [each.strip() for each in durations.run_id[index].split(_SEPARATOR) if each.strip()]
         missing = [each for each in ids if each not in known]
         if missing:
             reason = f"runs/ has no manifest of {column} {missing[0]}, so device and software are unknown"
@@ -216,7 +215,7 @@ def _without_manifest(
             reason = f"its {column} is empty, so device and software are unknown"
         else:
             continue
-        found.append(table.finding(index, formats.duration(durations.us[index]), reason))
+        found.append(finding(table, index, formats.duration(durations.median_us[index]), reason))
     return found
 
 

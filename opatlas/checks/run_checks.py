@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from opatlas.checks.check import Check, CheckedDatabase, Finding
+from opatlas.checks.check import Check, CheckedDatabase, Finding, finding
 from opatlas.data.manifest import Manifest
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.text import pluralize
@@ -61,7 +61,7 @@ def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
         indices: dict[str, dict[str, list[int]]] = {}
         for table in database.tables():
             cells = table.cells(column)
-            for index in np.flatnonzero(~np.isnan(table.replayed.us)).tolist():
+            for index in np.flatnonzero(table.replayed.known).tolist():
                 if word := cells[index].strip():
                     indices.setdefault(word, {}).setdefault(table.kernel_type, []).append(index)
         counts = Counter({word: sum(map(len, of_type.values())) for word, of_type in indices.items()})
@@ -69,7 +69,8 @@ def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
             (usual, most), *_ = counts.most_common()
             for kernel_type, of_type in indices[word].items():
                 reason = f"{column} {word} of {pluralize(len(of_type), 'row')}, where {most:,} rows have {usual}"
-                yield database.table(kernel_type).finding(of_type[0], f"{column} {word}", reason, len(of_type))
+                table = database.table(kernel_type)
+                yield finding(table, of_type[0], f"{column} {word}", reason, len(of_type))
 
 
 MIXED = Check(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist, fmean
 
-from opatlas.compare.calls import MISSING, NO_CALL, ComparedCall
+from opatlas.compare.calls import MISSING, RowCall
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.step import ModelStep, StepFigures
 from opatlas.compare.verdict import CallPair, PairVerdict, compare_calls
@@ -22,6 +22,8 @@ from opatlas.text import suggest
 
 #: fast_p is given for these p.
 FAST = (1.0, 1.5, 2.0)
+#: The call of a row that a database lacks.
+_NO_CALL = RowCall()
 #: The share of comparisons of equal databases in which `slower_rows` may find a row, by the spreads of samples.
 _FALSE_ALARMS = 0.01
 
@@ -40,7 +42,7 @@ class RowComparison:
 
     kernel_type: str
     signature: str
-    calls: Mapping[str, ComparedCall]
+    calls: Mapping[str, RowCall]
     pairs: Mapping[str, CallPair]
     fastest: str
     is_composition: bool
@@ -197,7 +199,8 @@ class DatabaseComparison:
         covered = [pair.speed_up for pair in of_counted if pair is not None and pair.is_comparable]
         left_out = [pair for row in rows if self._is_left_out(row, rival) and (pair := row.pairs.get(rival))]
         ours = self.baseline.name
-        has_baseline = sum(row.calls[ours].is_measured for row in counted)
+        measured = [(row.calls[ours].duration is not None, row.calls[rival].duration is not None) for row in rows]
+        has_baseline = sum(row.calls[ours].duration is not None for row in counted)
         return RivalFigures(
             kernel_type,
             len(rows),
@@ -210,8 +213,8 @@ class DatabaseComparison:
             {p: sum(ratio >= p for ratio in comparable) / len(rows) if rows else None for p in FAST},
             len(left_out),
             geometric_mean([pair.speed_up for pair in left_out if pair.is_comparable]),
-            sum(row.calls[ours].is_measured and not row.calls[rival].is_measured for row in rows),
-            sum(row.calls[rival].is_measured and not row.calls[ours].is_measured for row in rows),
+            sum(of_baseline and not of_rival for of_baseline, of_rival in measured),
+            sum(of_rival and not of_baseline for of_baseline, of_rival in measured),
         )
 
     def step_figures(self, rival: str) -> list[StepFigures]:
@@ -279,7 +282,7 @@ def compare_databases(
     problems: list[str] = []
     rows: list[RowComparison] = []
     for kernel_type in track(_kernel_types(databases, kernel_types), "compare, kernel types"):
-        tables: dict[str, Mapping[str, ComparedCall]] = {}
+        tables: dict[str, Mapping[str, RowCall]] = {}
         for each in (chosen, *rivals):
             try:
                 tables[each.name] = each.calls.read(kernel_type)
@@ -287,16 +290,16 @@ def compare_databases(
                 problems.append(str(error))
                 tables[each.name] = {}
         for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
-            calls = {name: table.get(signature, NO_CALL) for name, table in tables.items()}
+            calls = {name: table.get(signature, _NO_CALL) for name, table in tables.items()}
             rows.append(compare_row(kernel_type, signature, calls, chosen.name))
     return DatabaseComparison(chosen, rivals, rows, problems, step)
 
 
-def compare_row(kernel_type: str, signature: str, calls: Mapping[str, ComparedCall], baseline: str) -> RowComparison:
+def compare_row(kernel_type: str, signature: str, calls: Mapping[str, RowCall], baseline: str) -> RowComparison:
     """Returns the comparison of a row; `calls` and `baseline` by the names of the databases."""
     ours = calls[baseline]
     pairs = {name: pair for name, call in calls.items() if name != baseline and (pair := compare_calls(ours, call))}
-    if ours.sum_us is not None:
+    if ours.duration is not None:
         # The durations of a pair are spans or sums, and may differ from those of another pair: speed-ups compare.
         speed_ups = {baseline: 1.0, **{name: pair.speed_up for name, pair in pairs.items() if pair.is_comparable}}
         fastest = max(speed_ups, key=speed_ups.__getitem__)

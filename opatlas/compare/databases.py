@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from opatlas.combine.row_devices import database_device
-from opatlas.compare.calls import ComparedCall, read_calls
+from opatlas.compare.calls import RowCall, replayed_call
 from opatlas.data.database import Database
 from opatlas.data.manifest import ingest_paths
 from opatlas.errors import OpAtlasError
@@ -26,7 +26,7 @@ class CallSource(Protocol):
     def kernel_types(self) -> list[str]:
         """Returns the kernel types that may have calls."""
 
-    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
         """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
 
 
@@ -40,9 +40,10 @@ class Replays:
         """Returns the kernel types that have a CSV."""
         return Database(self.path).kernel_types_and_messages()
 
-    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
         """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
-        return read_calls(self.path, kernel_type)
+        table = Database(self.path).read_or_empty(kernel_type)
+        return {signature: replayed_call(table.row(i)) for signature, i in table.by_signature.items()}
 
 
 @dataclass(frozen=True)

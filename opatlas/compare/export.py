@@ -5,8 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from opatlas.compare.calls import RowCall
 from opatlas.compare.comparison import DatabaseComparison, RivalFigures, RowComparison
 from opatlas.compare.databases import ComparedDatabase
+from opatlas.row.columns import (
+    CACHE_STATE,
+    CONVERSIONS,
+    IMPLEMENTATION,
+    INSTRUMENT,
+    KERNEL_NAMES,
+    OUTPUTS_MISSING,
+    STAND_IN,
+)
+
+#: Cells that are known of a replayed call, by their names in the JSON.
+_CELLS = {
+    "cache_state": CACHE_STATE,
+    "instrument": INSTRUMENT,
+    "stand_in": STAND_IN,
+    "implementation": IMPLEMENTATION,
+    "kernel_names": KERNEL_NAMES,
+    "outputs_missing": OUTPUTS_MISSING,
+    "conversions": CONVERSIONS,
+}
 
 
 def json_value(comparisons: Mapping[str, DatabaseComparison]) -> Mapping[str, object]:
@@ -57,8 +78,19 @@ def _row(row: RowComparison) -> Mapping[str, object]:
         "id": row.case_id,
         "fastest": row.fastest,
         "composition_baseline": row.is_composition,
-        "calls": {name: {**asdict(call), "duration_us": call.duration_us} for name, call in row.calls.items()},
+        "calls": {name: _call(call) for name, call in row.calls.items()},
         "pairs": {
             name: {**asdict(pair), "margin": pair.margin, "speed_up": pair.speed_up} for name, pair in row.pairs.items()
         },
+    }
+
+
+def _call(call: RowCall) -> Mapping[str, object]:
+    quality = call.duration and call.duration.quality
+    return {
+        **{name: getattr(call, name) for name in ("status", "reason", "sum_us", "span_us", "kernels")},
+        **{name: getattr(call, name) for name in ("noise", "samples")},
+        "quality": quality.value if quality else "",
+        **{name: call.cell(column) for name, column in _CELLS.items()},
+        **{name: getattr(call, name) for name in ("is_captured", "run_medians_us", "duration_us")},
     }

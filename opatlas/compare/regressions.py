@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from opatlas.combine.provenance import run_drivers, run_origins
-from opatlas.compare.calls import ComparedCall
+from opatlas.compare.calls import RowCall
 from opatlas.compare.states import read_run
 from opatlas.compare.steps import (
     LEAST_RUNS,
@@ -23,6 +23,7 @@ from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
+from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, STAND_IN
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, make_case_id
 
@@ -171,9 +172,9 @@ def run_facts(manifest: Manifest) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _calls(database: Database, runs: Sequence[str], problems: list[str]) -> dict[RowName, dict[str, ComparedCall]]:
+def _calls(database: Database, runs: Sequence[str], problems: list[str]) -> dict[RowName, dict[str, RowCall]]:
     """Returns the measured calls of each row by run, in the order of the runs."""
-    found: dict[RowName, dict[str, ComparedCall]] = {}
+    found: dict[RowName, dict[str, RowCall]] = {}
     for run in runs:
         try:
             calls = read_run(database, run)
@@ -182,17 +183,17 @@ def _calls(database: Database, runs: Sequence[str], problems: list[str]) -> dict
             continue
         for kernel_type, of_type in calls.calls.items():
             for signature, call in of_type.items():
-                if call.is_measured:
+                if call.duration is not None:
                     found.setdefault(RowName(kernel_type, signature), {})[run] = call
     return found
 
 
-def _series(row: RowName, calls: Mapping[str, ComparedCall], devices: Mapping[str, str]) -> Iterator[RowSeries]:
+def _series(row: RowName, calls: Mapping[str, RowCall], devices: Mapping[str, str]) -> Iterator[RowSeries]:
     """Yields the series of a row: of runs that compare, and whose samples describe one state of the device."""
-    conditions: dict[tuple[str, ...], dict[str, ComparedCall]] = {}
+    conditions: dict[tuple[str, ...], dict[str, RowCall]] = {}
     for run, call in calls.items():
-        implementation = call.implementation.partition(" ")[0]
-        key = (devices.get(run, ""), call.cache_state, call.instrument, implementation, call.stand_in)
+        implementation = call.cell(IMPLEMENTATION).partition(" ")[0]
+        key = (devices.get(run, ""), *map(call.cell, (CACHE_STATE, INSTRUMENT, STAND_IN)), implementation)
         if not call.why_ambiguous:
             conditions.setdefault(key, {})[run] = call
     for of_one in conditions.values():

@@ -11,15 +11,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from opatlas.compare.calls import ComparedCall, read_captured_calls, recorded_call
+from opatlas.compare.calls import RowCall, captured_call, replayed_call
 from opatlas.compare.databases import ComparedDatabase, distinct_names, named_database
 from opatlas.data import log
+from opatlas.data.cells import duration_cells, status_cells
+from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.report.plots.timed_rows import expect_tables
-from opatlas.row.columns import Status
+from opatlas.row.columns import STATUS, STATUS_REASON
 from opatlas.row.named_databases import named_folder
+from opatlas.row.record import Record
+from opatlas.row.table import RowTable
 from opatlas.text import shortened, suggest
 
 #: The state of the durations that were captured, and not replayed.
@@ -110,7 +114,7 @@ def _state(place: str) -> Iterator[ComparedDatabase]:
         yield named_database(path)
     elif state == CAPTURES:
         database, source = named_database(path), Captures(path)
-        if not any(call.is_measured for name in source.kernel_types() for call in source.read(name).values()):
+        if not any(call.duration for name in source.kernel_types() for call in source.read(name).values()):
             raise OpAtlasError(f"{place}: no row has a captured duration: `opatlas ingest` reads captures")
         yield replace(database, state=state, source=source)
     elif state in (runs := log.runs(Database(path))):
@@ -133,22 +137,23 @@ class Captures:
         """Returns the kernel types that have a CSV."""
         return Database(self.path).kernel_types()
 
-    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
         """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
-        return read_captured_calls(self.path, kernel_type)
+        table = Database(self.path).read_or_empty(kernel_type)
+        return {signature: captured_call(table.row(i)) for signature, i in table.by_signature.items()}
 
 
 @dataclass(frozen=True)
 class RunCalls:
     """The calls of one run, by kernel type and signature."""
 
-    calls: Mapping[str, Mapping[str, ComparedCall]]
+    calls: Mapping[str, Mapping[str, RowCall]]
 
     def kernel_types(self) -> list[str]:
         """Returns the kernel types of the run."""
         return sorted(self.calls)
 
-    def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
+    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
         """Returns the rows of a kernel type by signature."""
         return self.calls.get(kernel_type, {})
 
@@ -159,15 +164,27 @@ def read_run(database: Database, run_id: str) -> RunCalls:
     Raises:
         OpAtlasError: the history of the run cannot be read.
     """
-    calls: dict[str, dict[str, ComparedCall]] = {}
+    records: dict[str, dict[str, Record]] = {}
     for record in log.read(database, run_id).records:
         for each in filter(None, (record, record.launched_record())):
-            call = recorded_call(each)
-            of_type = calls.setdefault(each.kernel_type, {})
+            of_type = records.setdefault(each.kernel_type, {})
             there = of_type.get(each.signature)
-            if there is None or call.status == Status.MEASURED.value or there.status != Status.MEASURED.value:
-                of_type[each.signature] = call
-    return RunCalls(calls)
+            if there is None or each.measurement is not None or there.measurement is None:
+                of_type[each.signature] = each
+    return RunCalls({kernel_type: _recorded_calls(kernel_type, found) for kernel_type, found in records.items()})
+
+
+def _recorded_calls(kernel_type: str, records: Mapping[str, Record]) -> dict[str, RowCall]:
+    """Returns the calls of records by signature."""
+    rows = [
+        {**duration_cells(each), **status_cells(each)}
+        if each.measurement is not None
+        else {STATUS: each.status.value, STATUS_REASON: each.reason}
+        for each in records.values()
+    ]
+    columns = dict.fromkeys(name for cells in rows for name in cells)
+    table = RowTable(kernel_type, Path(f"{kernel_type}.csv"), text_table(columns, rows))
+    return {signature: replayed_call(table.row(i)) for i, signature in enumerate(records)}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, R
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.step import total_of
 from opatlas.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
-from opatlas.row.columns import Status
+from opatlas.row.columns import CONVERSIONS, IMPLEMENTATION, OUTPUTS_MISSING, Status
 from opatlas.show.formats import microseconds, percent, ratio
 from opatlas.show.result import Column, Fields, Part, Table
 
@@ -118,7 +118,7 @@ def row_lines(comparison: DatabaseComparison) -> Iterator[tuple[object, ...]]:
                 row.kernel_type,
                 row.case_id,
                 database.name,
-                call.implementation or database.label,
+                call.cell(IMPLEMENTATION) or database.label,
                 call.status,
                 call.reason,
                 call.duration_us,
@@ -133,8 +133,8 @@ def row_lines(comparison: DatabaseComparison) -> Iterator[tuple[object, ...]]:
                 database.name == row.fastest,
                 row.is_composition,
                 pair.host_bound if pair else call.is_host_bound,
-                call.outputs_missing,
-                call.conversions,
+                call.cell(OUTPUTS_MISSING),
+                call.cell(CONVERSIONS),
             )
 
 
@@ -155,7 +155,7 @@ def _databases(comparison: DatabaseComparison, name: str) -> Table:
             (
                 each.label,
                 "baseline" if is_baseline else "rival",
-                sum(row.calls[each.name].is_measured for row in comparison.rows),
+                sum(row.calls[each.name].duration is not None for row in comparison.rows),
                 None if is_baseline else sum(each.name in row.pairs for row in comparison.rows),
                 None if over_time else comparison.fastest[each.name],
                 each.place,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import pvariance
 
-from opatlas.compare.calls import ComparedCall
+from opatlas.compare.calls import RowCall
 from opatlas.compare.steps import LEAST_SPREAD
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 
 #: Smaller differences of logarithms count as none.
 LEAST_DIFFERENCE = 0.05
@@ -63,9 +64,9 @@ class CallPair:
         return self.verdict is not PairVerdict.NOT_COMPARABLE
 
 
-def compare_calls(baseline: ComparedCall, rival: ComparedCall) -> CallPair | None:
+def compare_calls(baseline: RowCall, rival: RowCall) -> CallPair | None:
     """Returns the comparison of two calls of a row; None unless both are measured."""
-    if baseline.sum_us is None or rival.sum_us is None:
+    if baseline.duration is None or rival.duration is None:
         return None
     host_bound = baseline.is_host_bound or rival.is_host_bound
     baseline_us, rival_us = (call.sum_us if host_bound else call.duration_us for call in (baseline, rival))
@@ -78,7 +79,7 @@ def compare_calls(baseline: ComparedCall, rival: ComparedCall) -> CallPair | Non
     return replace(pair, verdict=verdict, reason=reason)
 
 
-def _variance_of_runs(baseline: ComparedCall, rival: ComparedCall) -> float:
+def _variance_of_runs(baseline: RowCall, rival: RowCall) -> float:
     """Returns the variance of the difference of logarithms that pooled runs tell; 0 if neither call was pooled.
 
     The runs of both tell the variance of one run, in which LEAST_SPREAD counts for one degree of freedom, as few runs
@@ -93,12 +94,11 @@ def _variance_of_runs(baseline: ComparedCall, rival: ComparedCall) -> float:
     return of_a_run * sum(1 / len(each) for each in runs)
 
 
-def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tuple[PairVerdict, str]:
+def _verdict(baseline: RowCall, rival: RowCall, pair: CallPair) -> tuple[PairVerdict, str]:
     """Returns the verdict and its reason."""
     if difference := _other_conditions(baseline, rival):
         return PairVerdict.NOT_COMPARABLE, difference
-    if baseline == rival:
-        # One measurement, in two states of a database.
+    if _is_one_measurement(baseline, rival):
         return PairVerdict.SAME, ""
     for who, call in (("the baseline", baseline), ("the rival", rival)):
         if call.why_ambiguous:
@@ -111,7 +111,13 @@ def _verdict(baseline: ComparedCall, rival: ComparedCall, pair: CallPair) -> tup
     return (PairVerdict.FAST if faster > 0 else PairVerdict.SLOW), ""
 
 
-def _other_conditions(baseline: ComparedCall, rival: ComparedCall) -> str:
+def _is_one_measurement(baseline: RowCall, rival: RowCall) -> bool:
+    """Returns whether both calls are of one measurement, in two states of a database."""
+    numbers = ("sum_us", "span_us", "noise", "samples", "why_ambiguous")
+    return all(getattr(baseline, name) == getattr(rival, name) for name in numbers)
+
+
+def _other_conditions(baseline: RowCall, rival: RowCall) -> str:
     """Returns the condition that differs; "" if none does.
 
     A capture has the caches and the clocks of its model, which no column tells: a replay is compared with it whatever
@@ -119,10 +125,8 @@ def _other_conditions(baseline: ComparedCall, rival: ComparedCall) -> str:
     """
     if baseline.is_captured != rival.is_captured:
         return "the replay is a composition" if baseline.is_composition or rival.is_composition else ""
-    for what, ours, theirs in (
-        ("cache", baseline.cache_state, rival.cache_state),
-        ("instrument", baseline.instrument, rival.instrument),
-    ):
+    for what, column in (("cache", CACHE_STATE), ("instrument", INSTRUMENT)):
+        ours, theirs = baseline.cell(column), rival.cell(column)
         if ours != theirs:
             return f"{what} ({ours or 'not known'}, {theirs or 'not known'})"
     return ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from opatlas.row.columns import (
     ASSUMPTIONS,
@@ -49,6 +48,9 @@ from opatlas.row.quality import Summary
 from opatlas.row.record import Execution, Measurement, Record
 from opatlas.row.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
 from opatlas.row.signature import column_cells
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
@@ -252,6 +254,8 @@ class TableEdit:
 
     def frame(self) -> pd.DataFrame:
         """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group."""
+        import pandas as pd
+
         held = [name for name, cells in self._taken.items() if any(cells)]
         appended_names = dict.fromkeys(name for row in self._appended for name in row)
         columns = insert_columns(self._columns, [*held, *appended_names])

@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,9 +96,9 @@ def read_table(path: Path, kernel_type: str = "") -> pa.Table:
     return table.rename_columns([names.get(name, name) for name in table.column_names]) if names else table
 
 
-def text_table(columns: Sequence[str]) -> pa.Table:
-    """Returns a table without rows."""
-    return pa.table({name: pa.array([], type=pa.string()) for name in columns})
+def text_table(columns: Iterable[str], rows: Sequence[Mapping[str, str]] = ()) -> pa.Table:
+    """Returns a table of text cells; `rows` are cells by column, and a cell that a row lacks is empty."""
+    return pa.table({name: pa.array([row.get(name, "") for row in rows], type=pa.string()) for name in columns})
 
 
 def read_text_csv(path: Path) -> pd.DataFrame:

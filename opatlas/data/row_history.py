@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opatlas.data import log
-from opatlas.data.cells import duration_columns, stored_us
-from opatlas.data.csv_files import read_frame
+from opatlas.data.cells import stored_us
+from opatlas.data.csv_files import read_table, text_table
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests, run_id_time
 from opatlas.errors import OpAtlasError
 from opatlas.progress import track
-from opatlas.row.columns import (
-    CACHE_STATE,
-    INSTRUMENT,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    RUN_ID,
-    STATUS,
-    STATUS_REASON,
-    Status,
-)
-from opatlas.row.quality import valid_duration
+from opatlas.row.columns import STATUS_REASON, Status
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import RowChoice, signature, signatures
+from opatlas.row.signature import RowChoice
+from opatlas.row.table import Row, RowTable
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
 
@@ -82,41 +73,36 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     runs: dict[RowName, list[RowRun]] = {}
     for record in log.all_records(database, problems):
         if chosen.holds(record.kernel_type, record.signature):
-            row = RowName(record.kernel_type, record.signature)
-            runs.setdefault(row, []).append(_run_from_record(record))
+            name = RowName(record.kernel_type, record.signature)
+            runs.setdefault(name, []).append(_run_from_record(record))
     for kept in log.imported(database, problems):
-        row = RowName(kept.kernel_type, signature(kept.kernel_type, kept.row))
-        if chosen.holds(row.kernel_type, row.signature):
-            run = _run_from_cells(row.kernel_type, kept.row, "replaced")
-            if not any(_is_same(run, other) for other in runs.get(row, ())):
-                runs.setdefault(row, []).append(run)
+        row = RowTable(kept.kernel_type, Path(), text_table(kept.row, [kept.row])).row(0)
+        if chosen.holds(kept.kernel_type, row.signature):
+            run, of_row = _run_from_row(row, "replaced"), runs.setdefault(RowName(row.kernel_type, row.signature), [])
+            if run is not None and not any(_is_same(run, other) for other in of_row):
+                of_row.append(run)
     for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
-        for row, cells in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
-            of_row = runs.setdefault(row, [])
-            now = replace(_run_from_cells(kernel_type, cells, "csv"), current=True)
-            if now.duration_us is not None:
-                same = [index for index, other in enumerate(of_row) if _is_same(now, other)]
+        for row in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
+            run, of_row = _run_from_row(row, "csv"), runs.setdefault(RowName(kernel_type, row.signature), [])
+            if run is not None:
+                same = [index for index, other in enumerate(of_row) if _is_same(run, other)]
                 if same:
                     of_row[same[-1]] = replace(of_row[same[-1]], current=True)
                 else:
-                    of_row.append(now)
+                    of_row.append(replace(run, current=True))
     return {
-        row: [_with_manifest(run, manifests) for run in sorted(of_row, key=lambda run: order.age(run.run_id))]
-        for row, of_row in sorted(runs.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
+        name: [_with_manifest(run, manifests) for run in sorted(of_row, key=lambda run: order.age(run.run_id))]
+        for name, of_row in sorted(runs.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
     }
 
 
-def _rows(
-    path: Path, kernel_type: str, chosen: RowChoice, problems: list[str]
-) -> Iterator[tuple[RowName, Mapping[str, str]]]:
+def _rows(path: Path, kernel_type: str, chosen: RowChoice, problems: list[str]) -> Iterator[Row]:
     try:
-        frame = read_frame(path, kernel_type)
+        table = RowTable(kernel_type, path, read_table(path, kernel_type))
     except OpAtlasError as error:
         problems.append(str(error))
         return
-    for position, name in enumerate(signatures(kernel_type, frame)):
-        if chosen.holds(kernel_type, name):
-            yield RowName(kernel_type, name), {str(name): cell for name, cell in frame.iloc[position].items()}
+    yield from (row for row in table if chosen.holds(kernel_type, row.signature))
 
 
 def _run_from_record(record: Record) -> RowRun:
@@ -142,21 +128,28 @@ def _run_from_record(record: Record) -> RowRun:
     )
 
 
-def _run_from_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRun:
-    count = cells.get(MICROBENCH_SAMPLES, "")
-    # The Status column may be of a later run than the duration.
+def _run_from_row(row: Row, kept_in: str) -> RowRun | None:
+    """Returns the run that a row has the duration of; None for a row without one."""
+    duration = row.replayed
+    if duration is None:
+        return None
     return RowRun(
-        run_id=cells.get(RUN_ID, ""),
+        run_id=duration.run_id,
         kept_in=kept_in,
         status=Status.MEASURED.value,
-        reason=cells.get(STATUS_REASON, "") if cells.get(STATUS) == Status.MEASURED.value else "",
-        duration_us=valid_duration(cells.get(duration_columns(kernel_type)[0], "")),
-        median_us=valid_duration(cells.get(MICROBENCH_MEDIAN, "")),
-        std_us=valid_duration(cells.get(MICROBENCH_STD, "")),
-        samples=int(count) if count.isdecimal() else None,
-        instrument=cells.get(INSTRUMENT, ""),
-        cache_state=cells.get(CACHE_STATE, ""),
+        # The Status column may be of a later run than the duration.
+        reason=row.cell(STATUS_REASON) if row.status is Status.MEASURED else "",
+        duration_us=duration.us,
+        median_us=_known(row.table.replayed.middle_us[row.position]),
+        std_us=_known(duration.std_us),
+        samples=None if math.isnan(duration.samples) else int(duration.samples),
+        instrument=duration.instrument,
+        cache_state=duration.cache,
     )
+
+
+def _known(number: float) -> float | None:
+    return None if math.isnan(number) else float(number)
 
 
 def _is_same(run: RowRun, other: RowRun) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from opatlas.compare.calls import read_calls
+from opatlas.compare.calls import replayed_call
 from opatlas.data.database import Database
 from opatlas.experiment.attempts import ModelAttempt
 from opatlas.tasks.task import kernel_type_of
@@ -33,8 +33,8 @@ def with_baselines(folder: Path, attempts: Iterable[ModelAttempt]) -> list[Model
 
     @cache
     def stored_us(kernel_type: str) -> float | None:
-        calls = read_calls(database.path, kernel_type)
-        return next(iter(calls.values())).sum_us if len(calls) == 1 else None
+        table = database.read_or_empty(kernel_type)
+        return replayed_call(table.row(0)).sum_us if len(table.by_signature) == 1 else None
 
     def with_baseline(attempt: ModelAttempt) -> ModelAttempt:
         judgement = attempt.judgement

@@ -88,6 +88,12 @@ class Durations:
         return ~np.isnan(self.us)
 
     @cached_property
+    def of_kernel(self) -> Mask:
+        """Which rows have a duration that is not that of a composition."""
+        composed: Mask = np.array([bool(each) for each in self.composed], dtype=bool)
+        return self.known & ~composed
+
+    @cached_property
     def median_us(self) -> Floats:
         """The median of the samples; where a row has none, the stored duration."""
         return np.where(np.isnan(self.middle_us), self.us, self.middle_us)

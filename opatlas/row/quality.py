@@ -57,8 +57,12 @@ def number_cell(value: float) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-#: Samples with a larger relative standard deviation are noisy.
+#: Samples with a larger relative standard deviation are noisy. A spread that is not known counts as this one.
 NOISE_LIMIT = 0.10
+#: Samples with a larger relative standard deviation describe no single duration: nothing is faster or slower than they.
+AMBIGUOUS_LIMIT = 0.20
+#: Durations that differ by less than so many standard deviations of their samples may be equal.
+NOISE_WIDTHS = 2.0
 #: Noise is computed from at least this many samples; a mode has as many.
 LEAST_FOR_NOISE = 3
 #: Fewer samples say nothing about drift or two modes.

@@ -128,8 +128,11 @@ class RowTable:
 
     @cached_property
     def by_signature(self) -> Mapping[str, int]:
-        """The position of the first row of each signature: the row that replays and ingests fill."""
-        return {signature: i for i, signature in reversed(list(enumerate(self.signatures)))}
+        """The position of the first row of each signature, which replays and ingests fill, in the order of the rows."""
+        found: dict[str, int] = {}
+        for i, signature in enumerate(self.signatures):
+            found.setdefault(signature, i)
+        return found
 
     @cached_property
     def replayed(self) -> Durations:

@@ -137,8 +137,8 @@ def test_the_quality_of_the_samples_counts_before_their_deviation(tmp_path: Path
     assert not found_in(tmp_path, "noisy", {MICROBENCH_STD: "1.0", QUALITY: quality})
 
 
-def test_a_noisy_row_without_a_mean_has_a_weight(tmp_path: Path) -> None:
-    rows = [{**CLEAN, AVERAGE: "", QUALITY: "noisy"}]
+def test_a_noisy_row_without_a_spread_has_a_weight(tmp_path: Path) -> None:
+    rows = [{**CLEAN, MICROBENCH_STD: "", QUALITY: "noisy"}]
     (finding,) = findings("noisy", CheckedDatabase(write_database(tmp_path, {"MatMulV2": rows})))
     assert finding.weight == 0.0
 

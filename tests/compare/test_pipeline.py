@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import lost, measured, shape, write_tables
+from compared import call, lost, measured, shape, write_tables
 
 from opatlas.cli.main import main
-from opatlas.compare.calls import ComparedCall
 from opatlas.compare.comparison import DatabaseComparison, compare_row
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.verdict import PairVerdict
@@ -46,10 +45,7 @@ def comparison(pairs: list[tuple[float, float]], noise: float, samples: int) -> 
         compare_row(
             "Sort",
             f"{number},1|BF16||{number},1|BF16",
-            {
-                name: ComparedCall("measured", sum_us=us, noise=noise, samples=samples)
-                for name, us in zip("ab", pair, strict=True)
-            },
+            {name: call(us, noise=noise, samples=samples) for name, us in zip("ab", pair, strict=True)},
             "a",
         )
         for number, pair in enumerate(pairs)

@@ -108,9 +108,10 @@ def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
         "Crashes In A Row": "2",
     }
     assert result.tally.statuses == {0: "crashed"}
+    counted = failed(1, NEW, **{"Crashes In A Row": "1"})
     both = [
         {name: cell for name, cell in only_row(combined(*rows)).items() if cell}
-        for rows in (([failed(1, NEW)], [valid]), ([valid], [failed(1, NEW)]))
+        for rows in (([counted], [valid]), ([valid], [counted]))
     ]
     assert both[0] == both[1]
 

@@ -66,6 +66,11 @@ def test_a_row_has_its_durations_sizes_and_place(arrow: bool) -> None:
     assert rows.frame[AVERAGE].tolist() == ["", "10"]
 
 
+def test_of_equal_rows_the_first_one_counts() -> None:
+    rows = table({**PRODUCT, INPUT_SHAPES: "2,8;8,16"}, PRODUCT, {**PRODUCT, AVERAGE: "9"})
+    assert list(rows.by_signature.items()) == [(rows.signatures[0], 0), (rows.signatures[1], 1)]
+
+
 @pytest.mark.parametrize("cell", ["", "0", "-1", "nan", "inf", "none", "3600000001"])
 def test_what_no_launch_takes_is_no_duration(cell: str) -> None:
     rows = table({**PRODUCT, AVERAGE: cell, PROFILING_AVERAGE: cell})
@@ -84,6 +89,7 @@ def test_a_replay_without_a_quality_is_noisy_by_its_spread_and_a_capture_by_its_
 def test_a_composition_is_known_unknown_or_none() -> None:
     rows = table({STAND_IN: "mm"}, {QUALITY: "composition"}, {QUALITY: "quiet"}, {AVERAGE: "1"})
     assert list(rows.replayed.composed) == [True, True, False, None]
+    assert rows.replayed.of_kernel.tolist() == [False, False, False, True]
 
 
 def test_a_message_stores_the_median_and_other_tools_an_average() -> None:

@@ -32,8 +32,7 @@ def measured(size: int, duration: float | str, run: str, **more: str) -> dict[st
 
 def failed(size: int, run: str, **more: str) -> dict[str, str]:
     """A row without a duration that a session could not measure."""
-    status = {STATUS: "crashed", STATUS_REASON: "signal 11", "Crashes In A Row": "1"}
-    return {**cells(size), AVERAGE: "", **status, RUN_ID: run, **more}
+    return {**cells(size), AVERAGE: "", STATUS: "crashed", STATUS_REASON: "signal 11", RUN_ID: run, **more}
 
 
 def record(size: int, *samples_us: float, status: Status = Status.FAILED, run: str = "run-1", **more: object) -> Record:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 
+from opatlas.compare.calls import RowCall
+from opatlas.data.csv_files import text_table
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
@@ -28,6 +31,9 @@ from opatlas.row.columns import (
     STATUS,
     STATUS_REASON,
 )
+from opatlas.row.durations import Duration, Source
+from opatlas.row.quality import NOISE_LIMIT, Quality
+from opatlas.row.table import Row, RowTable
 
 
 def shape(size: int) -> dict[str, str]:
@@ -73,6 +79,33 @@ _MORE = {
     "run": RUN_ID,
     "pooled": POOLED_RUN_DURATIONS,
 }
+
+
+def call(
+    us: float, *, noise: float = nan, samples: float = nan, quality: str = "", runs: Sequence[float] = (), **others: str
+) -> RowCall:
+    """Returns a call with a duration.
+
+    Args:
+        runs: the medians of the runs that the duration was pooled from.
+        others: further cells by the names in `_MORE`.
+    """
+    cells = {_MORE[name]: text for name, text in others.items()}
+    cells |= {STATUS: "measured", POOLED_RUN_DURATIONS: "; ".join(f"{i} {each!r}" for i, each in enumerate(runs))}
+    duration = Duration(
+        *(Source.REPLAYED, us, us, nan, noise * us, samples, Quality.from_cell(quality), noise),
+        *(noise > NOISE_LIMIT, bool(cells.get(STAND_IN)), "0", "", ""),
+    )
+    return RowCall(_row(cells), duration)
+
+
+def lost_call(status: str) -> RowCall:
+    """Returns a call that ran and has no duration."""
+    return RowCall(_row({STATUS: status}))
+
+
+def _row(cells: Mapping[str, str]) -> Row:
+    return RowTable("Sort", Path("Sort.csv"), text_table(cells, [cells])).row(0)
 
 
 def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, str]]]) -> Path:
