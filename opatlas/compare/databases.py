@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from opatlas.combine.row_devices import database_device
-from opatlas.compare.calls import ComparedCall, read_calls
 from opatlas.data.database import Database
 from opatlas.data.manifest import ingest_paths
 from opatlas.errors import OpAtlasError
@@ -18,6 +17,9 @@ from opatlas.implementations.implementation import default_name
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.row.versions import version_key
+
+if TYPE_CHECKING:
+    from opatlas.compare.calls import ComparedCall
 
 
 class CallSource(Protocol):
@@ -42,6 +44,8 @@ class Replays:
 
     def read(self, kernel_type: str) -> Mapping[str, ComparedCall]:
         """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
+        from opatlas.compare.calls import read_calls
+
         return read_calls(self.path, kernel_type)
 
 

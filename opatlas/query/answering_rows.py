@@ -6,7 +6,7 @@ All else about a row and its duration is a column of its table (`opatlas.row.tab
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -298,6 +298,7 @@ def _judged(
     table: RowTable, devices: RowDevices, answering: str, compositions: bool
 ) -> Iterator[Sequence[RowDuration]]:
     """Yields the durations of each row: that of the replay, then the captured one."""
+    replayed_on, captured_on = cache(devices.replayed), cache(devices.captured)
     kernels = table.cells(MICROBENCH_DEVICE_KERNELS)
     for position, status in enumerate(table.statuses):
         found = []
@@ -307,9 +308,9 @@ def _judged(
             run_id, composed = durations.run_id[position], durations.composed[position]
             is_captured = durations.source is Source.CAPTURED
             if is_captured:
-                device = devices.captured(run_id)
+                device = captured_on(run_id)
             else:
-                device = devices.replayed(run_id)
+                device = replayed_on(run_id)
                 if composed is None:
                     composed = composition_of(table.kernel_type, durations.instrument[position], kernels[position])
             left_out = ""
