@@ -167,6 +167,16 @@ class AnsweringRows:
         return np.array(self._of_durations("noisy"), dtype=bool)
 
     @cached_property
+    def quality(self) -> list[str]:
+        """The quality of the samples of each row (`RowDuration.quality`)."""
+        return [each.quality for each in self.found]
+
+    @cached_property
+    def run_id(self) -> list[str]:
+        """The run that measured each duration; "" for a captured one."""
+        return [each.run_id for each in self.found]
+
+    @cached_property
     def captured(self) -> list[bool]:
         """Whether each duration is that of a capture, and not of a replay."""
         return [each.is_captured for each in self.found]

@@ -53,8 +53,8 @@ class Answers:
         self._put(hit, duration_us, *interval_of(duration_us, rows.half_widths(floors)[found]))
         self._row_us[hit] = duration_us
         cells: dict[str, Sequence[object]] = {
-            QUALITY: [each.quality for each in rows.found],
-            RUN_ID: [each.run_id for each in rows.found],
+            QUALITY: rows.quality,
+            RUN_ID: rows.run_id,
             "Composition": [COMPOSITION_WORDS[each] for each in rows.composed],
             CACHE_STATE: rows.cache,
             INSTRUMENT: rows.instrument,

@@ -344,7 +344,7 @@ def _note(rows: AnsweringRows, position: int) -> str:
     """Returns the note of a stored row: populations of a capture's launches, a failed run, a composition."""
     if lost := rows.lost[position]:
         return f"the last run of the row ended with status {lost}: the duration is of an earlier one"
-    if rows.captured[position] and rows.found[position].quality:
+    if rows.captured[position] and rows.quality[position]:
         # The duration is the average: neither population may have it.
         return f"the capture has {rows.cells(PROFILING_POPULATIONS)[position]}: the duration is the average of all"
     return "" if rows.composed[position] is not None else UNKNOWN_COMPOSITION

@@ -157,9 +157,7 @@ class Predictor:
             position = int(self._positions[near])
             rows = self._rows
             used.append(
-                UsedRow(
-                    rows.case_id(position), rows.found[position].run_id, float(rows.duration_us[position]), float(far)
-                )
+                UsedRow(rows.case_id(position), rows.run_id[position], float(rows.duration_us[position]), float(far))
             )
         return tuple(used)
 

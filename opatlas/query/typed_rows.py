@@ -29,7 +29,7 @@ def typed_rows(rows: AnsweringRows) -> pd.DataFrame:
         "median_us": rows.numbers("middle_us"),
         "std_us": rows.numbers("std_us"),
         "samples": rows.numbers("samples"),
-        "quality": [each.quality for each in rows.found],
+        "quality": rows.quality,
         "composed": rows.composed,
         "machines": [count for count, _ in rows.machines],
         "machine_spread": [spread for _, spread in rows.machines],
@@ -37,7 +37,7 @@ def typed_rows(rows: AnsweringRows) -> pd.DataFrame:
         "source": rows.source,
         "cache": rows.cache,
         "instrument": rows.instrument,
-        "run_id": [each.run_id for each in rows.found],
+        "run_id": rows.run_id,
         "implementation": rows.label,
         "id": [rows.case_id(i) for i in range(len(rows))],
     }
