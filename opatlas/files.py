@@ -20,13 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-from filelock import FileLock
-
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.text import shortened
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+    from filelock import FileLock
 
 #: O_NONBLOCK: opening a pipe does not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -117,6 +116,8 @@ def safe_lock(path: Path) -> FileLock:
     """Returns the lock of a file without taking it. Raises UnsafePath: the file is a link, or not a regular file."""
     if path.is_symlink():
         raise UnsafePath(path, f"a link to {os.readlink(path)}, which is not followed", "remove it")
+    from filelock import FileLock
+
     return FileLock(safe_file(path))
 
 

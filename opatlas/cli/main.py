@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from opatlas.cli.commands import COMMANDS
 from opatlas.cli.guard import run_guarded
@@ -37,6 +36,8 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("opatlas")
     except metadata.PackageNotFoundError:

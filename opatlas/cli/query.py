@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import pandas as pd
 from cyclopts import Parameter
 
 from opatlas.cli.parameters import Names
@@ -139,6 +138,8 @@ def _parts(answer: QueryResult) -> Iterator[Part]:
 
 
 def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implementation: tuple[str, ...]) -> Result:
+    import pandas as pd
+
     questions = read_frame(file, kernel_type)
     answers = database.query_many(kernel_type, questions, implementation=implementation)
     table = pd.concat([questions.drop(columns=list(ANSWER_COLUMNS), errors="ignore"), answers], axis=1)

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 
-from opatlas.capture.cases import read_ingests
-from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
@@ -75,6 +73,8 @@ class RowDevices:
     @cached_property
     def _ingests(self) -> Mapping[str, str | None]:
         """The devices of captures by the ids of their ingests; None for captures that name none."""
+        from opatlas.capture.cases import read_ingests
+
         try:
             return {each.manifest.run_id: each.manifest.device for each in read_ingests(Database(self._folder))}
         except OpAtlasError:
@@ -94,11 +94,16 @@ def database_device(folder: Path) -> str:
 @cache
 def are_one_device(some: str, other: str) -> bool:
     """Returns whether two names are of one device, such as those of a product and of its chip; unknown ones are."""
-    return any(_origin(one).has_same_device(_origin(other)) for one in some.split(", "))
+    names = some.split(", ")
+    if other in names:
+        return True
+    # A short query does without what this imports.
+    from opatlas.combine.provenance import MeasurementOrigin
 
+    def origin(device: str) -> MeasurementOrigin:
+        return MeasurementOrigin(device, device_kind(device) if device else "")
 
-def _origin(device: str) -> MeasurementOrigin:
-    return MeasurementOrigin(device, device_kind(device) if device else "")
+    return any(origin(name).has_same_device(origin(other)) for name in names)
 
 
 def _most(counts: Mapping[str, int]) -> str:

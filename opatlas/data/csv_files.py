@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
@@ -98,6 +97,9 @@ def read_table(path: Path, kernel_type: str = "") -> pa.Table:
 
 def text_table(columns: Iterable[str], rows: Sequence[Mapping[str, str]] = ()) -> pa.Table:
     """Returns a table of text cells; `rows` are cells by column, and a cell that a row lacks is empty."""
+    if not rows:
+        # To make arrays imports pandas.
+        return pa.Table.from_batches([], pa.schema({name: pa.string() for name in columns}))
     return pa.table({name: pa.array([row.get(name, "") for row in rows], type=pa.string()) for name in columns})
 
 
@@ -235,6 +237,9 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
             with open(path, "a", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows(rows)
             return
+    # It takes 25 ms to import, which readers do without.
+    import pyarrow.compute as pc
+
     columns = [pa.array(frame[name], type=_TEXT) for name in frame.columns]
     comma = pa.scalar(",", type=_TEXT)
     with open(path, "wb") as binary:
@@ -248,6 +253,8 @@ def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
 
 def _quote_cells(cells: pa.Array, *, alone: bool = False) -> pa.Array:
     """Returns cells, quoted where necessary. `alone`: whether this is the only column; its empty cells need quotes."""
+    import pyarrow.compute as pc
+
     special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
     if not pc.any(special).as_py():
         return cells

@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from filelock import Timeout
-
 from opatlas.data.csv_files import (
     TEMPORARY_SUFFIX,
     is_abandoned,
@@ -159,6 +157,8 @@ class Database:
             OpAtlasError: another process holds the lock for longer than `timeout_s`, the database cannot be written,
                 or a folder of the database is a link.
         """
+        from filelock import Timeout
+
         journal_dir, *_ = self.folders()
         lock = safe_lock(journal_dir / "database.lock")
         try:
@@ -203,6 +203,8 @@ class SessionLock:
 
     def acquire(self) -> None:
         """Takes the lock. Raises OpAtlasError if another session holds it, or the database cannot be written."""
+        from filelock import Timeout
+
         try:
             self._database.journal_dir.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)

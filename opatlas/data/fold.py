@@ -327,7 +327,8 @@ class TableFold:
         """
         if not self._kind.starts_together:
             cells = {**cells, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if not cells.get(name)}}
-        position = self.rows.append(cells)
+        # A column that the CSV lacks is added only for a cell.
+        position = self.rows.append({key: cell for key, cell in cells.items() if cell or key in self._table.columns})
         self.positions.setdefault(name or signature(self.kernel_type, cells), []).append(position)
         return position
 

@@ -31,7 +31,7 @@ from opatlas.combine.row_devices import RowDevices
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.progress import progress, track
-from opatlas.query.stored_rows import StoredRows
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.columns import (
     BASE,
@@ -260,7 +260,7 @@ def read_database_kernels(folder: Path) -> KernelTable:
     elsewhere = Counter[str]()
     for kernel_type in track(names, "diagnose, kernel types"):
         try:
-            stored = StoredRows(folder, kernel_type, compositions=True, devices=devices)
+            stored = AnsweringRows(database.read_or_empty(kernel_type), devices, compositions=True)
         except OpAtlasError as error:
             problems.append(str(error))
         else:
@@ -297,33 +297,32 @@ def kernels_of_rows(
     )
 
 
-def replayed_by(rows: StoredRows) -> list[str]:
+def replayed_by(rows: AnsweringRows) -> list[str]:
     """Returns the implementation of each replay; "" for a captured duration, or if the row does not tell."""
     cells = zip(rows.captured, rows.cells(IMPLEMENTATION), strict=True)
     return ["" if captured else cell for captured, cell in cells]
 
 
-def row_frame(rows: StoredRows) -> pd.DataFrame:
+def row_frame(rows: AnsweringRows) -> pd.DataFrame:
     """Returns the rows of a kernel type as lines; `attrs["source_names"]` has the database's columns of counters.
 
     Counters are those of the replay where the duration is, else those of the captures.
     """
-    stored = rows.frame
     columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
-    columns |= {name: stored[name].tolist() for name in _ROW_CELLS if name in stored.columns}
+    columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in rows.table.columns}
     columns[DURATION] = rows.duration_us
     columns |= {LAUNCHES: _numbers_of(rows.cells(PROFILING_SAMPLES)), CAPTURED: rows.captured, DEVICE: rows.devices}
     columns[BY] = replayed_by(rows)
     for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
-        if name in stored.columns:
-            columns[name] = _numbers_of(stored[name].tolist())
+        if name in rows.table.columns:
+            columns[name] = _numbers_of(rows.cells(name))
     replayed = ~np.array(rows.captured, dtype=bool)
     source_names: dict[str, str] = {}
     for prefix, here in ((_PROFILED, ~replayed), (_REPLAYED, replayed)):
-        for name in stored.columns:
+        for name in rows.table.columns:
             if name.startswith(prefix) and name not in _NO_COUNTERS and here.any():
                 own = name.removeprefix(prefix)
-                values = np.where(here, _numbers_of(stored[name].tolist()), np.nan)
+                values = np.where(here, _numbers_of(rows.cells(name)), np.nan)
                 columns[own] = np.where(here, values, columns.get(own, np.nan))
                 source_names[own] = name
     frame: pd.DataFrame = pd.DataFrame(columns, index=range(len(rows)))

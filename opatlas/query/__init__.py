@@ -3,7 +3,7 @@
 result.py          the answer to a question: a duration, its interval, and its rows
 question.py        a question: a kernel type and the known cells of a row
 compositions.py    whether a duration is that of a composition of torch operators
-stored_rows.py     the rows of one kernel type in one database, found by signature or by some of their cells
+answering_rows.py  the rows of a kernel type that answer, found by signature or by some of their cells
 completion.py      the dtypes, formats and outputs of a question, from the rows
 features.py        work, sizes and regime of a row
 fitted_roofline.py a roofline whose peaks are fitted

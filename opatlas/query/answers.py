@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from opatlas.arrays import Floats, Positions
 from opatlas.combine.row_devices import joined
-from opatlas.query.predictor import Prediction
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.result import How, interval_of, leads
-from opatlas.query.stored_rows import StoredRows
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opatlas.query.predictor import Prediction
 
 #: The columns of `OpenDatabase.query_many`.
 ANSWER_COLUMNS = (
@@ -32,7 +36,7 @@ class Answers:
         self._row_us = np.full(count, np.nan)
         self._words = {name: np.full(count, "", dtype=object) for name in ANSWER_COLUMNS[3:]}
 
-    def take_measured(self, rows: StoredRows, positions: Positions, floors: Floats) -> None:
+    def take_measured(self, rows: AnsweringRows, positions: Positions, floors: Floats) -> None:
         """Takes stored rows where they are faster than the answers so far.
 
         Args:
@@ -48,13 +52,12 @@ class Answers:
         hit, found, duration_us = hit[faster], found[faster], duration_us[faster]
         self._put(hit, duration_us, *interval_of(duration_us, rows.half_widths(floors)[found]))
         self._row_us[hit] = duration_us
-        caches, instruments = zip(*rows.row_conditions, strict=True)
         cells: dict[str, Sequence[object]] = {
             QUALITY: rows.quality,
             RUN_ID: rows.run_id,
             "Composition": [COMPOSITION_WORDS[each] for each in rows.composed],
-            CACHE_STATE: caches,
-            INSTRUMENT: instruments,
+            CACHE_STATE: rows.cache,
+            INSTRUMENT: rows.instrument,
             "Device": rows.devices,
             "Source": rows.source,
             "Machines": ["" if count is None else count for count, _ in rows.machines],
@@ -64,7 +67,7 @@ class Answers:
         for name, word in (("How", How.MEASURED.value), ("Implementation", rows.label)):
             self._words[name][hit] = word
 
-    def take_predicted(self, where: Positions, found: Sequence[Prediction | None], rows: StoredRows) -> None:
+    def take_predicted(self, where: Positions, found: Sequence[Prediction | None], rows: AnsweringRows) -> None:
         """Takes predictions where they are faster than the answers so far.
 
         One goes before a stored row of another implementation only if it `leads`.
@@ -75,7 +78,6 @@ class Answers:
                 there is a stored row.
             rows: the rows that the predictions come from.
         """
-        cache, instrument = rows.conditions()
         words = {
             "Implementation": rows.label,
             "Composition": COMPOSITION_WORDS[rows.any_composed],
@@ -84,8 +86,8 @@ class Answers:
             "Machines": "",
             "Device": rows.device,
             "Source": joined(rows.source),
-            CACHE_STATE: cache,
-            INSTRUMENT: instrument,
+            CACHE_STATE: joined(rows.cache),
+            INSTRUMENT: joined(rows.instrument),
         }
         for i, each in zip(where.tolist(), found, strict=True):
             if each is None or not leads(each.how, each.interval_us, self._row_us[i]):
@@ -102,6 +104,8 @@ class Answers:
 
     def frame(self, index: pd.Index) -> pd.DataFrame:
         """Returns the answers as a table."""
+        import pandas as pd
+
         numbers = dict(zip(ANSWER_COLUMNS, (self.duration_us, self.low_us, self.high_us), strict=False))
         table: pd.DataFrame = pd.DataFrame({**numbers, **self._words}, index=index)
         return table

@@ -8,11 +8,11 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement
 
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.question import Question
 from opatlas.query.result import NoAnswer
-from opatlas.query.stored_rows import StoredRows, normal_words
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS
-from opatlas.row.slots import split_cell
+from opatlas.row.slots import normal_words, split_cell
 from opatlas.text import parse_whole
 
 Dims = tuple[tuple[int, ...], ...]
@@ -22,7 +22,7 @@ _FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
 class Completion:
     """Completes the questions about one kernel type of one implementation. The content of its rows is read once."""
 
-    def __init__(self, rows: StoredRows) -> None:
+    def __init__(self, rows: AnsweringRows) -> None:
         self._rows = rows
 
     def complete(self, question: Question) -> tuple[Mapping[str, str], str]:
@@ -81,7 +81,7 @@ class Completion:
     def _forms(self) -> Mapping[tuple[int, ...], Mapping[tuple[tuple[str, ...], ...], list[int]]]:
         """The positions of the rows by the numbers of axes of the inputs, then by form."""
         found: dict[tuple[int, ...], dict[tuple[tuple[str, ...], ...], list[int]]] = {}
-        forms = zip(*(self._rows.normal_cells(column) for column in _FORM), strict=True)
+        forms = zip(*(self._rows.words(column) for column in _FORM), strict=True)
         for position, (dims, form) in enumerate(zip(self._inputs, forms, strict=True)):
             found.setdefault(_axes(dims), {}).setdefault(form, []).append(position)
         return found

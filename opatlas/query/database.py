@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError
 from opatlas.query.collectives import answer_collective
@@ -16,13 +14,14 @@ from opatlas.query.implementation_answers import AnswerRules, ImplementationAnsw
 from opatlas.query.question import Shapes, Words, ask
 from opatlas.query.result import QueryResult
 from opatlas.query.stack import FASTEST, default_stack
-from opatlas.query.typed_rows import typed_rows
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.named_databases import database_folder
 from opatlas.row.siblings import MATMUL_FAMILY
 from opatlas.text import suggest
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from opatlas.query.model_cost import ModelCost
     from opatlas.query.next_rows import NextRows, Step
     from opatlas.theory.model_calls import Phase
@@ -273,6 +272,10 @@ class OpenDatabase:
         Raises:
             OpAtlasError: the kernel type or implementation is unknown.
         """
+        import pandas as pd
+
+        from opatlas.query.typed_rows import typed_rows
+
         self._expect(kernel_type)
         names = self._chosen(implementation or FASTEST)
         tables = [typed_rows(self.answers.stored_rows(kernel_type, name)) for name in names]

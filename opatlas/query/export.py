@@ -16,7 +16,6 @@ from opatlas.combine.row_devices import are_one_device
 from opatlas.data.csv_files import write_atomically, write_text
 from opatlas.progress import track
 from opatlas.query.database import OpenDatabase
-from opatlas.query.stored_rows import CAPTURED_SOURCE
 from opatlas.query.typed_rows import typed_rows
 from opatlas.row.columns import (
     INPUT_DTYPES,
@@ -35,6 +34,7 @@ from opatlas.row.communication import (
     REDUCE_SCATTER,
     is_communication,
 )
+from opatlas.row.durations import Source
 from opatlas.row.location import implementation_of, parse_path
 from opatlas.row.siblings import MATMUL_FAMILY
 from opatlas.row.slots import dtype_name, known_dtype
@@ -175,13 +175,13 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
                 framework, version = _software(each.path, name)
                 if not len(rows):
                     continue
-                for line, cells in zip(_records(typed_rows(rows)), _records(rows.frame), strict=True):
-                    row = sizes(kernel_type, line, cells)
+                for line, own_row in zip(_records(typed_rows(rows)), rows, strict=True):
+                    row = sizes(kernel_type, line, own_row.cells)
                     if row is None:
                         continue
                     untold = ", may be a composition" if line["composed"] is None else ""
                     composed = ", composition" if line["composed"] else ""
-                    captured = ", captured" if line["source"] == CAPTURED_SOURCE else ""
+                    captured = ", captured" if line["source"] == Source.CAPTURED.value else ""
                     own = {
                         "framework": framework,
                         "version": version,

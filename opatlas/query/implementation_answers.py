@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from opatlas.arrays import Floats
 from opatlas.combine.row_devices import RowDevices, are_one_device, database_device, joined
@@ -16,10 +16,10 @@ from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
 from opatlas.implementations.implementation import default_name
+from opatlas.query.answering_rows import CAPTURED, AnsweringRows, RowDuration
 from opatlas.query.answers import Answers
 from opatlas.query.completion import Completion
 from opatlas.query.compositions import UNKNOWN_COMPOSITION
-from opatlas.query.predictor import Predictor
 from opatlas.query.question import Question
 from opatlas.query.result import (
     OTHER_MACHINE_FLOOR,
@@ -32,7 +32,6 @@ from opatlas.query.result import (
     leads,
     measured_half_widths,
 )
-from opatlas.query.stored_rows import CAPTURED, Stored, StoredRows, source_word
 from opatlas.row.columns import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -46,6 +45,11 @@ from opatlas.row.communication import is_communication
 from opatlas.row.location import communication_library, device_kind, parse_path
 from opatlas.row.named_databases import newness
 from opatlas.row.signature import make_case_id, row_cells, signature
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opatlas.query.predictor import Predictor
 
 #: AI cores of a 910B, whose manifests do not have them.
 _CORES_IF_UNKNOWN = 24
@@ -83,7 +87,7 @@ class ImplementationAnswers:
         self.path = databases[0].path
         self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
         self.rules = rules
-        self._rows: dict[tuple[str, str], StoredRows] = {}
+        self._rows: dict[tuple[str, str], AnsweringRows] = {}
         self._devices: dict[str, RowDevices] = {}
         self._predictors: dict[tuple[str, str], Predictor] = {}
         self._completions: dict[tuple[str, str], Completion] = {}
@@ -152,7 +156,6 @@ class ImplementationAnswers:
                 f"together, or measure it"
             )
         composed = rows.any_composed
-        cache, instrument = rows.conditions()
         has_dtypes = is_communication(kernel_type) or rows.has_dtypes(cells)
         other = "" if has_dtypes else "no row has these dtypes"
         unknown = UNKNOWN_COMPOSITION if composed is None else ""
@@ -166,8 +169,8 @@ class ImplementationAnswers:
             rows.label,
             prediction.rows,
             device=rows.device,
-            cache=cache,
-            instrument=instrument,
+            cache=joined(rows.cache),
+            instrument=joined(rows.instrument),
             note=note,
             composed=composed,
             source=joined(rows.source),
@@ -175,7 +178,7 @@ class ImplementationAnswers:
             rivals=() if stored is None else (self._of_row(rows, stored, make_case_id(kernel_type, own)),),
         )
 
-    def _answering_rows(self, kernel_type: str, name: str) -> StoredRows:
+    def _answering_rows(self, kernel_type: str, name: str) -> AnsweringRows:
         """Returns the rows of an implementation. Raises NoAnswer without rows."""
         rows = self.stored_rows(kernel_type, name)
         if not len(rows):
@@ -187,13 +190,15 @@ class ImplementationAnswers:
             )
         return rows
 
-    def _measured(self, rows: StoredRows, position: int) -> QueryResult:
+    def _measured(self, rows: AnsweringRows, position: int) -> QueryResult:
         case_id, stored = rows.case_id(position), rows.found[position]
         own = self._of_row(rows, stored, case_id, position)
         others = tuple(self._of_row(rows, each, case_id) for each in rows.others[position])
         return replace(own, note=_note(rows, position), rivals=others)
 
-    def _of_row(self, rows: StoredRows, stored: Stored, case_id: str, position: int | None = None) -> QueryResult:
+    def _of_row(
+        self, rows: AnsweringRows, stored: RowDuration, case_id: str, position: int | None = None
+    ) -> QueryResult:
         """Returns a duration of a row as an answer.
 
         Args:
@@ -202,33 +207,34 @@ class ImplementationAnswers:
         answers = position is not None
         is_own = answers or are_one_device(stored.device, self.device)
         label = rows.label if is_own else default_name(device_kind(stored.device))
-        cache, instrument = rows.row_conditions[position] if position is not None else ("", "")
-        machines, floor = None, self._floor_of_one
+        cache, instrument, machines, floor = "", CAPTURED if stored.is_captured else "", None, self._floor_of_one
         if position is not None:
+            cache, instrument = rows.cache[position], rows.instrument[position]
             machines, floor = rows.machines[position][0], float(self._floors(rows)[position])
-        half = measured_half_widths(stored.std_us, stored.samples, stored.duration_us, floor, stored.noisy)
-        low, high = interval_of(stored.duration_us, half)
+        found = stored.measured
+        half = measured_half_widths(found.std_us, found.samples, found.us, floor, found.noisy)
+        low, high = interval_of(found.us, half)
         return QueryResult(
-            stored.duration_us,
+            found.us,
             (float(low), float(high)),
             How.MEASURED,
             rows.kernel_type,
             label,
-            (UsedRow(case_id, stored.run_id, stored.duration_us),),
+            (UsedRow(case_id, stored.run_id, found.us),),
             device=stored.device,
             cache=cache,
-            instrument=CAPTURED if stored.captured else instrument,
+            instrument=instrument,
             machines=machines,
             quality=stored.quality,
             composed=stored.composed,
-            source=source_word(stored),
+            source=found.source.value,
         )
 
     @property
     def _floor_of_one(self) -> float:
         return SAME_MACHINE_FLOOR if self.rules.same_machine else OTHER_MACHINE_FLOOR
 
-    def _floors(self, rows: StoredRows) -> Floats:
+    def _floors(self, rows: AnsweringRows) -> Floats:
         """Returns the relative difference of each row on the machine that is asked for."""
         return np.full(len(rows), SAME_MACHINE_FLOOR) if self.rules.same_machine else rows.machine_floors
 
@@ -236,7 +242,7 @@ class ImplementationAnswers:
         """Returns the answers of the best of some implementations to many rows, as `OpenDatabase.query_many`."""
         best = Answers(len(frame))
         stored = [self.stored_rows(kernel_type, name) for name in names]
-        positions = [rows.positions(frame) for rows in stored]
+        positions = [rows.places(frame) for rows in stored]
         for rows, there in zip(stored, positions, strict=True):
             best.take_measured(rows, there, self._floors(rows))
         has_row = np.any([there >= 0 for there in positions], axis=0)
@@ -263,6 +269,8 @@ class ImplementationAnswers:
         """Returns the predictor of a kernel type in an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._predictors:
+            from opatlas.query.predictor import Predictor
+
             floor = 0.0 if self.rules.same_machine else OTHER_MACHINE_FLOOR
             self._predictors[key] = Predictor(self.stored_rows(*key), self._cores, floor)
         return self._predictors[key]
@@ -275,7 +283,7 @@ class ImplementationAnswers:
         counts = [count for count in found if isinstance(count, int) and count > 0]
         return max(counts, default=_CORES_IF_UNKNOWN)
 
-    def stored_rows(self, kernel_type: str, implementation: str) -> StoredRows:
+    def stored_rows(self, kernel_type: str, implementation: str) -> AnsweringRows:
         """Returns the rows of a kernel type that answer for an implementation. Raises TableError."""
         key = kernel_type, implementation
         if key not in self._rows:
@@ -283,13 +291,12 @@ class ImplementationAnswers:
             library = communication_library(database.path) if is_communication(kernel_type) else ""
             label = library or database.label.strip()
             devices = self._devices.setdefault(implementation, RowDevices(database.path))
-            self._rows[key] = StoredRows(
-                database.path,
-                kernel_type,
-                label,
-                compositions=rules.compositions,
-                devices=devices,
+            self._rows[key] = AnsweringRows(
+                Database(database.path).read_or_empty(kernel_type),
+                devices,
+                label=label,
                 device=self.device,
+                compositions=rules.compositions,
             )
         return self._rows[key]
 
@@ -328,14 +335,14 @@ def _others(answers: Iterable[QueryResult], best: QueryResult) -> list[QueryResu
     return [each for each in answers if each is not best]
 
 
-def _why(stored: Stored) -> str:
+def _why(stored: RowDuration) -> str:
     """Returns why a stored duration does not answer."""
     return f"the row is stored, and does not answer: {stored.left_out}"
 
 
-def _note(rows: StoredRows, position: int) -> str:
+def _note(rows: AnsweringRows, position: int) -> str:
     """Returns the note of a stored row: populations of a capture's launches, a failed run, a composition."""
-    if lost := rows.found[position].lost:
+    if lost := rows.lost[position]:
         return f"the last run of the row ended with status {lost}: the duration is of an earlier one"
     if rows.captured[position] and rows.quality[position]:
         # The duration is the average: neither population may have it.

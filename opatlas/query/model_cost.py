@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from opatlas.combine.row_devices import are_one_device, joined
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.collectives import answer_collective
 from opatlas.query.features import row_features
 from opatlas.query.implementation_answers import ImplementationAnswers, best_answer
 from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.query.stack import levels
-from opatlas.query.stored_rows import StoredRows
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.roofline import tensor_bytes
@@ -314,7 +314,7 @@ def known_types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
     return [name for name in (call.kernel_type, *call.twins) if name in known]
 
 
-def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[str]) -> Iterator[StoredRows]:
+def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[str]) -> Iterator[AnsweringRows]:
     for kernel_type in known_types(call, answers):
         yield from (answers.stored_rows(kernel_type, name) for name in names)
 

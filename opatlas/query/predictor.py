@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from opatlas.arrays import Mask
 from opatlas.query import model_cache
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import LEAST_ROWS, Asked, KernelModel
 from opatlas.query.result import How, UsedRow
-from opatlas.query.stored_rows import StoredRows
-from opatlas.row.signature import row_cells
+from opatlas.row.communication import is_communication
+from opatlas.row.quality import NOISE_LIMIT
 
 #: The rows that an answer names.
 _NAMED = 8
@@ -48,10 +50,24 @@ class Prediction:
     note: str
 
 
-class Predictor:
-    """Predicts the durations of a kernel type from its `telling` rows. The model is fitted when needed."""
+def predicting_rows(rows: AnsweringRows) -> Mask:
+    """Returns which rows take part in predictions of others.
 
-    def __init__(self, rows: StoredRows, cores: int, floor: float) -> None:
+    Those with noisy samples, and those whose last run did not measure them, do not, unless too few others are left.
+    Of messages of collectives, whose samples differ much, those do whose mean is known well.
+    """
+    error = rows.numbers("std_us") / rows.duration_us / np.sqrt(np.fmax(rows.numbers("samples"), 1))
+    known = is_communication(rows.kernel_type) & (error <= NOISE_LIMIT / 2)
+    # The samples of a capture are launches in different places of a step.
+    noisy = rows.noisy & ~np.array(rows.captured, dtype=bool)
+    good: Mask = (~noisy | known) & np.array([status is None for status in rows.lost], dtype=bool)
+    return good if good.sum() >= LEAST_ROWS else np.ones(len(rows), dtype=bool)
+
+
+class Predictor:
+    """Predicts the durations of a kernel type from its `predicting_rows`. The model is fitted when needed."""
+
+    def __init__(self, rows: AnsweringRows, cores: int, floor: float) -> None:
         """
         Args:
             rows: the stored rows.
@@ -59,10 +75,11 @@ class Predictor:
             floor: the relative difference of equal rows on another machine; 0 on the machine that measured them.
         """
         self._rows, self._cores, self._floor = rows, cores, floor
-        found = [row_features(rows.kernel_type, cells, cores) for cells in row_cells(rows.frame)]
-        telling = rows.telling.tolist()
+        found = [row_features(rows.kernel_type, row.cells, cores) for row in rows]
+        self._used_rows = predicting_rows(rows).tolist()
         widths = [
-            _width(each) if each is not None and used else None for each, used in zip(found, telling, strict=True)
+            _width(each) if each is not None and used else None
+            for each, used in zip(found, self._used_rows, strict=True)
         ]
         usual = max(set(widths) - {None}, key=widths.count, default=None)
         self._positions = np.array([i for i, width in enumerate(widths) if width and width == usual], dtype=np.intp)
@@ -74,8 +91,7 @@ class Predictor:
         """Returns the model, fitted or as the cache has it; None for fewer than LEAST_ROWS rows."""
         if self._model is None and len(self._features) >= LEAST_ROWS:
             duration_us = self._rows.duration_us[self._positions]
-            telling = self._rows.telling.tolist()
-            names = "\n".join(name for name, used in zip(self._rows.signatures, telling, strict=True) if used)
+            names = "\n".join(name for name, used in zip(self._rows.signatures, self._used_rows, strict=True) if used)
             key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
             stored = model_cache.load(key)
             with _one_blas_thread():

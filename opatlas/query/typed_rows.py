@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
-from opatlas.query.stored_rows import StoredRows
-from opatlas.row.columns import MICROBENCH_MEDIAN
-from opatlas.row.signature import row_cells
-from opatlas.row.sizes import row_sizes
-from opatlas.text import parse_real
+from opatlas.query.answering_rows import AnsweringRows
 
 
-def typed_rows(rows: StoredRows) -> pd.DataFrame:
+def typed_rows(rows: AnsweringRows) -> pd.DataFrame:
     """Returns a table with a line for each row.
 
     The columns: m, n, k and batch of a product; m, n, k and groups of products of experts; sequences, queries, keys,
@@ -21,32 +19,31 @@ def typed_rows(rows: StoredRows) -> pd.DataFrame:
     machines, as a share), device, source (replayed or captured), cache, instrument, run_id, implementation, id, tflops
     and gbps.
     """
-    medians = rows.cells(MICROBENCH_MEDIAN)
-    lines = []
-    for i, cells in enumerate(row_cells(rows.frame)):
-        line = row_sizes(rows.kernel_type, cells)
-        us = float(rows.duration_us[i])
-        operations, moved = line.pop("operations", None), line.get("bytes")
-        line |= {
-            "duration_us": us,
-            "median_us": parse_real(medians[i]),
-            "std_us": float(rows.std_us[i]),
-            "samples": float(rows.samples[i]),
-            "quality": rows.quality[i],
-            "composed": rows.composed[i],
-            "machines": rows.machines[i][0],
-            "machine_spread": rows.machines[i][1],
-            "device": rows.devices[i],
-            "source": rows.source[i],
-            **dict(zip(("cache", "instrument"), rows.row_conditions[i], strict=True)),
-            "run_id": rows.run_id[i],
-            "implementation": rows.label,
-            "id": rows.case_id(i),
-        }
-        if isinstance(operations, int):
-            line["tflops"] = operations / us / 1e6
-        if isinstance(moved, int):
-            line["gbps"] = moved / us / 1e3
-        lines.append(line)
-    table: pd.DataFrame = pd.DataFrame(lines)
+    sizes: pd.DataFrame = pd.DataFrame([row.sizes for row in rows])
+    if not len(sizes):
+        return sizes
+    us = rows.duration_us
+    operations = sizes.pop("operations") if "operations" in sizes else None
+    columns: dict[str, Any] = {
+        "duration_us": us,
+        "median_us": rows.numbers("middle_us"),
+        "std_us": rows.numbers("std_us"),
+        "samples": rows.numbers("samples"),
+        "quality": rows.quality,
+        "composed": rows.composed,
+        "machines": [count for count, _ in rows.machines],
+        "machine_spread": [spread for _, spread in rows.machines],
+        "device": rows.devices,
+        "source": rows.source,
+        "cache": rows.cache,
+        "instrument": rows.instrument,
+        "run_id": rows.run_id,
+        "implementation": rows.label,
+        "id": [rows.case_id(i) for i in range(len(rows))],
+    }
+    table: pd.DataFrame = sizes.assign(**columns)
+    if operations is not None:
+        table["tflops"] = operations / us / 1e6
+    if "bytes" in sizes:
+        table["gbps"] = sizes["bytes"] / us / 1e3
     return table

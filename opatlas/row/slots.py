@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from opatlas.errors import CellError
-from opatlas.row.columns import INPUT_DTYPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SLOTS
+from opatlas.row.columns import (
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+)
 from opatlas.row.optional_slots import NO_SLOTS, SlotNumbers, optional_inputs, optional_outputs
 from opatlas.text import parse_whole
 
@@ -221,3 +230,28 @@ def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _unknown_words(dtypes: str) -> tuple[str, ...]:
     return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)
+
+
+_OF_INPUTS = (INPUT_DTYPES, INPUT_FORMATS)
+#: The shapes of the slots that a column describes.
+SHAPES_OF = {
+    **dict.fromkeys(_OF_INPUTS, INPUT_SHAPES),
+    **dict.fromkeys((OUTPUT_DTYPES, OUTPUT_FORMATS), OUTPUT_SHAPES),
+}
+
+
+def normal_words(kernel_type: str, column: str, cells: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the words of a cell: dtypes without prefixes and synonyms, no absent slots at the end.
+
+    Args:
+        cells: the cell, and that of the shapes of its slots, where it is known.
+    """
+    words = [format_name(dtype_name(word)) for word in split_cell(cells.get(column, ""))]
+    words = [word if (known := known_dtype(word)) is None else known.name for word in words]
+    if shapes := cells.get(SHAPES_OF.get(column, ""), ""):
+        optional = (optional_inputs if column in _OF_INPUTS else optional_outputs)(kernel_type)
+        there = [bool(shape) for shape in split_cell(shapes)]
+        words = [word if any(there[i : i + 1]) or i not in optional else "" for i, word in enumerate(words)]
+    while words and not words[-1]:
+        words.pop()
+    return tuple(words)

@@ -27,6 +27,9 @@ from opatlas.row.columns import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     NUM_DEVICES,
+    POOLED_MACHINES,
+    POOLED_RUN_DURATIONS,
+    POOLED_SPREAD,
     PROFILING_AVERAGE,
     PROFILING_MEDIAN,
     PROFILING_POPULATIONS,
@@ -46,8 +49,8 @@ from opatlas.row.quality import Quality, is_composition, valid_duration
 from opatlas.row.row_kind import RowKind, row_kind
 from opatlas.row.signature import make_case_id, signatures_of
 from opatlas.row.sizes import row_sizes
-from opatlas.row.slots import Slot, row_slots, strip_quotes
-from opatlas.text import parse_real
+from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes
+from opatlas.text import parse_real, parse_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +83,7 @@ class RowTable:
             self.columns = [str(name) for name in cells.columns]
         self._cells: dict[str, list[str]] = {}
         self._numbers: dict[str, Floats] = {}
+        self._words: dict[str, list[tuple[str, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self.frame) if self._arrow is None else int(self._arrow.num_rows)
@@ -120,6 +124,16 @@ class RowTable:
         """Returns the durations of a column in microseconds; NaN for a cell that is no valid duration."""
         values = [valid_duration(cell) if cell else None for cell in self.cells(column)]
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    def words(self, column: str) -> list[tuple[str, ...]]:
+        """Returns the words of each cell of a column: those of equal cells are equal, however they are written."""
+        if column not in self._words:
+            names = dict.fromkeys((column, SHAPES_OF.get(column, column)))
+            rows = zip(*map(self.cells, names), strict=True)
+            self._words[column] = [
+                normal_words(self.kernel_type, column, dict(zip(names, row, strict=True))) for row in rows
+            ]
+        return self._words[column]
 
     @cached_property
     def signatures(self) -> list[str]:
@@ -179,6 +193,18 @@ class RowTable:
         """All durations, in the order in which they answer: replayed, for a message that of other tools, captured."""
         others = [self._replayed(AVERAGE)] if self.kind.stores_median else []
         return [self.replayed, *others, self.captured]
+
+    @cached_property
+    def machines(self) -> list[tuple[int | None, float | None]]:
+        """The number of machines that replayed each row, and their spread as a share; None if the row does not say.
+
+        The pooled cells of a row whose duration was replaced since do not count.
+        """
+        columns = (RUN_ID, POOLED_RUN_DURATIONS, POOLED_MACHINES, POOLED_SPREAD)
+        return [
+            (parse_whole(count), _share(percent)) if run_id and run_id in runs else (None, None)
+            for run_id, runs, count, percent in zip(*map(self.cells, columns), strict=True)
+        ]
 
     @cached_property
     def statuses(self) -> list[Status | None]:
@@ -268,3 +294,9 @@ def _composed(quality: str, stand_in: str) -> bool | None:
 
 def _not_negative(numbers: Floats) -> Floats:
     return np.where(numbers >= 0, numbers, np.nan)
+
+
+def _share(percent: str) -> float | None:
+    """Returns a cell in percent as a share; None unless it is a finite number of at least 0."""
+    value = parse_real(percent)
+    return value / 100 if value is not None and 0 <= value < np.inf else None

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 
@@ -158,6 +157,8 @@ def _torch_version() -> str | None:
 
 def cuda_version() -> str | None:
     """Returns the version of CUDA that the installed torch was built with; None for a CPU build, or without torch."""
+    from importlib import metadata
+
     # Reads the file instead of importing torch.
     try:
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
@@ -174,6 +175,9 @@ def nccl_version() -> str | None:
 
 
 def _package_version(package: str) -> str | None:
+    # It takes 20 ms to import, which commands that ask for no version do without.
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

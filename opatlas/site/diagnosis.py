@@ -15,8 +15,8 @@ from opatlas.diagnosis.diagnosis import Diagnosis
 from opatlas.diagnosis.kernels import CAPTURED, DEVICE, LAUNCHES, kernels_of_rows, replayed_by, row_frame
 from opatlas.diagnosis.rules import verdict_rules
 from opatlas.errors import OpAtlasError
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.database import OpenDatabase
-from opatlas.query.stored_rows import StoredRows
 from opatlas.row.communication import is_communication
 from opatlas.site.columns import number_column, word_column
 
@@ -46,13 +46,13 @@ class RowJudge:
                 # Told where the kernel type is shown.
                 continue
             durations.update(zip(stored.captured, stored.devices, replayed_by(stored), strict=True))
-            durations.update((each.captured, each.device, "") for each in stored.left_out.values())
+            durations.update((each.is_captured, each.device, "") for each in stored.left_out.values())
             if not is_communication(kernel_type):
                 self._shortest_us = min([self._shortest_us, *stored.duration_us.tolist()])
         self.durations = [(_ORIGINS[captured], *others, rows) for (captured, *others), rows in durations.most_common()]
         self.device = database.answers.device
 
-    def judge(self, stored: StoredRows) -> list[dict[str, Any]]:
+    def judge(self, stored: AnsweringRows) -> list[dict[str, Any]]:
         """Returns where each duration is from, and its verdict ("" for none) and numbers where they are known.
 
         Numbers are the launches that captures count, the time of all launches, the roofline in percent, and lost_us.

@@ -10,7 +10,6 @@ import pandas as pd
 from opatlas.data.database import Database
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
-from opatlas.query.stored_rows import source_word
 from opatlas.query.typed_rows import typed_rows
 from opatlas.row.columns import (
     CACHE_STATE,
@@ -84,7 +83,7 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judg
             line = row_sizes(kernel_type, {str(name): str(cell) for name, cell in frame.iloc[position].items()})
             line.pop("operations", None)
         if (other := stored.left_out.get(signature)) is not None:
-            line |= {"origin": source_word(other), "device": other.device}
+            line |= {"origin": other.durations.source.value, "device": other.device}
         line |= {"id": row, **{name: own[position] for name, own in cells.items()}}
         line.setdefault("implementation", stored.label)
         lines[row] = _shown(kernel_type, line)
@@ -119,8 +118,8 @@ def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
 def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:
     """Returns whether a kernel reads or writes each byte of its tensors once, as a roofline supposes."""
     for name in database.implementations:
-        for cells in database.answers.stored_rows(kernel_type, name).frame.head(1).to_dict("records"):
-            return row_work(kernel_type, {str(column): str(cell) for column, cell in cells.items()}) is not None
+        for row in database.answers.stored_rows(kernel_type, name):
+            return row_work(kernel_type, row.cells) is not None
     return False
 
 

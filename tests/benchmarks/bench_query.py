@@ -33,11 +33,12 @@ import numpy.typing as npt
 import pandas as pd
 
 import opatlas
+from opatlas.combine.row_devices import RowDevices
 from opatlas.data.database import Database
+from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import KernelModel
 from opatlas.query.next_rows import Step, calls_of, next_rows
-from opatlas.query.stored_rows import StoredRows
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.models import TP_SIZES
@@ -87,15 +88,15 @@ def main() -> int:
     return 0 if met else 1
 
 
-def read(folder: Path, kernel_type: str) -> tuple[StoredRows, list[RowFeatures]]:
+def read(folder: Path, kernel_type: str) -> tuple[AnsweringRows, list[RowFeatures]]:
     """Returns the rows of a kernel type with the most frequent kind of features."""
-    rows = StoredRows(folder, kernel_type)
+    rows = AnsweringRows(Database(folder).read(kernel_type), RowDevices(folder))
     cores = CORES.get(folder, 24)
-    found = [row_features(kernel_type, cells, cores) for cells in rows.frame.to_dict("records")]
+    found = [row_features(kernel_type, row.cells, cores) for row in rows]
     return rows, [each for each in found if each is not None]
 
 
-def protocols(folder: Path, rows: StoredRows, features: Sequence[RowFeatures]) -> bool:
+def protocols(folder: Path, rows: AnsweringRows, features: Sequence[RowFeatures]) -> bool:
     """Prints the errors of every protocol; returns whether the targets are met."""
     print(f"\n{folder.name} {rows.kernel_type}: {len(rows)} rows")
     m, n, k = np.array([row.dims[:3] for row in features]).T
@@ -295,8 +296,8 @@ def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str
     """Returns a database of some rows of another one."""
     for kernel_type in database.kernel_types():
         rows = database.answers.stored_rows(kernel_type, "torch")
-        kept = [position for name, position in rows.by_signature.items() if (kernel_type, name) in chosen]
-        rows.frame.iloc[sorted(kept)].to_csv(place / f"{kernel_type}.csv", index=False)
+        kept = [rows.found[i].position for name, i in rows.by_signature.items() if (kernel_type, name) in chosen]
+        rows.table.frame.iloc[sorted(kept)].to_csv(place / f"{kernel_type}.csv", index=False)
     return opatlas.open(place, same_machine=True)
 
 
@@ -331,6 +332,7 @@ import sys, time
 from pathlib import Path
 began = time.perf_counter()
 import opatlas
+from opatlas.combine.row_devices import RowDevices
 database = opatlas.open(sys.argv[1])
 database.matmul(m=48, n=7168, k=18432)
 exact = time.perf_counter() - began

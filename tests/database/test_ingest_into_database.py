@@ -73,7 +73,7 @@ def test_the_columns_of_a_new_file_are_the_contracts(database, ingest):
     columns = list(rows(database)[0])
     profiling = ["Profiling Average Duration(us)", "Profiling Median Duration(us)", "Profiling Std Duration(us)"]
     counters = [f"Profiling Average {name}" for name in (*PIPE_UTILIZATION, "my_counter")]
-    own = ["Profiling Samples", "Profiling Populations", "Profiling Run ID"]
+    own = ["Profiling Samples", "Profiling Run ID"]
     assert columns == [*BASE, "Average Duration(us)", *profiling, *counters, *own]
 
 

@@ -13,6 +13,7 @@ import pytest
 import opatlas
 from opatlas.data.database import Database
 from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_MEDIAN
 from opatlas.row.quality import valid_duration
 from opatlas.row.row_kind import row_kind
 from tests.query.tables import RUN, product_rows, write_table
@@ -345,16 +346,17 @@ def test_the_folder_of_a_device_means_its_newest_database(tmp_path: Path) -> Non
     assert opatlas.open(str(device)).path.name == "torch2.11.0_cuda13.0"
 
 
-def test_a_captured_duration_has_no_instrument_of_a_replay(tmp_path: Path) -> None:
+def test_a_captured_duration_has_its_own_median_and_no_instrument_of_a_replay(tmp_path: Path) -> None:
     rows = product_rows([(16, 512, 1024), (32, 512, 1024)], [5, 0])
     conditions = {"Cache State": "cold", "Instrument": "cupti"}
-    captured = rows.assign(**conditions, **{"Profiling Average Duration(us)": ["", "9.5"]})
+    captured = rows.assign(**conditions, **{PROFILING_AVERAGE: ["", "9.5"], PROFILING_MEDIAN: ["", "9.25"]})
     captured.loc[1, "Average Duration(us)"] = ""
     write_table(tmp_path, "MatMulV2", captured)
     database = opatlas.open(tmp_path)
     replayed, of_capture = (database.matmul(m=m, n=512, k=1024) for m in (16, 32))
     assert (replayed.cache, replayed.instrument) == ("cold", "cupti")
     assert (of_capture.duration_us, of_capture.cache, of_capture.instrument) == (9.5, "", "capture")
+    assert database.frame("MatMulV2")["median_us"].tolist()[1] == 9.25
 
 
 @pytest.mark.parametrize(

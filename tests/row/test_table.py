@@ -19,10 +19,14 @@ from opatlas.row.columns import (
     MICROBENCH_STD,
     OUTPUT_DTYPES,
     OUTPUT_SHAPES,
+    POOLED_MACHINES,
+    POOLED_RUN_DURATIONS,
+    POOLED_SPREAD,
     PROFILING_AVERAGE,
     PROFILING_POPULATIONS,
     PROFILING_STD,
     QUALITY,
+    RUN_ID,
     STAND_IN,
     STATUS,
     Status,
@@ -107,3 +111,17 @@ def test_a_message_stores_the_median_and_other_tools_an_average() -> None:
 def test_the_last_run_of_a_row_is_typed() -> None:
     rows = table({STATUS: "measured"}, {STATUS: ""}, {STATUS: "device-error"}, {STATUS: "other"})
     assert rows.statuses == [Status.MEASURED, None, Status.DEVICE_ERROR, None]
+
+
+def test_equal_cells_have_equal_words_however_they_are_written() -> None:
+    rows = table({**PRODUCT, INPUT_DTYPES: "DT_BF16;BFLOAT16;DT_FLOAT"}, {**PRODUCT, INPUT_DTYPES: "BF16;BF16"})
+    # A product has no third input without a shape.
+    assert rows.words(INPUT_DTYPES) == [("BF16", "BF16")] * 2
+    assert rows.words(INPUT_SHAPES) == [("4,8", "8,16")] * 2
+    assert table({INPUT_DTYPES: "FP32;FLOAT"}, kernel_type="Add").words(INPUT_DTYPES) == [("FLOAT", "FLOAT")]
+
+
+def test_pooled_cells_count_for_the_run_that_they_name() -> None:
+    pooled = {POOLED_MACHINES: "5", POOLED_SPREAD: "2.5", POOLED_RUN_DURATIONS: "one 9.1; two 9.2"}
+    rows = table({**pooled, RUN_ID: "two"}, {**pooled, RUN_ID: "three"}, {RUN_ID: "two"})
+    assert rows.machines == [(5, 0.025), (None, None), (None, None)]
