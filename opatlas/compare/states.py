@@ -14,10 +14,9 @@ from pathlib import Path, PurePosixPath
 from opatlas.compare.calls import ComparedCall, read_captured_calls, recorded_call
 from opatlas.compare.databases import ComparedDatabase, distinct_names, named_database
 from opatlas.data import history
-from opatlas.data.database import Database
+from opatlas.data.database import Database, expect_tables
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
-from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.columns import Status
 from opatlas.row.named_databases import named_folder
 from opatlas.text import shortened, suggest

@@ -28,11 +28,10 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
 )
 from opatlas.combine.row_devices import RowDevices
-from opatlas.data.database import Database
+from opatlas.data.database import Database, expect_tables
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.progress import progress, track
 from opatlas.query.stored_rows import StoredRows
-from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
