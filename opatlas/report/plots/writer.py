@@ -66,9 +66,9 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     expect_tables(database)
     problems: list[str] = []
     devices = RowDevices(database)
-    rows, device = list(_timed_rows(Database(database), problems)), devices.device
-    captured = [(row, duration) for row in rows if (duration := row.captured) is not None]
-    replayed = [(row, duration) for row in rows if (duration := row.replayed) is not None and not duration.composed]
+    timed, device = list(_timed_rows(Database(database), problems)), devices.device
+    captured = [(row, duration) for row in timed if (duration := row.captured) is not None]
+    replayed = [(row, duration) for row in timed if (duration := row.replayed) is not None and not duration.composed]
     here = [each for each in replayed if are_one_device(devices.replayed(each[1].run_id), device)]
     own = here or captured
     both = [(row, duration) for row, duration in replayed if row.captured is not None]
