@@ -114,6 +114,7 @@ class StoredRows:
         folder: the folder of their database.
         kernel_type: the kernel type.
         label: their implementation, for answers and messages.
+        table, kept: all rows of the kernel type, and the positions of those that answer.
         frame: their cells, as text.
         signatures: their signatures; the same for equal rows.
         found: the duration of each row that answers; the replay of a row that also was captured.
@@ -141,13 +142,15 @@ class StoredRows:
         Raises:
             TableError: the CSV cannot be read.
         """
-        frame = Database(folder).read_or_empty(kernel_type).frame
+        self.table = Database(folder).read_or_empty(kernel_type)
+        frame = self.table.frame
         devices = devices or RowDevices(folder)
         answering = device or devices.device
         judged = row_cells(frame[_judged_columns(kernel_type, frame)])
         stored = [list(_stored(kernel_type, row, compositions, devices, answering)) for row in judged]
         first = [next((each for each in found if not each.left_out), None) for found in stored]
         kept = [position for position, each in enumerate(first) if each is not None]
+        self.kept = kept
         self.folder, self.kernel_type, self.label = folder, kernel_type, label or str(folder)
         self.frame = frame.iloc[kept].reset_index(drop=True)
         self.signatures = signatures(kernel_type, self.frame)
