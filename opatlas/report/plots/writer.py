@@ -66,7 +66,7 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     expect_tables(database)
     problems: list[str] = []
     devices = RowDevices(database)
-    timed, device = list(_timed_rows(Database(database), problems)), devices.device
+    timed, device = list(_rows_with_duration(Database(database), problems)), devices.device
     captured = [(row, duration) for row in timed if (duration := row.captured) is not None]
     replayed = [(row, duration) for row in timed if (duration := row.replayed) is not None and not duration.composed]
     here = [each for each in replayed if are_one_device(devices.replayed(each[1].run_id), device)]
@@ -94,7 +94,7 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     return WrittenPlots(device, rows, [name for name, plot in plots.items() if plot is None], problems)
 
 
-def _timed_rows(database: Database, problems: list[str]) -> Iterator[Row]:
+def _rows_with_duration(database: Database, problems: list[str]) -> Iterator[Row]:
     """Yields the rows with a duration; `problems` receives sentences about files and tensors that cannot be read."""
     for kernel_type in track(database.kernel_types(), "read, kernel types"):
         unread: list[str] = []
