@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from opatlas.query.model_cost import ModelCost, PartCost
     from opatlas.query.next_rows import NextRow, NextRows
     from opatlas.query.result import How, NoAnswer, QueryResult
-    from opatlas.report.plots.timed_rows import TimedRow, TimedRows, read_timed_rows
     from opatlas.row.errors import Unsupported
     from opatlas.row.location import default_path, list_databases
-    from opatlas.row.table import RowTable
+    from opatlas.row.table import Row, RowTable
     from opatlas.row.versions import Versions
     from opatlas.suites.override import use
 
@@ -39,9 +38,8 @@ __all__ = [
     "PartCost",
     "Prepared",
     "QueryResult",
+    "Row",
     "RowTable",
-    "TimedRow",
-    "TimedRows",
     "Unsupported",
     "Versions",
     "default_path",
@@ -52,7 +50,6 @@ __all__ = [
     "per_element",
     "per_row",
     "pointwise",
-    "read_timed_rows",
     "replays",
     "use",
 ]
@@ -69,9 +66,8 @@ _MODULES = {
     "PartCost": "query.model_cost",
     "Prepared": "implementations.contract",
     "QueryResult": "query.result",
+    "Row": "row.table",
     "RowTable": "row.table",
-    "TimedRow": "report.plots.timed_rows",
-    "TimedRows": "report.plots.timed_rows",
     "Unsupported": "row.errors",
     "Versions": "row.versions",
     "default_path": "row.location",
@@ -82,7 +78,6 @@ _MODULES = {
     "per_element": "engine.formula",
     "per_row": "engine.formula",
     "pointwise": "engine.formula",
-    "read_timed_rows": "report.plots.timed_rows",
     "replays": "engine.registry",
     "use": "suites.override",
 }

@@ -14,8 +14,8 @@ from opatlas.checks import CHECKS
 from opatlas.checks.check import Check, CheckedDatabase, Finding
 from opatlas.checks.known_findings import read_known
 from opatlas.checks.results import CheckResults
+from opatlas.data.database import expect_tables
 from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.text import pluralize, printable
 
 from .run_manifest import present_code

@@ -10,12 +10,11 @@ from typing import Protocol
 
 from opatlas.combine.row_devices import database_device
 from opatlas.compare.calls import RowCall, replayed_call
-from opatlas.data.database import Database
+from opatlas.data.database import Database, expect_tables
 from opatlas.data.manifest import ingest_paths
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import default_name
-from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.row.versions import version_key
 

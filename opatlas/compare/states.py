@@ -16,10 +16,9 @@ from opatlas.compare.databases import ComparedDatabase, distinct_names, named_da
 from opatlas.data import log
 from opatlas.data.cells import duration_cells, status_cells
 from opatlas.data.csv_files import text_table
-from opatlas.data.database import Database
+from opatlas.data.database import Database, expect_tables
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
-from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.columns import STATUS, STATUS_REASON
 from opatlas.row.named_databases import named_folder
 from opatlas.row.record import Record

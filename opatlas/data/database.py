@@ -22,7 +22,7 @@ from opatlas.data.csv_files import (
     write_frame,
     write_text,
 )
-from opatlas.data.header import current_names, misspelt_columns, read_header
+from opatlas.data.header import current_names, expect_columns, misspelt_columns, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
     read_safely,
@@ -32,10 +32,37 @@ from opatlas.files import (
 from opatlas.row.columns import is_file_name
 from opatlas.row.communication import COLLECTIVES
 from opatlas.row.location import IMPLEMENTATIONS
+from opatlas.row.named_databases import expect_database
 from opatlas.row.record import SessionHolder
 from opatlas.row.row_kind import row_kind
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode, json_line
+
+#: Patterns for databases below a folder: version, software, device.
+_BELOW = ("*", "*/*", "*/*/*")
+
+
+def expect_tables(folder: Path) -> None:
+    """Checks that a folder has CSVs of a database.
+
+    Raises:
+        OpAtlasError: the folder is missing, or has no such CSV; the message names a folder below it that has.
+    """
+    expect_database(folder)
+    tables = sorted(folder.glob("*.csv"))
+    if not tables:
+        below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/*.csv")) for level in _BELOW)
+        example = next(below, None)
+        where = f"a folder that does, such as {example.parent}" if example else "a folder that does"
+        raise OpAtlasError(f"{folder}: holds no CSV: name {where}")
+    problems: list[str] = []
+    for path in tables:
+        try:
+            expect_columns(path, read_header(path).names)
+            return
+        except OpAtlasError as error:
+            problems.append(str(error))
+    raise OpAtlasError(f"{folder}: no database, none of its CSVs has kernels or collectives: {problems[0]}")
 
 
 class Database:

@@ -25,7 +25,7 @@ from opatlas.diagnosis.kernels import (
     MIX_BLOCK_DIM,
     NAME,
     ROW,
-    KernelTable,
+    KernelLines,
     read_kernels,
 )
 from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares, known_peaks, roofline_shares
@@ -107,7 +107,7 @@ class Diagnosis:
         verdicts: on each kernel.
     """
 
-    def __init__(self, table: KernelTable, peaks: DevicePeaks | None = None) -> None:
+    def __init__(self, table: KernelLines, peaks: DevicePeaks | None = None) -> None:
         self.table = table
         peaks = known_peaks(table.device) if peaks is None else peaks
         self.peaks = peaks.with_cores(*_cores_of(table.frame), "the largest Block Dim")
@@ -207,20 +207,16 @@ class Diagnosis:
             own = {ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
             value = float(own[name][line]) if name in own else self.table.cell(name, line)
             if value != "" and value == value:
-                cells[self.source_name(name)] = value if isinstance(value, str) else float(value)
+                cells[self.table.source_name(name, line)] = value if isinstance(value, str) else float(value)
         if rule.verdict is KernelVerdict.NOT_ENOUGH_WORK:
             cube = self.peaks.cube_cores if self.table.cell(ACCELERATOR_CORE, line) in ("AI_CORE", "MIX_AIC") else None
             cells["cores"] = cube or self.peaks.vector_cores or 0
         return cells
 
-    def source_name(self, column: str) -> str:
-        """Returns the name of a column in the files."""
-        return self.table.source_names.get(column, column)
-
     def counters(self, line: int) -> dict[str, float]:
         """Returns the counters of a kernel that have a number, by the file's names."""
         values = {name: float(self.table.cell(name, line)) for name in self.table.counters}
-        return {self.source_name(name): value for name, value in values.items() if value == value}
+        return {self.table.source_name(name, line): value for name, value in values.items() if value == value}
 
     def ideals(self, line: int) -> dict[str, tuple[float | None, str]]:
         """Returns the four figures that the article on bottlenecks wants of a kernel, each with its ideal value.

@@ -8,8 +8,8 @@ number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,10 @@ from opatlas.capture.capture_reader import (
     read_capture_header,
 )
 from opatlas.combine.row_devices import RowDevices
-from opatlas.data.database import Database
+from opatlas.data.database import Database, expect_tables
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.progress import progress, track
 from opatlas.query.answering_rows import AnsweringRows
-from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
@@ -41,14 +40,13 @@ from opatlas.row.columns import (
     MICROBENCH_DEVICE_KERNELS,
     OWN,
     PROFILING_DURATIONS,
-    PROFILING_SAMPLES,
     QUALITY,
     RUNTIME_IN_SIGNATURE,
     SPAN,
     STAND_IN,
 )
 from opatlas.row.slots import strip_quotes
-from opatlas.text import parse_real, pluralize
+from opatlas.text import pluralize
 
 NAME, WAIT, BLOCK_DIM, MIX_BLOCK_DIM = "Name", "Wait Time(us)", "Block Dim", "Mix Block Dim"
 #: Where a line is from: the file and line of a launch, or the id of a row.
@@ -59,69 +57,76 @@ LAUNCHES, CAPTURED, DEVICE, BY = "Launches", "Captured", "Device", "By"
 _NUMBERS = {WAIT: (WAIT, "Task Wait Time(us)"), BLOCK_DIM: (BLOCK_DIM, "Block Num")}
 _NUMBERS |= {MIX_BLOCK_DIM: (MIX_BLOCK_DIM, "Mix Block Num")}
 _NAMES = (NAME, "Op Name")
+#: Columns of numbers that are no counters.
+_NO_COUNTERS = {DURATION, LAUNCHES, LINE, *_NUMBERS, MICROBENCH_DEVICE_KERNELS, SPAN}
 _PROFILED, _REPLAYED = "Profiling Average ", "MicroBench "
-_NO_COUNTERS = {*OWN, *PROFILING_DURATIONS}
+_NO_COUNTERS_OF_ROWS = {*OWN, *PROFILING_DURATIONS}
 #: Cells of text of a database that rules and prompts read.
 _ROW_CELLS = (*BASE, CACHE_STATE, QUALITY, STAND_IN, KERNEL_NAMES, *RUNTIME_IN_SIGNATURE)
 
 
 @dataclass(frozen=True)
-class KernelTable:
+class KernelLines:
     """The kernels of one place.
 
     Attributes:
         place: the path that was read.
-        is_capture: whether a line is a launch, not a row of a database.
-        device: the device of a database; "" if it is not known.
         frame: a line for each kernel.
+        device: the device of a database; "" if it is not known.
+        source_names: the names of columns in a capture that are named otherwise here.
+        problems: lines and files that could not be read.
         joined: how captures with other counters were joined; "" if none were.
         left_out: the rows of a database that another device timed; "" if there are none.
-        shortest_us: the shortest row of the database, where the table has some of its rows; NaN for that of the table.
-        counters: the columns of counters, in the file's order.
-        source_names: the file's names of columns that are named otherwise here.
-        problems: lines and files that could not be read.
     """
 
     place: Path
-    is_capture: bool
-    device: str
     frame: pd.DataFrame
-    counters: tuple[str, ...]
-    source_names: Mapping[str, str]
-    problems: tuple[str, ...] = ()
+    device: str = ""
+    source_names: Mapping[str, str] = field(default_factory=dict)
+    problems: Sequence[str] = ()
     joined: str = ""
     left_out: str = ""
-    shortest_us: float = float("nan")
+
+    @property
+    def is_capture(self) -> bool:
+        """Whether a line is a launch, not a row of a database."""
+        return FILE in self.frame.columns
+
+    @cached_property
+    def counters(self) -> list[str]:
+        """The columns of counters, in the file's order."""
+        numbers = self.frame.select_dtypes("float").columns
+        return [name for name in numbers if name not in _NO_COUNTERS]
+
+    @cached_property
+    def _cells(self) -> Mapping[str, np.ndarray]:
+        """The cells of each column: a cell of an array is found far faster than one of a table."""
+        return {str(name): cells.to_numpy() for name, cells in self.frame.items()}
 
     def cell(self, column: str, line: int) -> Any:
         """Returns the cell of a column in a line; "" if the files have no such column."""
-        if column not in self.frame.columns:
-            return ""
-        if column not in self._arrays:
-            self._arrays[column] = self.frame[column].to_numpy()
-        return self._arrays[column][line]
-
-    @cached_property
-    def _arrays(self) -> dict[str, np.ndarray]:
-        """The columns that were asked for: a cell of an array is found far faster than one of a table."""
-        return {}
+        return self._cells[column][line] if column in self._cells else ""
 
     def has(self, column: str) -> bool:
         """Returns whether the files have a column, and some line a value in it."""
-        if column not in self.frame.columns:
-            return False
-        cells = self.frame[column]
-        return bool(cells.notna().any() if cells.dtype.kind == "f" else (cells != "").any())
+        cells = self.frame.get(column)
+        return cells is not None and bool((cells.notna() & (cells != "")).any())
+
+    def source_name(self, column: str, line: int) -> str:
+        """Returns the name that a column has in the file of a line."""
+        if not self.is_capture and column in self.counters:
+            return f"{_PROFILED if self.cell(CAPTURED, line) else _REPLAYED}{column}"
+        return self.source_names.get(column, column)
 
 
-def read_kernels(place: Path) -> KernelTable:
+def read_kernels(place: Path) -> KernelLines:
     """Reads a database, a capture file, or the captures below a folder.
 
     Raises:
         OpAtlasError: there is neither, or none of its files can be read.
     """
     if place.is_dir() and not _has_captures(place) and next(place.glob("[!.]*.csv"), None):
-        return read_database_kernels(place)
+        return _read_rows(place)
     return _read_captures(place)
 
 
@@ -132,9 +137,8 @@ def _has_captures(folder: Path) -> bool:
     return any("kernel_details" in path.name.lower() for path in folder.glob("*.csv")) or bool(op_summaries(folder))
 
 
-def _read_captures(place: Path) -> KernelTable:
+def _read_captures(place: Path) -> KernelLines:
     frames: list[pd.DataFrame] = []
-    counters: dict[str, None] = {}
     source_names: dict[str, str] = {}
     problems: list[str] = []
     paths = find_captures(place)
@@ -150,7 +154,6 @@ def _read_captures(place: Path) -> KernelTable:
                 raise
             problems.append(str(error))
             continue
-        counters |= dict.fromkeys(header.counters)
         source_names |= {own: name for own, name in {**header.text, DURATION: header.duration}.items() if own != name}
         source_names |= {own: name for own, name in _numbers(header).items() if own != name}
     frames = [frame for frame in frames if len(frame)]
@@ -159,9 +162,8 @@ def _read_captures(place: Path) -> KernelTable:
             "\n".join([*problems, f"{place}: no launch has a duration: take the capture again, while kernels run"])
         )
     frame, joined = _joined(frames)
-    there = tuple(name for name in counters if name in frame.columns)
     frame = frame.assign(**{LAUNCHES: 1.0, CAPTURED: True})
-    return KernelTable(place, True, "", frame, there, source_names, tuple(problems), joined)
+    return KernelLines(place, frame, source_names=source_names, problems=problems, joined=joined)
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, str]:
@@ -250,86 +252,61 @@ def _launches(
     return timed_part
 
 
-def read_database_kernels(folder: Path) -> KernelTable:
+def _read_rows(folder: Path) -> KernelLines:
     """Reads the rows of a database that have a duration, without collectives. Raises OpAtlasError."""
     expect_tables(folder)
-    database = Database(folder)
-    frames: list[pd.DataFrame] = []
     problems: list[str] = []
-    names, devices = database.kernel_types(), RowDevices(folder)
+    database, devices = Database(folder), RowDevices(folder)
+    names = database.kernel_types()
     elsewhere = Counter[str]()
-    for kernel_type in track(names, "diagnose, kernel types"):
-        try:
-            stored = AnsweringRows(database.read_or_empty(kernel_type), devices, compositions=True)
-        except OpAtlasError as error:
-            problems.append(str(error))
-        else:
-            frames += [row_frame(stored)] if len(stored) else []
-            elsewhere.update(each.device for each in stored.left_out.values())
-    if not frames:
+
+    def answering() -> Iterator[AnsweringRows]:
+        for kernel_type in track(names, "diagnose, kernel types"):
+            try:
+                stored = AnsweringRows(database.read(kernel_type), devices, compositions=True)
+            except OpAtlasError as error:
+                problems.append(str(error))
+            else:
+                elsewhere.update(each.device for each in stored.left_out.values())
+                yield stored
+
+    frame = row_lines(answering())
+    if not len(frame):
         none = "no row of a kernel has a duration" if names else "holds collectives only, which get no verdict"
         raise OpAtlasError("\n".join([*problems, f"{folder}: {none}: measure some, or ingest a capture"]))
     left_out = ", ".join(f"{count:,} on {name}" for name, count in elsewhere.most_common())
-    return replace(kernels_of_rows(folder, devices.device, frames), problems=tuple(problems), left_out=left_out)
+    return KernelLines(folder, frame, devices.device, problems=problems, left_out=left_out)
 
 
-def kernels_of_rows(
-    folder: Path, device: str, frames: list[pd.DataFrame], shortest_us: float = float("nan")
-) -> KernelTable:
-    """Returns the rows of several kernel types, each as `row_frame` has them, as one table.
-
-    Args:
-        shortest_us: the shortest row of the database, if the rows are some of it.
-    """
-    frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    text = [name for name in (*_ROW_CELLS, TYPE, ROW) if name in frame.columns]
+def row_lines(kernel_types: Iterable[AnsweringRows]) -> pd.DataFrame:
+    """Returns the rows of kernel types that answer as lines, in the same order."""
+    tables = [_row_lines(rows) for rows in kernel_types if len(rows)]
+    frame: pd.DataFrame = pd.concat(tables or [pd.DataFrame()], ignore_index=True)
+    text = [name for name in _ROW_CELLS if name in frame.columns]
     frame[text] = frame[text].fillna("")
-    counters = tuple(dict.fromkeys(name for each in frames for name in each.attrs["source_names"]))
-    source_names = {own: name for each in frames for own, name in each.attrs["source_names"].items()}
-    return KernelTable(
-        folder,
-        False,
-        device,
-        frame,
-        counters,
-        source_names,
-        shortest_us=shortest_us,
-    )
+    return frame
+
+
+def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
+    """Returns the rows of a kernel type as lines; counters are of the replay or of the captures, as the duration is."""
+    table, captured = rows.table, np.array(rows.captured, dtype=bool)
+    at = [each.position for each in rows.found]
+    columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
+    columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in table.columns}
+    columns |= {DURATION: rows.duration_us, LAUNCHES: table.captured.samples[at]}
+    columns |= {CAPTURED: captured, DEVICE: rows.devices, BY: replayed_by(rows)}
+    numbers = (MICROBENCH_DEVICE_KERNELS, SPAN)
+    columns |= {name: table.numbers(name)[at] for name in numbers if name in table.columns}
+    for prefix, here in ((_PROFILED, captured), (_REPLAYED, ~captured)):
+        for name in table.columns if here.any() else ():
+            if name.startswith(prefix) and name not in _NO_COUNTERS_OF_ROWS:
+                own = name.removeprefix(prefix)
+                columns[own] = np.where(here, table.numbers(name)[at], columns.get(own, np.nan))
+    frame: pd.DataFrame = pd.DataFrame(columns)
+    return frame
 
 
 def replayed_by(rows: AnsweringRows) -> list[str]:
     """Returns the implementation of each replay; "" for a captured duration, or if the row does not tell."""
     cells = zip(rows.captured, rows.cells(IMPLEMENTATION), strict=True)
     return ["" if captured else cell for captured, cell in cells]
-
-
-def row_frame(rows: AnsweringRows) -> pd.DataFrame:
-    """Returns the rows of a kernel type as lines; `attrs["source_names"]` has the database's columns of counters.
-
-    Counters are those of the replay where the duration is, else those of the captures.
-    """
-    columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
-    columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in rows.table.columns}
-    columns[DURATION] = rows.duration_us
-    columns |= {LAUNCHES: _numbers_of(rows.cells(PROFILING_SAMPLES)), CAPTURED: rows.captured, DEVICE: rows.devices}
-    columns[BY] = replayed_by(rows)
-    for name in (MICROBENCH_DEVICE_KERNELS, SPAN):
-        if name in rows.table.columns:
-            columns[name] = _numbers_of(rows.cells(name))
-    replayed = ~np.array(rows.captured, dtype=bool)
-    source_names: dict[str, str] = {}
-    for prefix, here in ((_PROFILED, ~replayed), (_REPLAYED, replayed)):
-        for name in rows.table.columns:
-            if name.startswith(prefix) and name not in _NO_COUNTERS and here.any():
-                own = name.removeprefix(prefix)
-                values = np.where(here, _numbers_of(rows.cells(name)), np.nan)
-                columns[own] = np.where(here, values, columns.get(own, np.nan))
-                source_names[own] = name
-    frame: pd.DataFrame = pd.DataFrame(columns, index=range(len(rows)))
-    frame.attrs["source_names"] = source_names
-    return frame
-
-
-def _numbers_of(cells: Sequence[str]) -> np.ndarray:
-    values = [parse_real(cell) for cell in cells]
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

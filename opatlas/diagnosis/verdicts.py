@@ -12,7 +12,7 @@ import pandas as pd
 
 from opatlas.arrays import Floats, Mask
 from opatlas.capture.capture_reader import DURATION, TYPE
-from opatlas.diagnosis.kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelTable
+from opatlas.diagnosis.kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines
 from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares
 from opatlas.diagnosis.rules import KernelVerdict, limit, verdict_rules
 from opatlas.row.columns import (
@@ -84,7 +84,7 @@ class Verdicts:
     clock_drop: float
 
 
-def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) -> Verdicts:
+def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) -> Verdicts:
     """Returns the verdicts on all kernels of a table."""
     frame = table.frame
     core = frame[ACCELERATOR_CORE].to_numpy() if ACCELERATOR_CORE in frame else np.full(len(frame), "", dtype=object)
@@ -104,7 +104,7 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     verdicts[KernelVerdict.ABOVE_ROOF] = shares.share > above
     verdicts[KernelVerdict.AT_ROOF] = (shares.share > at_roof) & (shares.share <= above)
     below = shares.share <= limit(KernelVerdict.BELOW_ROOF, "share")
-    short = duration_us <= _longest_of_latency(table, duration_us[~collective])
+    short = duration_us <= _longest_of_latency(duration_us[~collective])
     verdicts[KernelVerdict.LATENCY_BOUND] = below & short
     verdicts[KernelVerdict.BELOW_ROOF] = below & ~short
     if table.is_capture:
@@ -137,9 +137,9 @@ def apply_rules(table: KernelTable, peaks: DevicePeaks, shares: RooflineShares) 
     return Verdicts(verdicts, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
 
 
-def _longest_of_latency(table: KernelTable, duration_us: Floats) -> float:
+def _longest_of_latency(duration_us: Floats) -> float:
     """Returns up to which duration launching a kernel may take most of it; 0 if no kernel is short enough to tell."""
-    shortest_us = table.shortest_us if table.shortest_us == table.shortest_us else min(duration_us, default=np.inf)
+    shortest_us = min(duration_us, default=np.inf)
     times, most_us = (limit(KernelVerdict.LATENCY_BOUND, name) for name in ("times", "us"))
     return times * shortest_us if shortest_us <= most_us else 0.0
 

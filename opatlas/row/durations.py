@@ -57,6 +57,11 @@ class Duration(NamedTuple):
     cache: str
     instrument: str
 
+    @property
+    def conditions(self) -> str:
+        """Cache state and instrument, `cold, cupti`; "captured" or "replayed" if neither is known."""
+        return ", ".join(filter(None, (self.cache, self.instrument))) or str(self.source)
+
 
 @dataclass(frozen=True)
 class Durations:

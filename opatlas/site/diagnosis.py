@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from opatlas.capture.capture_reader import TYPE
 from opatlas.diagnosis.advice import advice
 from opatlas.diagnosis.diagnosis import Diagnosis
-from opatlas.diagnosis.kernels import CAPTURED, DEVICE, LAUNCHES, kernels_of_rows, replayed_by, row_frame
+from opatlas.diagnosis.kernels import LAUNCHES, KernelLines, replayed_by, row_lines
 from opatlas.diagnosis.rules import verdict_rules
 from opatlas.errors import OpAtlasError
 from opatlas.query.answering_rows import AnsweringRows
@@ -23,13 +23,14 @@ from opatlas.site.columns import number_column, word_column
 #: The rows of the ranking.
 _MOST_ROWS = 1_000
 _WORDS = ("id", "kernel_type", "implementation", "origin", "device", "verdict")
-_NUMBERS = ("duration_us", "launches", "time_us", "roofline", "lost_us")
+_TIMES = ("launches", "time_us", "roofline", "lost_us")
+_NUMBERS = ("duration_us", *_TIMES)
 #: What the column origin says.
 _ORIGINS = {True: "captured", False: "replayed"}
 
 
 class RowJudge:
-    """Judges the rows of an implementation, one kernel type after another, as `diagnose` does all of them.
+    """Judges the rows of an implementation, as `diagnose` does.
 
     Attributes:
         device: the device that the database is of; "" if unknown.
@@ -38,7 +39,7 @@ class RowJudge:
 
     def __init__(self, database: OpenDatabase, implementation: str) -> None:
         durations = Counter[tuple[bool, str, str]]()
-        self._shortest_us = np.inf
+        kernels: list[AnsweringRows] = []
         for kernel_type in database.kernel_types():
             try:
                 stored = database.answers.stored_rows(kernel_type, implementation)
@@ -48,37 +49,37 @@ class RowJudge:
             durations.update(zip(stored.captured, stored.devices, replayed_by(stored), strict=True))
             durations.update((each.is_captured, each.device, "") for each in stored.left_out.values())
             if not is_communication(kernel_type):
-                self._shortest_us = min([self._shortest_us, *stored.duration_us.tolist()])
+                kernels.append(stored)
         self.durations = [(_ORIGINS[captured], *others, rows) for (captured, *others), rows in durations.most_common()]
         self.device = database.answers.device
+        self._verdicts = _verdicts(KernelLines(database.path, row_lines(kernels), self.device))
 
     def judge(self, stored: AnsweringRows) -> list[dict[str, Any]]:
         """Returns where each duration is from, and its verdict ("" for none) and numbers where they are known.
 
         Numbers are the launches that captures count, the time of all launches, the roofline in percent, and lost_us.
         """
-        if not len(stored):
-            return []
-        frame = row_frame(stored)
-        lines: list[dict[str, Any]] = [
-            {"origin": _ORIGINS[captured], "device": device, "verdict": ""}
+        verdicts = self._verdicts.get(stored.kernel_type, [{"verdict": ""}] * len(stored))
+        return [
+            {"origin": _ORIGINS[captured], "device": device, **verdict}
             # An implementation was not captured, but replayed.
             | ({"implementation": _ORIGINS[True]} if captured else {})
-            for captured, device in zip(frame[CAPTURED], frame[DEVICE], strict=True)
+            for captured, device, verdict in zip(stored.captured, stored.devices, verdicts, strict=True)
         ]
-        if is_communication(stored.kernel_type):
-            return lines
-        found = Diagnosis(kernels_of_rows(Path(), self.device, [frame], self._shortest_us))
-        shares, counted = found.shares.share, found.table.frame[LAUNCHES]
-        for place, line in enumerate(lines):
-            line |= {
-                "verdict": str(found.verdicts.first[place]),
-                "launches": counted.iloc[place],
-                "time_us": found.duration_us[place],
-                "roofline": shares[place] * 100,
-                "lost_us": found.lost_us[place] if np.isfinite(shares[place]) else np.nan,
-            }
-        return lines
+
+
+def _verdicts(kernels: KernelLines) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Returns the verdict on each kernel and the numbers of _TIMES, by kernel type."""
+    judged: dict[str, list[Mapping[str, Any]]] = {}
+    if len(kernels.frame):
+        found = Diagnosis(kernels)
+        share = found.shares.share
+        lost_us = np.where(np.isfinite(share), found.lost_us, np.nan)
+        lines = zip(kernels.frame[LAUNCHES], found.duration_us, share * 100, lost_us, strict=True)
+        for kernel_type, verdict, times in zip(kernels.frame[TYPE], found.verdicts.first, lines, strict=True):
+            line = {"verdict": str(verdict), **dict(zip(_TIMES, times, strict=True))}
+            judged.setdefault(kernel_type, []).append(line)
+    return judged
 
 
 def row_judges(database: OpenDatabase) -> dict[str, RowJudge]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.data.database import Database
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import typed_rows
@@ -17,16 +16,14 @@ from opatlas.row.columns import (
     INSTRUMENT,
     OUTPUT_SHAPES,
     QUALITY,
-    STAND_IN,
     STATUS,
     STATUS_REASON,
 )
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.quality import Quality, is_composition
+from opatlas.row.quality import Quality
 from opatlas.row.roofline import row_work
-from opatlas.row.signature import make_case_id, signatures
-from opatlas.row.sizes import row_sizes
 from opatlas.row.slots import dtype_name, known_dtype
+from opatlas.row.table import Row
 from opatlas.site.columns import number_column, word_column
 from opatlas.site.diagnosis import RowJudge
 
@@ -43,7 +40,6 @@ _CELLS = {
     "quality": QUALITY,
     "cache": CACHE_STATE,
     "instrument": INSTRUMENT,
-    "stand_in": STAND_IN,
 }
 #: What a row without status or quality has instead.
 NEVER_RUN, NOT_JUDGED = "never run", "not judged"
@@ -67,52 +63,48 @@ def row_table(database: OpenDatabase, kernel_type: str, judges: Mapping[str, Row
 
 
 def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judge: RowJudge) -> pd.DataFrame:
-    frame = Database(database.implementations[implementation].path).read_or_empty(kernel_type).frame
     stored = database.answers.stored_rows(kernel_type, implementation)
     judged = zip(typed_rows(stored).to_dict("records"), judge.judge(stored), strict=True)
     typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
-    empty = [""] * len(frame)
-    cells = {own: frame[name].tolist() if name in frame.columns else empty for own, name in _CELLS.items()}
-    lines: dict[str, dict[str, Any]] = {}
-    for position, signature in enumerate(signatures(kernel_type, frame)):
-        row = make_case_id(kernel_type, signature)
-        if row in lines:
-            continue
-        line: dict[str, Any] = {str(name): value for name, value in typed.get(row, {}).items()}
+    lines: list[dict[str, Any]] = []
+    for position in sorted(stored.table.by_signature.values()):
+        row = stored.table.row(position)
+        line: dict[str, Any] = {str(name): value for name, value in typed.get(row.case_id, {}).items()}
         if not line:
-            line = row_sizes(kernel_type, {str(name): str(cell) for name, cell in frame.iloc[position].items()})
-            line.pop("operations", None)
-        if (other := stored.left_out.get(signature)) is not None:
+            line = {name: size for name, size in row.sizes.items() if name != "operations"}
+        if (other := stored.left_out.get(row.signature)) is not None:
             line |= {"origin": other.durations.source.value, "device": other.device}
-        line |= {"id": row, **{name: own[position] for name, own in cells.items()}}
+        line |= {"id": row.case_id, **{name: row.cell(column) for name, column in _CELLS.items()}}
         line.setdefault("implementation", stored.label)
-        lines[row] = _shown(kernel_type, line)
-    table: pd.DataFrame = pd.DataFrame(
-        list(lines.values()), columns=None if lines else ["id", "duration_us", *_WORDS[1:]]
-    )
+        line.setdefault("duration_us", None)
+        lines.append({**line, **_shown(row, line)})
+    table: pd.DataFrame = pd.DataFrame(lines, columns=None if lines else ["id", "duration_us", *_WORDS[1:]])
     return table
 
 
-def _shown(kernel_type: str, line: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row with the words and rates of the pages."""
-    us: float | None = line.setdefault("duration_us", None)
-    quality, stand_in = line["quality"], line.pop("stand_in")
-    judged = Quality.COMPOSITION.value if is_composition(quality, stand_in) else quality or NOT_JUDGED
-    line |= {"quality": judged if us is not None else "", "status": line["status"] or NEVER_RUN}
-    told = composed if isinstance(composed := line.get("composed"), bool) else None
-    line["composed"] = COMPOSITION_WORDS[told] if us is not None else ""
+def _shown(row: Row, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the words and rates of a row that the pages show."""
+    us: float | None = line["duration_us"]
+    shown: dict[str, Any] = {"status": line["status"] or NEVER_RUN, "quality": "", "composed": ""}
     if isinstance(word := line.get("dtype"), str):
         known = known_dtype(word)
-        line["dtype"] = dtype_name(word) if known is None else known.name
-    if us is not None:
-        line["noise"] = line["std_us"] / us * 100
-        if (spread := line.get("machine_spread")) is not None:
-            line["machine_spread"] = spread * 100
-        collective = BY_KERNEL_TYPE.get(kernel_type)
-        sizes = line.get("message_bytes"), line.get("num_devices")
-        if collective is not None and isinstance(sizes[0], int) and isinstance(sizes[1], int):
-            line["bus_gbps"] = collective.bus_bandwidth_gbps(sizes[0], sizes[1], us)
-    return line
+        shown["dtype"] = dtype_name(word) if known is None else known.name
+    if us is None:
+        return shown
+    is_composition = row.table.replayed.composed[row.position]
+    told = composed if isinstance(composed := line["composed"], bool) else None
+    shown |= {
+        "quality": Quality.COMPOSITION.value if is_composition else line["quality"] or NOT_JUDGED,
+        "composed": COMPOSITION_WORDS[told],
+        "noise": line["std_us"] / us * 100,
+    }
+    if (spread := line.get("machine_spread")) is not None:
+        shown["machine_spread"] = spread * 100
+    collective = BY_KERNEL_TYPE.get(row.kernel_type)
+    sizes = line.get("message_bytes"), line.get("num_devices")
+    if collective is not None and isinstance(sizes[0], int) and isinstance(sizes[1], int):
+        shown["bus_gbps"] = collective.bus_bandwidth_gbps(sizes[0], sizes[1], us)
+    return shown
 
 
 def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:

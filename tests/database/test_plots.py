@@ -7,17 +7,18 @@ import math
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from printed import numbers_in
 
 from opatlas.cli.main import main
 from opatlas.combine.row_devices import database_device
+from opatlas.data.database import Database
 from opatlas.report.plots import writer
 from opatlas.report.plots.communication import communication_title, message_lines
 from opatlas.report.plots.durations import Agreement, agreement, product_lines, products_plot
 from opatlas.report.plots.figure import bytes_text
 from opatlas.report.plots.roofline import RooflinePoint, rate_unit, roofline_plot, roofline_points
-from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
 from opatlas.report.plots.writer import WrittenPlots, write_plots
 from opatlas.row.columns import (
     AVERAGE,
@@ -31,8 +32,9 @@ from opatlas.row.columns import (
     RUN_ID,
 )
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE
+from opatlas.row.durations import Duration
 from opatlas.row.roofline import PEAKS, Peak
-from opatlas.row.slots import Slot
+from opatlas.row.table import Row, RowTable
 
 HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
 ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
@@ -55,9 +57,16 @@ def table(folder: Path, kernel_type: str, *rows: str) -> None:
     (folder / f"{kernel_type}.csv").write_text("\n".join((HEADER, *rows)) + "\n", encoding="utf-8")
 
 
-def timed(kernel_type: str, *shape: int, replayed: float | None = None, captured: float | None = None) -> TimedRow:
-    tensor = Slot(shape, "BF16", "ND")
-    return TimedRow(kernel_type, (tensor, tensor), (tensor,), replayed, captured, "")
+def timed(elements: int, replayed: float, captured: str = "") -> Row:
+    cells = [f"{elements};{elements}", "BF16;BF16", "ND;ND", str(elements), "BF16", "ND", str(replayed), captured]
+    columns = (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE)
+    return RowTable("Add", Path("Add.csv"), pd.DataFrame([cells], columns=columns)).row(0)
+
+
+def pairs(folder: Path, kernel_type: str) -> list[tuple[Row, Duration]]:
+    """Returns the rows with a duration, each with that of its replay, or else that of its capture."""
+    rows = ((row, row.replayed or row.captured) for row in Database(folder).read(kernel_type))
+    return [(row, duration) for row, duration in rows if duration is not None]
 
 
 @pytest.fixture
@@ -79,21 +88,6 @@ def written(folder: Path, output: Path | None = None) -> WrittenPlots:
 
 def rows_in(plots: WrittenPlots) -> dict[str, int]:
     return {path.stem: rows for path, rows in plots.rows.items()}
-
-
-def test_rows_with_a_duration_and_how_they_were_timed(folder: Path) -> None:
-    read = read_timed_rows(folder)
-    assert (read.device, read.problems) == ("NVIDIA_H200", [])
-    found = [(row.kernel_type, row.microbench_us, row.profiling_us, row.conditions) for row in read.rows]
-    assert found == [
-        ("Add", 2.5, 2.0, "cold, cupti"),
-        ("Add", 4.0, 4.4, "cold, cupti"),
-        ("Add", None, 5.0, ""),
-        ("MatMulV2", 5.0, 5.0, "cold, cupti"),
-        ("MatMulV2", 5.5, None, "cold, cupti"),
-    ]
-    assert [row.duration_us for row in read.rows] == [2.5, 4.0, 5.0, 5.0, 5.5]
-    assert [row.kernel_type for row in read_timed_rows(folder, ["MatMulV2"]).rows] == ["MatMulV2"] * 2
 
 
 def test_the_device_is_the_folder_under_data_or_what_most_rows_were_measured_on(folder: Path, tmp_path: Path) -> None:
@@ -124,12 +118,6 @@ def test_replays_of_another_device_are_in_no_plot_of_this_one(tmp_path: Path, mo
         statuses = {"measured": 2 if run_id == "here" else 1}
         manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0, "statuses": statuses}
         (tmp_path / "runs" / f"{run_id}.json").write_text(json.dumps(manifest))
-    read = read_timed_rows(tmp_path).rows
-    assert [row.device for row in read[1:]] == ["NVIDIA_H200", "AMD_EPYC", "AMD_EPYC"]
-    assert [on_device(row, "NVIDIA_H200") for row in read[::3]] == [read[0], None]
-    other = on_device(read[2], "NVIDIA_H200")
-    assert other is not None
-    assert (other.microbench_us, other.profiling_us) == (None, 3.0)
     plots = written(tmp_path)
     assert (plots.device, rows_in(plots)) == ("NVIDIA_H200", {"roofline": 2, "microbench_against_profiling": 3})
     assert "AMD_EPYC" not in titles["roofline"]
@@ -146,7 +134,7 @@ def test_operations_of_integers_are_no_flop(dtypes: set[str], unit: str) -> None
 
 def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> None:
     pytest.importorskip("matplotlib")
-    rows = [timed("Add", 4096, replayed=9.0), timed("Add", 8192, replayed=11.0)]
+    rows = [(row, duration) for row in (timed(4096, 9.0), timed(8192, 11.0)) if (duration := row.replayed) is not None]
     plot = roofline_plot(rows, "Roofline", Peak())
     assert plot is not None
     (axis,) = plot.figure.axes
@@ -160,7 +148,7 @@ def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> Non
 
 
 def test_a_product_stands_where_its_operations_and_bytes_put_it(folder: Path) -> None:
-    rows = read_timed_rows(folder, ["MatMulV2"]).rows
+    rows = pairs(folder, "MatMulV2")
     flops, size = 2 * 8 * 512 * 1024, 2 * (8 * 512 + 512 * 1024 + 8 * 1024)
     point = roofline_points(rows)[0]
     assert point == RooflinePoint("MatMulV2", "BF16", flops / size, pytest.approx(flops / 5e-6 / 1e12))
@@ -168,7 +156,7 @@ def test_a_product_stands_where_its_operations_and_bytes_put_it(folder: Path) ->
 
 def test_roofs_meet_where_memory_and_arithmetic_take_equally_long(folder: Path) -> None:
     pytest.importorskip("matplotlib")
-    rows = read_timed_rows(folder).rows
+    rows = pairs(folder, "MatMulV2")
     plot, without = roofline_plot(rows, "", Peak(1000.0, {"BF16": 2.0, "INT8": 4.0})), roofline_plot(rows, "", Peak())
     assert plot is not None
     assert without is not None
@@ -185,7 +173,6 @@ def test_compositions_are_in_no_plot(folder: Path) -> None:
     path = folder / "Add.csv"
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([f"{header},Stand-In", *(f"{row},composition of 2" for row in rows)]) + "\n")
-    assert {row.is_composition for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
     # Of Add no replay is left.
     assert rows_in(written(folder)) == {
         "roofline": 2,
@@ -196,9 +183,9 @@ def test_compositions_are_in_no_plot(folder: Path) -> None:
 
 
 def test_agreement_of_few_rows_has_no_tenths() -> None:
-    rows = [timed("Add", 4, replayed=float(number), captured=2.0) for number in (1, 2, 3)]
+    rows = [timed(4, float(number), "2") for number in (1, 2, 3)]
     assert agreement(rows) == Agreement(rows=3, p10=None, p50=1.0, p90=None, within=1)
-    many = [timed("Add", 4, replayed=float(number), captured=10.0) for number in range(1, 12)]
+    many = [timed(4, float(number), "10") for number in range(1, 12)]
     found = agreement(many)
     assert (found.rows, found.p10, found.p50, found.p90) == (11, 0.2, 0.6, 1.0)
 
@@ -264,18 +251,18 @@ def test_products_of_a_weight_are_a_line_by_their_rows(tmp_path: Path) -> None:
     header = f"{HEADER},{MICROBENCH_MIN},{MICROBENCH_STD}"
     of_samples = [f"{row},{float(us) - 0.5},0.2" if us else f"{row},," for row in rows for us in (row.split(",")[-4],)]
     (tmp_path / "MatMulV3.csv").write_text("\n".join([header, *of_samples, f"{other},,"]) + "\n")
-    read = read_timed_rows(tmp_path).rows
+    read = pairs(tmp_path, "MatMulV3")
     lines = product_lines(read)
     assert [(line.weight, line.dtype, line.conditions) for line in lines] == [
         ("1024 x 512", "BF16", "cold, cupti"),
         ("1024 x 512", "BF16", "captured"),
     ]
     cold, captured = lines.values()
-    assert [(row.inputs[0].shape[0], row.duration_us, row.fastest_us, row.std_us) for row in cold] == [
+    assert [(m, duration.us, duration.least_us, duration.std_us) for m, duration in cold] == [
         (8, 4.5, 4.0, 0.2),
         (64, 5.5, 5.0, 0.2),
     ]
-    assert [row.duration_us for row in captured] == [3.0, 5.0]
+    assert [duration.us for _, duration in captured] == [3.0, 5.0]
     pytest.importorskip("matplotlib")
     plot = products_plot(read, "Ascend910B3")
     assert plot is not None

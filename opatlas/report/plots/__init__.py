@@ -1,6 +1,5 @@
 """Plots of a database.
 
-timed_rows.py       reads rows that have a duration
 durations.py        plots of durations
 roofline.py         the roofline
 communication.py    plots of bandwidths of collectives

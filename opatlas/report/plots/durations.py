@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median, quantiles
 from typing import NamedTuple
+
+import numpy as np
 
 from opatlas.report.plots.figure import (
     Plot,
@@ -16,10 +19,11 @@ from opatlas.report.plots.figure import (
     use_decades,
     whole_decades,
 )
-from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.report.session_report import HIGHEST_RATIO, LOWEST_RATIO
+from opatlas.row.durations import Duration, Source
 from opatlas.row.roofline import PRODUCTS
 from opatlas.row.siblings import base_type
+from opatlas.row.table import Row
 
 _COMPARISON_INCHES = (8.0, 6.0)
 _TYPES_SHOWN = 15
@@ -43,9 +47,9 @@ class Agreement:
     within: int
 
 
-def agreement(rows: Sequence[TimedRow]) -> Agreement:
+def agreement(rows: Sequence[Row]) -> Agreement:
     """Returns the statistics of at least one row; all rows have both durations."""
-    ratios = [row.microbench_us / row.profiling_us for row in rows if row.microbench_us and row.profiling_us]
+    ratios = [replayed_us / captured_us for replayed_us, captured_us in map(_both_us, rows)]
     tenths = quantiles(ratios, n=10, method="inclusive") if len(ratios) >= _FEWEST_FOR_TENTHS else None
     return Agreement(
         rows=len(ratios),
@@ -56,7 +60,15 @@ def agreement(rows: Sequence[TimedRow]) -> Agreement:
     )
 
 
-def comparison_plot(rows: Sequence[TimedRow], title: str) -> Plot | None:
+def _both_us(row: Row) -> tuple[float, float]:
+    """Returns the replayed and the captured duration of a row that has both."""
+    replayed, captured = row.replayed, row.captured
+    assert replayed is not None
+    assert captured is not None
+    return replayed.us, captured.us
+
+
+def comparison_plot(rows: Sequence[Row], title: str) -> Plot | None:
     """Plots replayed against captured durations, which all rows have; None without rows."""
     if not rows:
         return None
@@ -66,13 +78,13 @@ def comparison_plot(rows: Sequence[TimedRow], title: str) -> Plot | None:
     color = color_map(types[:_TYPES_SHOWN])
     figure, (axis,) = new_figure(*_COMPARISON_INCHES)
     for number, name in enumerate(types):
-        shown = [row for row in rows if row.kernel_type == name]
+        replayed_us, captured_us = zip(*(_both_us(row) for row in rows if row.kernel_type == name), strict=True)
         label = f"{escape_formulas(name)} ({numbers[name]:,})" if number < _TYPES_SHOWN else ""
         if number == _TYPES_SHOWN:
             label = f"{len(types) - _TYPES_SHOWN} others"
         axis.scatter(
-            [row.profiling_us for row in shown],
-            [row.microbench_us for row in shown],
+            captured_us,
+            replayed_us,
             c=color(name),
             s=40,
             marker=".",
@@ -80,7 +92,7 @@ def comparison_plot(rows: Sequence[TimedRow], title: str) -> Plot | None:
             alpha=0.8,
             label=label,
         )
-    durations = [us for row in rows for us in (row.microbench_us, row.profiling_us) if us]
+    durations = [us for row in rows for us in _both_us(row)]
     ends = whole_decades(min(durations), max(durations))
     axis.plot(ends, ends, color="black", linewidth=1, label="equal")
     axis.fill_between(
@@ -125,26 +137,35 @@ class ProductLine(NamedTuple):
     conditions: str
 
 
-def product_lines(rows: Sequence[TimedRow]) -> Mapping[ProductLine, Sequence[TimedRow]]:
-    """Returns the matrix products of each weight (N, K) that was timed with several M, by M; the longest line first."""
-    lines: dict[ProductLine, list[TimedRow]] = {}
-    for row in rows:
-        if base_type(row.kernel_type) not in PRODUCTS or len(row.inputs) != 2:
+def product_lines(rows: Sequence[tuple[Row, Duration]]) -> Mapping[ProductLine, Sequence[tuple[int, Duration]]]:
+    """Returns the matrix products of each weight (N, K) that was timed with several M; the longest line first.
+
+    Returns:
+        M and the duration of each product, by M.
+
+    Raises:
+        CellError: the tensors of a product cannot be read.
+    """
+    lines: dict[ProductLine, list[tuple[int, Duration]]] = {}
+    for row, duration in rows:
+        if base_type(row.kernel_type) not in PRODUCTS or len(inputs := row.tensors[0]) != 2:
             continue
-        left, weight = (each.shape for each in row.inputs)
+        left, weight = (each.shape for each in inputs)
         if len(left) == len(weight) == 2 and left[1] == weight[1]:
-            shape = f"{weight[0]} x {weight[1]}"
-            line = ProductLine(row.kernel_type, shape, row.inputs[0].dtype, row.conditions or "captured")
-            lines.setdefault(line, []).append(row)
+            line = ProductLine(row.kernel_type, f"{weight[0]} x {weight[1]}", inputs[0].dtype, duration.conditions)
+            lines.setdefault(line, []).append((left[0], duration))
     by_length = sorted(lines.items(), key=lambda line: -len(line[1]))
-    return {line: sorted(own, key=lambda row: row.inputs[0].shape[0]) for line, own in by_length if len(own) > 1}
+    return {line: sorted(own, key=itemgetter(0)) for line, own in by_length if len(own) > 1}
 
 
-def products_plot(rows: Sequence[TimedRow], device: str) -> Plot | None:
+def products_plot(rows: Sequence[tuple[Row, Duration]], device: str) -> Plot | None:
     """Plots the durations of the matrix products of some weights against M; None without such products.
 
-    The weights are those with the most products. A band reaches from the fastest sample to one standard deviation above
-    the average.
+    The weights are those with the most products. A band reaches from the fastest sample of a replay to one standard
+    deviation above the average.
+
+    Raises:
+        CellError: the tensors of a product cannot be read.
     """
     lines = dict(list(product_lines(rows).items())[:_LINES_SHOWN])
     if not lines:
@@ -154,11 +175,13 @@ def products_plot(rows: Sequence[TimedRow], device: str) -> Plot | None:
     color = color_map(list(dict.fromkeys(line.weight for line in lines)))
     ways = list(dict.fromkeys((line.kernel_type, line.dtype, line.conditions) for line in lines))
     for line, own in lines.items():
-        sizes = [row.inputs[0].shape[0] for row in own]
+        sizes = [m for m, _ in own]
+        durations_us, least_us = (np.array([getattr(each, name) for _, each in own]) for name in ("us", "least_us"))
+        std_us = [each.std_us if each.source is Source.REPLAYED else 0.0 for _, each in own]
         way = ways.index((line.kernel_type, line.dtype, line.conditions))
         (drawn,) = axis.plot(
             sizes,
-            [row.duration_us for row in own],
+            durations_us,
             marker=".",
             color=color(line.weight),
             linestyle=_LINE_STYLES[way % len(_LINE_STYLES)],
@@ -166,8 +189,8 @@ def products_plot(rows: Sequence[TimedRow], device: str) -> Plot | None:
         )
         axis.fill_between(
             sizes,
-            [row.fastest_us or row.duration_us for row in own],
-            [row.duration_us + (row.std_us or 0.0) for row in own],
+            np.fmin(least_us, durations_us),
+            durations_us + np.nan_to_num(std_us),
             color=drawn.get_color(),
             alpha=0.2,
             linewidth=0,

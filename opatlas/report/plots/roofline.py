@@ -21,7 +21,7 @@ from opatlas.report.plots.figure import (
     use_decades,
     whole_decades,
 )
-from opatlas.report.plots.timed_rows import TimedRow
+from opatlas.row.durations import Duration
 from opatlas.row.roofline import (
     ARITHMETIC,
     PRODUCTS,
@@ -30,6 +30,7 @@ from opatlas.row.roofline import (
     operations,
 )
 from opatlas.row.siblings import base_type
+from opatlas.row.table import Row
 
 _ROOFLINE_INCHES = (8.5, 5.5)
 _ARITHMETIC_STYLE: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
@@ -48,19 +49,19 @@ class RooflinePoint:
     tera_ops: float
 
 
-def roofline_points(rows: Sequence[TimedRow]) -> list[RooflinePoint]:
-    """Returns the points of rows whose operations and bytes are known."""
+def roofline_points(rows: Sequence[tuple[Row, Duration]]) -> list[RooflinePoint]:
+    """Returns the points of rows whose operations and bytes are known. Raises CellError."""
     points = []
-    for row in rows:
-        count, size = (tell(row.kernel_type, row.inputs, row.outputs) for tell in (operations, moved_bytes))
+    for row, duration in rows:
+        inputs, outputs = row.tensors
+        count, size = (of_tensors(row.kernel_type, inputs, outputs) for of_tensors in (operations, moved_bytes))
         if count and size:
-            dtype = row.inputs[0].dtype
-            points.append(RooflinePoint(row.kernel_type, dtype, count / size, count / row.duration_us / 1e6))
+            points.append(RooflinePoint(row.kernel_type, inputs[0].dtype, count / size, count / duration.us / 1e6))
     return points
 
 
-def roofline_plot(rows: Sequence[TimedRow], title: str, peak: Peak) -> Plot | None:
-    """Plots the roofline; None without a row whose operations and bytes are known."""
+def roofline_plot(rows: Sequence[tuple[Row, Duration]], title: str, peak: Peak) -> Plot | None:
+    """Plots the roofline; None without a row whose operations and bytes are known. Raises CellError."""
     points = roofline_points(rows)
     if not points:
         return None

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from opatlas.errors import OpAtlasError
+import numpy as np
+
+from opatlas.combine.row_devices import RowDevices, are_one_device
+from opatlas.data.database import Database, expect_tables
+from opatlas.errors import CellError, OpAtlasError
 from opatlas.progress import track
 from opatlas.report.plots.communication import communication_plot
 from opatlas.report.plots.durations import comparison_plot, products_plot
 from opatlas.report.plots.figure import Plot, save
 from opatlas.report.plots.roofline import roofline_plot
-from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows, without_composition
+from opatlas.row.durations import Duration, Source
 from opatlas.row.roofline import device_peak
+from opatlas.row.table import Row
+from opatlas.text import pluralize
 
 PlotFormat = Literal["png", "svg", "pdf"]
 #: The names of the plots, and what each needs.
@@ -57,16 +63,18 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     Raises:
         OpAtlasError: the database has no CSVs, or a file cannot be written.
     """
-    timed = read_timed_rows(database)
-    problems = list(timed.problems)
-    device = timed.device or _most_replayed(timed.rows)
-    chosen = [row for each in timed.rows if (row := without_composition(each)) is not None]
-    own = [row for each in chosen if (row := on_device(each, device)) is not None]
-    own = [row for row in own if row.microbench_us is not None] or own
-    both = [row for row in chosen if row.microbench_us is not None and row.profiling_us is not None]
+    expect_tables(database)
+    problems: list[str] = []
+    devices = RowDevices(database)
+    timed, device = list(_rows_with_duration(Database(database), problems)), devices.device
+    captured = [(row, duration) for row in timed if (duration := row.captured) is not None]
+    replayed = [(row, duration) for row in timed if (duration := row.replayed) is not None and not duration.composed]
+    here = [each for each in replayed if are_one_device(devices.replayed(each[1].run_id), device)]
+    own = here or captured
+    both = [(row, duration) for row, duration in replayed if row.captured is not None]
     plots: dict[str, Plot | None] = {
         "roofline": roofline_plot(own, _title("Roofline", device, own), device_peak(device)),
-        "microbench_against_profiling": comparison_plot(both, _title_of_both(both, timed.captured_on)),
+        "microbench_against_profiling": comparison_plot([row for row, _ in both], _title_of_both(both, devices)),
         "products": products_plot(own, device),
         "bus_bandwidth": None,
     }
@@ -86,25 +94,39 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     return WrittenPlots(device, rows, [name for name, plot in plots.items() if plot is None], problems)
 
 
-def _most_replayed(rows: Sequence[TimedRow]) -> str:
-    """Returns the device of most replays; "" if it is not known."""
-    counts = Counter(row.device for row in rows if row.device)
-    return max(counts, key=lambda device: counts[device], default="")
+def _rows_with_duration(database: Database, problems: list[str]) -> Iterator[Row]:
+    """Yields the rows with a duration; `problems` receives sentences about files and tensors that cannot be read."""
+    for kernel_type in track(database.kernel_types(), "read, kernel types"):
+        unread: list[str] = []
+        try:
+            table = database.read(kernel_type)
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        for position in np.flatnonzero(table.replayed.known | table.captured.known).tolist():
+            row = table.row(position)
+            try:
+                _ = row.tensors
+            except CellError as error:
+                unread.append(str(error))
+            else:
+                yield row
+        if unread:
+            left_out = f"{pluralize(len(unread), 'row')} left out: {unread[0]}"
+            problems.append(f"{table.path}: {left_out}; correct the cell")
 
 
-def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> str:
+def _title_of_both(rows: Sequence[tuple[Row, Duration]], devices: RowDevices) -> str:
     """Returns the title of the plot of replays against captures, with their devices if they are known."""
-    replayed_on = sorted({row.device for row in rows if row.device})
-    replays, captures = (f" on {', '.join(sorted(names))}" if names else "" for names in (replayed_on, captured_on))
-    return f"Replayed{replays}\nagainst captured{captures}"
+    replayed_on = {devices.replayed(replay.run_id) for _, replay in rows} - {""}
+    on = (f" on {', '.join(sorted(names))}" if names else "" for names in (replayed_on, devices.captured_on))
+    return "Replayed{}\nagainst captured{}".format(*on)
 
 
-def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
+def _title(what: str, device: str, rows: Sequence[tuple[Row, Duration]]) -> str:
     """Returns the title of a plot with the device and the ways in which rows were timed, the most frequent first."""
-    conditions = Counter(row.conditions for row in rows if row.microbench_us and row.conditions)
-    ways = [way for way, _ in conditions.most_common()]
+    ways = [way for way, _ in Counter(duration.conditions for _, duration in rows).most_common()]
     shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
-    if not shown:
-        captured = any(row.microbench_us is None for row in rows)
-        return what + (f": {device}" if device else "") + (" (captured)" if captured else "")
+    if ways in ([], [Source.CAPTURED], [Source.REPLAYED]):
+        return what + (f": {device}" if device else "") + (f" ({shown})" if shown else "")
     return f"{what}: replays on " + (f"{device} " if device else "") + f"({shown})"
