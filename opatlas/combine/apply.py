@@ -19,10 +19,11 @@ from opatlas.capture.manifest import manifest_path
 from opatlas.combine.table import CombineTally, Conflict, combine_rows, final_conflicts
 from opatlas.counts import add_counts
 from opatlas.data import log
+from opatlas.data.candidates import runs_of
 from opatlas.data.csv_files import read_table, text_table, write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.data.edited import EditedLookup
-from opatlas.data.fold import TableFold, runs_of
+from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents
 from opatlas.data.log import COMBINE, ClocksAhead, Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead
@@ -238,7 +239,7 @@ def combine(
             combined.append(source)
             result.ingests += copy_ingests(target, source.database, result.problems)
         sources = combined
-        clocks = _Clocks(target, known)
+        clocks = _AheadRuns(target, known)
         edited = {source.name: EditedLookup(source.database) for source in sources}
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             try:
@@ -265,7 +266,7 @@ def _pool_captures(target: Database, result: CombineResult) -> None:
     result.captures_pooled = remade.updated
 
 
-class _Clocks:
+class _AheadRuns:
     """Finds runs whose start is in the future, and writes them into the log.
 
     Whether the clock of a run was ahead is decided once, when the run comes into the database.
@@ -295,7 +296,7 @@ def _combine_tables(
     target: Database,
     kernel_type: str,
     sources: Sequence[CombineSource],
-    clocks: _Clocks,
+    clocks: _AheadRuns,
     edited: Mapping[str, EditedLookup],
     result: CombineResult,
 ) -> None:

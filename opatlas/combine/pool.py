@@ -13,9 +13,10 @@ from statistics import median
 
 from opatlas.combine.table import Conflict
 from opatlas.data import log
+from opatlas.data.candidates import RunCells
 from opatlas.data.cells import duration_cells, microseconds, status_cells
 from opatlas.data.database import Database
-from opatlas.data.fold import Part, TableFold
+from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
@@ -43,6 +44,7 @@ from opatlas.row.columns import (
     Status,
     is_microbench_column,
 )
+from opatlas.row.durations import run_medians
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import row_cells, signature, signatures
@@ -212,12 +214,6 @@ def _row_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]
             yield run_id, RunDuration(us, conditions, implementation, None)
 
 
-def run_medians(cell: str) -> dict[str, float]:
-    """Returns the medians in a cell of Pooled Run Durations, in microseconds, by run id."""
-    parts = (part.rpartition(" ") for part in cell.split("; "))
-    return {run_id: us for run_id, _, text in parts if (us := valid_duration(text)) is not None}
-
-
 class Pooling:
     """The durations in the log of a database, to be pooled.
 
@@ -264,7 +260,7 @@ class Pooling:
                 if row.representative != own_run:
                     taken = kept[row.representative].cells
                     reason = taken.pop(STATUS_REASON, "")
-                    is_changed |= fold.put_duration(position, Part(row.representative, taken))
+                    is_changed |= fold.put_duration(position, RunCells(row.representative, taken))
                     if Status.from_cell(cells.get(STATUS, "")) is Status.MEASURED:
                         now[STATUS_REASON] = reason
             is_changed |= fold.rows.set_cells(position, now)

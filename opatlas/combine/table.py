@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opatlas.data.fold import Candidate, FoldChanges, TableFold, candidates_of_rows
+from opatlas.data.candidates import Candidate, candidates_of_rows
+from opatlas.data.fold import FoldChanges, TableFold
 from opatlas.row.columns import (
     AVERAGE,
     DURATION,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from opatlas.combine.pool import run_medians
 from opatlas.row.columns import (
     CONVERSIONS,
     MICROBENCH_DEVICE_KERNELS,
@@ -15,7 +14,7 @@ from opatlas.row.columns import (
     STATUS_REASON,
     Status,
 )
-from opatlas.row.durations import Duration, Source
+from opatlas.row.durations import Duration, Source, run_medians
 from opatlas.row.quality import AMBIGUOUS_LIMIT, NOISE_LIMIT, Quality, valid_duration
 from opatlas.row.table import Row
 from opatlas.show.formats import percent

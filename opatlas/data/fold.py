@@ -15,14 +15,12 @@ measures the row. They are then kept in the log.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import pandas as pd
-
-from opatlas.data.cells import TableEdit, duration_cells, positions_by_key, status_cells
+from opatlas.data.candidates import Candidate, RunCells, status_part
+from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder
@@ -44,180 +42,24 @@ from opatlas.row.columns import (
     is_profiling_column,
 )
 from opatlas.row.quality import valid_duration
-from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells, signature
+from opatlas.row.record import RowName
+from opatlas.row.signature import signature
 from opatlas.row.slots import EMPTY_SHAPE
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
 
-_RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-class Part(NamedTuple):
-    """The cells of one group of a row, and the run that they are of.
-
-    Attributes:
-        at: the place in the run: seconds since the epoch.
-        is_record: whether a record of the run has them; else they are of a row.
-    """
-
-    run_id: str
-    cells: Mapping[str, str]
-    at: float = 0.0
-    is_record: bool = False
-
-    @property
-    def status(self) -> Status | None:
-        """The status, of a part of that group."""
-        return Status.from_cell(self.cells.get(STATUS, ""))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What a run, or a row of another table, has of a row.
-
-    Attributes:
-        cells: the cells from which the row is appended where it is missing.
-        duration, status, captured: the parts; None if there is none.
-        appends: whether the row is appended where it is missing.
-        launched: whether the row was launched for another one, and not requested itself.
-        record: the record of the run; None for a row of another table.
-    """
-
-    kernel_type: str
-    signature: str
-    cells: Mapping[str, str]
-    duration: Part | None = None
-    status: Part | None = None
-    captured: Mapping[str, str] | None = None
-    appends: bool = False
-    launched: bool = False
-    record: Record | None = None
-
-    @property
-    def by_product(self) -> bool:
-        """Whether a run that appends no rows launched it for another row: it fills only a row without any duration."""
-        return self.launched and not self.appends
-
-    @property
-    def run_id(self) -> str:
-        part = self.duration or self.status
-        return part.run_id if part is not None else ""
-
-
-def candidates_of_records(records: Iterable[Record], appending: Container[str]) -> dict[str, list[Candidate]]:
-    """Returns what records have of rows, by kernel type.
-
-    Samples of a sibling type (opatlas/row/siblings.py) belong to the launched row. They also fill the requested row,
-    whose Status Reason names the launched type; the requested row is never appended for them. What a run measured of
-    the row itself counts before samples of the row that were taken for another one.
-
-    Args:
-        appending: the runs that append rows.
-    """
-    by_run: dict[str, list[Record]] = {}
-    for record in records:
-        by_run.setdefault(record.run_id, []).append(record)
-    found: dict[str, list[Candidate]] = {}
-    for run_id, of_run in by_run.items():
-        appends = run_id in appending
-        # The last record of a row counts, whichever process wrote it.
-        own = {
-            RowName(record.kernel_type, record.signature): record
-            for record in sorted(of_run, key=lambda record: record.finished_at)
-        }
-        launched: dict[RowName, Record] = {}
-        for requested in list(own.values()):
-            sibling = requested.launched_record()
-            if sibling is None:
-                continue
-            name = RowName(sibling.kernel_type, sibling.signature)
-            there = own.get(name)
-            if there is not None and there.measurement is not None and there.measurement.ran_as is not None:
-                # The row's own record has samples of a sibling; these are samples of the row itself.
-                del own[name]
-                there = None
-            if there is None:
-                launched[name] = sibling
-        for record in own.values():
-            is_other = record.measurement is not None and record.measurement.ran_as is not None
-            one = _candidate(record, appends=appends and record.measurement is not None and not is_other)
-            found.setdefault(record.kernel_type, []).append(one)
-        for record in launched.values():
-            one = _candidate(record, appends=appends, launched=True)
-            found.setdefault(record.kernel_type, []).append(one)
-    return found
-
-
-def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Candidate:
-    def part(cells: Mapping[str, str]) -> Part:
-        return Part(record.run_id, cells, record.finished_at, is_record=True)
-
-    return Candidate(
-        record.kernel_type,
-        record.signature,
-        record.cells,
-        None if record.measurement is None else part(duration_cells(record)),
-        part(status_cells(record)),
-        appends=appends,
-        launched=launched,
-        record=record,
-    )
-
-
-def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
-    """Returns what some rows of another table have; all of them are appended where they are missing."""
-    kind = table.kind
-    found = []
-    for position, cells in zip(positions, row_cells(table.frame.iloc[list(positions)]), strict=True):
-        name, has_duration = table.signatures[position], bool(table.replayed.known[position])
-        captured = {column: cell for column, cell in cells.items() if is_profiling_column(column)}
-        duration = {column: cell for column, cell in cells.items() if kind.is_replayed(column)}
-        found.append(
-            Candidate(
-                table.kernel_type,
-                name,
-                cells,
-                Part(cells.get(RUN_ID, ""), duration) if has_duration else None,
-                status_part(cells, has_duration=has_duration),
-                captured if any(captured.values()) else None,
-                appends=True,
-            )
-        )
-    return found
-
-
-def status_part(cells: Mapping[str, str], *, has_duration: bool) -> Part | None:
-    """Returns the status of a row; None for a row that never ran.
-
-    A duration with an empty Status is a status; "measured" without a duration is none. Where no cell names the run of
-    the status, it is that of the duration.
-    """
-    status = cells.get(STATUS, "")
-    if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
-        return None
-    reason, run_id = cells.get(STATUS_REASON, ""), cells.get(STATUS_RUN_ID, "")
-    if not run_id:
-        # Earlier versions wrote the run behind the reason, where it is not that of the duration.
-        found = _RUN_IN_REASON.search(reason)
-        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(RUN_ID, ""))
-    own = {name: cells.get(name, "") for name in (*STATUS_GROUP, MAX_ERROR)}
-    return Part(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
-
-
-def runs_of(table: RowTable) -> set[str]:
-    """Returns the runs that the rows of a table name."""
-    return {run_id for name in (RUN_ID, STATUS_RUN_ID) for run_id in table.cells(name) if run_id}
-
-
-class Choice(NamedTuple):
+class DurationChoice(NamedTuple):
     """Two durations of a row, of which one was chosen: the row's own, and that of a candidate."""
 
     position: int
     candidate: Candidate
     taken: bool
-    kept: Part
-    dropped: Part
+    kept: RunCells
+    dropped: RunCells
 
 
 @dataclass
@@ -244,7 +86,7 @@ class FoldChanges:
     changed: set[int] = field(default_factory=set)
     outdated: list[tuple[int, Candidate]] = field(default_factory=list)
     missing: list[Candidate] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[DurationChoice] = field(default_factory=list)
 
 
 class TableFold:
@@ -345,7 +187,7 @@ class TableFold:
         """Fills the empty ones of some cells."""
         self.rows.set_cells(position, {name: cell for name, cell in cells.items() if not self.rows[name][position]})
 
-    def put_duration(self, position: int, part: Part) -> bool:
+    def put_duration(self, position: int, part: RunCells) -> bool:
         """Gives a row a duration; what it replaces is kept in the log. Returns whether a cell changed."""
         own = self._own_duration(position)
         if own is not None and self._differ(own, part):
@@ -423,7 +265,7 @@ class TableFold:
             taken = self._is_newer(position, part, own, new)
             if own is not None and self._differ(own, part):
                 kept, dropped = (part, own) if taken else (own, part)
-                changes.choices.append(Choice(position, candidate, taken, kept, dropped))
+                changes.choices.append(DurationChoice(position, candidate, taken, kept, dropped))
                 if taken:
                     self._keep_own(position, part.run_id)
                 elif not part.is_record:
@@ -435,20 +277,20 @@ class TableFold:
                 changes.changed.add(position)
             changes.measured[position] = candidate
 
-    def _own_duration(self, position: int) -> Part | None:
+    def _own_duration(self, position: int) -> RunCells | None:
         if not self.has_duration(position):
             return None
         names = (*self._columns, self._kind.duration_columns[0], RUN_ID)
-        return Part(self.rows[RUN_ID][position], {name: self.rows[name][position] for name in names})
+        return RunCells(self.rows[RUN_ID][position], {name: self.rows[name][position] for name in names})
 
-    def _differ(self, own: Part, other: Part) -> bool:
+    def _differ(self, own: RunCells, other: RunCells) -> bool:
         column = self._kind.duration_columns[0]
         # Of one run, and without a run id, different durations are different measurements.
         return own.run_id != other.run_id or (
             valid_duration(own.cells[column]) != valid_duration(other.cells.get(column, ""))
         )
 
-    def _is_newer(self, position: int, part: Part, own: Part | None, new: Container[str] | None) -> bool:
+    def _is_newer(self, position: int, part: RunCells, own: RunCells | None, new: Container[str] | None) -> bool:
         if own is None:
             return True
         if own.run_id == part.run_id:
@@ -459,7 +301,7 @@ class TableFold:
             return False
         return self._order.age(part.run_id) > self._order.age(own.run_id)
 
-    def _counts_in_run(self, position: int, part: Part, own: Part, new: Container[str] | None) -> bool:
+    def _counts_in_run(self, position: int, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
         """Returns whether a duration replaces another one of the same run."""
         if part.is_record:
             return new is None or part.run_id in new
@@ -473,7 +315,7 @@ class TableFold:
     def _fold_status(
         self,
         position: int,
-        own: Part | None,
+        own: RunCells | None,
         candidates: Sequence[Candidate],
         new: Container[str] | None,
         changes: FoldChanges,
@@ -531,7 +373,7 @@ class TableFold:
         """Returns whether a candidate is a by-product that the row has no use for."""
         return candidate.by_product and changes.measured.get(position) is not candidate
 
-    def status_of(self, position: int) -> Part | None:
+    def status_of(self, position: int) -> RunCells | None:
         """Returns the status of a row; None for a row that never ran."""
         names = (*STATUS_GROUP, MAX_ERROR, RUN_ID)
         cells = {name: self.rows[name][position] for name in names}
@@ -544,7 +386,7 @@ class TableFold:
             if before != [self.rows[name][position] for name in cells if name not in (RUN_ID, STATUS_RUN_ID)]:
                 changes.statuses.add(position)
 
-    def _crashes(self, newest: Part, own: Part | None, candidates: Sequence[Candidate]) -> str:
+    def _crashes(self, newest: RunCells, own: RunCells | None, candidates: Sequence[Candidate]) -> str:
         """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass."""
         if newest.status is None or not newest.status.crash:
             return ""
@@ -556,7 +398,7 @@ class TableFold:
         if is_late:
             # The count in a cell does not say which runs it counted.
             logged = self._logged(candidates[0].signature)
-            parts |= {run: Part(run, {STATUS: status.value}) for run, status in logged.items()}
+            parts |= {run: RunCells(run, {STATUS: status.value}) for run, status in logged.items()}
         count = 0
         for part in sorted(parts.values(), key=self._key):
             if part.status is not None and part.status.crash:
@@ -591,7 +433,7 @@ class TableFold:
         if own is not None and not self.rows[STATUS_RUN_ID][position]:
             self.rows.set_cells(position, {name: own.cells[name] for name in (STATUS_REASON, STATUS_RUN_ID)})
 
-    def _set_duration(self, position: int, part: Part) -> bool:
+    def _set_duration(self, position: int, part: RunCells) -> bool:
         self._name_run_of_status(position)
         (self._recorded.add if part.is_record else self._recorded.discard)(position)
         return self.rows.set_cells(position, {**dict.fromkeys(self._columns, ""), **part.cells})
@@ -615,12 +457,12 @@ class TableFold:
     def _cells(self, position: int) -> dict[str, str]:
         return {name: self.rows[name][position] for name in self._table.columns}
 
-    def _key(self, part: Part | None) -> tuple[Age, float]:
+    def _key(self, part: RunCells | None) -> tuple[Age, float]:
         assert part is not None
         return self._order.age(part.run_id), part.at
 
 
-def _count(part: Part) -> int:
+def _count(part: RunCells) -> int:
     """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
     return parse_whole(part.cells.get(CRASHES_IN_A_ROW, "")) or 0
 

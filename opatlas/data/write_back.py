@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.data import journal, log
+from opatlas.data.candidates import Candidate, candidates_of_records
 from opatlas.data.database import Database
-from opatlas.data.fold import Candidate, FoldChanges, TableFold, candidates_of_records
+from opatlas.data.fold import FoldChanges, TableFold
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import Log, run_order
 from opatlas.data.pruned import pruned_signatures

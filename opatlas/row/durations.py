@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from opatlas.arrays import Floats, Mask
-from opatlas.row.quality import Quality, is_noisy
+from opatlas.row.quality import Quality, is_noisy, valid_duration
 
 
 class Source(str, Enum):
@@ -136,3 +136,9 @@ class Durations:
             cache=self.cache[position],
             instrument=self.instrument[position],
         )
+
+
+def run_medians(cell: str) -> dict[str, float]:
+    """Returns the medians in a cell of Pooled Run Durations, in microseconds, by run id."""
+    parts = (part.rpartition(" ") for part in cell.split("; "))
+    return {run_id: us for run_id, _, text in parts if (us := valid_duration(text)) is not None}

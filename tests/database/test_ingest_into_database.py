@@ -244,7 +244,7 @@ def test_launches_of_two_kinds_are_told_and_no_quality_of_a_replay(database, ing
     outcome = ingest(*two_kinds, *[launch(type="Mul", duration=str(100 + n % 3)) for n in range(20)])
     (row,) = rows(database)
     assert numbers_in(row["Profiling Populations"]) == (10, 177.1, 10, 204.1)
-    assert rows(database, "Mul")[0]["Profiling Populations"] == ""
+    assert not rows(database, "Mul")[0].get("Profiling Populations")
     (mixed,) = outcome.mixed
     assert (mixed.kernel_type, mixed.modes.low_count, mixed.modes.high_count) == ("MatMulV3", 10, 10)
     # Launches of a third kind in between leave one population.

@@ -1,0 +1,185 @@
+"""Candidates for the cells of rows: what runs measured, and what the rows of other tables have.
+
+opatlas/data/fold.py decides between them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from opatlas.data.cells import duration_cells, status_cells
+from opatlas.row.columns import (
+    MAX_ERROR,
+    RUN_ID,
+    STATUS,
+    STATUS_GROUP,
+    STATUS_REASON,
+    STATUS_RUN_ID,
+    Status,
+    is_profiling_column,
+)
+from opatlas.row.record import Record, RowName
+from opatlas.row.signature import row_cells
+from opatlas.row.table import RowTable
+
+_RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
+
+
+class RunCells(NamedTuple):
+    """The cells of one group of a row, and the run that they are of.
+
+    Attributes:
+        at: the place in the run: seconds since the epoch.
+        is_record: whether a record of the run has them; else they are of a row.
+    """
+
+    run_id: str
+    cells: Mapping[str, str]
+    at: float = 0.0
+    is_record: bool = False
+
+    @property
+    def status(self) -> Status | None:
+        """The status, of a part of that group."""
+        return Status.from_cell(self.cells.get(STATUS, ""))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a run, or a row of another table, has of a row.
+
+    Attributes:
+        cells: the cells from which the row is appended where it is missing.
+        duration, status, captured: the parts; None if there is none.
+        appends: whether the row is appended where it is missing.
+        launched: whether the row was launched for another one, and not requested itself.
+        record: the record of the run; None for a row of another table.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    duration: RunCells | None = None
+    status: RunCells | None = None
+    captured: Mapping[str, str] | None = None
+    appends: bool = False
+    launched: bool = False
+    record: Record | None = None
+
+    @property
+    def by_product(self) -> bool:
+        """Whether a run that appends no rows launched it for another row: it fills only a row without any duration."""
+        return self.launched and not self.appends
+
+    @property
+    def run_id(self) -> str:
+        part = self.duration or self.status
+        return part.run_id if part is not None else ""
+
+
+def candidates_of_records(records: Iterable[Record], appending: Container[str]) -> dict[str, list[Candidate]]:
+    """Returns what records have of rows, by kernel type.
+
+    Samples of a sibling type (opatlas/row/siblings.py) belong to the launched row. They also fill the requested row,
+    whose Status Reason names the launched type; the requested row is never appended for them. What a run measured of
+    the row itself counts before samples of the row that were taken for another one.
+
+    Args:
+        appending: the runs that append rows.
+    """
+    by_run: dict[str, list[Record]] = {}
+    for record in records:
+        by_run.setdefault(record.run_id, []).append(record)
+    found: dict[str, list[Candidate]] = {}
+    for run_id, of_run in by_run.items():
+        appends = run_id in appending
+        # The last record of a row counts, whichever process wrote it.
+        own = {
+            RowName(record.kernel_type, record.signature): record
+            for record in sorted(of_run, key=lambda record: record.finished_at)
+        }
+        launched: dict[RowName, Record] = {}
+        for requested in list(own.values()):
+            sibling = requested.launched_record()
+            if sibling is None:
+                continue
+            name = RowName(sibling.kernel_type, sibling.signature)
+            there = own.get(name)
+            if there is not None and there.measurement is not None and there.measurement.ran_as is not None:
+                # The row's own record has samples of a sibling; these are samples of the row itself.
+                del own[name]
+                there = None
+            if there is None:
+                launched[name] = sibling
+        for record in own.values():
+            is_other = record.measurement is not None and record.measurement.ran_as is not None
+            one = _candidate(record, appends=appends and record.measurement is not None and not is_other)
+            found.setdefault(record.kernel_type, []).append(one)
+        for record in launched.values():
+            one = _candidate(record, appends=appends, launched=True)
+            found.setdefault(record.kernel_type, []).append(one)
+    return found
+
+
+def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Candidate:
+    def part(cells: Mapping[str, str]) -> RunCells:
+        return RunCells(record.run_id, cells, record.finished_at, is_record=True)
+
+    return Candidate(
+        record.kernel_type,
+        record.signature,
+        record.cells,
+        None if record.measurement is None else part(duration_cells(record)),
+        part(status_cells(record)),
+        appends=appends,
+        launched=launched,
+        record=record,
+    )
+
+
+def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
+    """Returns what some rows of another table have; all of them are appended where they are missing."""
+    kind = table.kind
+    found = []
+    for position, cells in zip(positions, row_cells(table.frame.iloc[list(positions)]), strict=True):
+        name, has_duration = table.signatures[position], bool(table.replayed.known[position])
+        captured = {column: cell for column, cell in cells.items() if is_profiling_column(column)}
+        duration = {column: cell for column, cell in cells.items() if kind.is_replayed(column)}
+        found.append(
+            Candidate(
+                table.kernel_type,
+                name,
+                cells,
+                RunCells(cells.get(RUN_ID, ""), duration) if has_duration else None,
+                status_part(cells, has_duration=has_duration),
+                captured if any(captured.values()) else None,
+                appends=True,
+            )
+        )
+    return found
+
+
+def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | None:
+    """Returns the status of a row; None for a row that never ran.
+
+    A duration with an empty Status is a status; "measured" without a duration is none. Where no cell names the run of
+    the status, it is that of the duration.
+    """
+    status = cells.get(STATUS, "")
+    if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
+        return None
+    reason, run_id = cells.get(STATUS_REASON, ""), cells.get(STATUS_RUN_ID, "")
+    if not run_id:
+        # Earlier versions wrote the run behind the reason, where it is not that of the duration.
+        found = _RUN_IN_REASON.search(reason)
+        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(RUN_ID, ""))
+    own = {name: cells.get(name, "") for name in (*STATUS_GROUP, MAX_ERROR)}
+    return RunCells(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
+
+
+def runs_of(table: RowTable) -> set[str]:
+    """Returns the runs that the rows of a table name."""
+    return {run_id for name in (RUN_ID, STATUS_RUN_ID) for run_id in table.cells(name) if run_id}
