@@ -90,6 +90,7 @@ def make_plan(
             planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
             if captures is not None:
                 _take_captured(planned, captures, chosen)
+            planned.table = planned.table.without_derived()
             plan.tables[planned.key] = planned
         except Exception as error:
             # An error in one file does not keep the rows of other files from running.

@@ -94,6 +94,10 @@ class RowTable:
         found: pd.DataFrame = self._arrow.to_pandas()
         return found
 
+    def without_derived(self) -> RowTable:
+        """Returns the table without all that was computed from it: it takes less memory until that is asked again."""
+        return RowTable(self.kernel_type, self.path, self.frame if self._arrow is None else self._arrow)
+
     @property
     def kind(self) -> RowKind:
         """Rows of a kernel, or messages of a collective."""
