@@ -101,3 +101,11 @@ def test_a_message_stores_the_median_and_other_tools_an_average() -> None:
 def test_the_last_run_of_a_row_is_typed() -> None:
     rows = table({STATUS: "measured"}, {STATUS: ""}, {STATUS: "device-error"}, {STATUS: "other"})
     assert rows.statuses == [Status.MEASURED, None, Status.DEVICE_ERROR, None]
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_a_table_without_what_was_computed_is_the_same_table(arrow: bool) -> None:
+    rows = table({"Status": "crashed", "Crashes In A Row": "2"}, {"Status": "measured"}, arrow=arrow)
+    again = rows.without_derived()
+    assert [row.crashes for row in again] == [row.crashes for row in rows] == [2, 0]
+    assert (again.columns, again.statuses, again.signatures) == (rows.columns, rows.statuses, rows.signatures)
