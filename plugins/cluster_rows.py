@@ -19,7 +19,7 @@ from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from .cluster import cluster_of
 from .collector import needs_group, row_of, will_run
 from .item_rows import JobOf
-from .plan import CaseRow
+from .plan import PlannedRow
 from .session_context import SessionContext
 
 #: Called with each outcome as it arrives, and the device that it is from.
@@ -198,9 +198,10 @@ def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
     items.sort(key=key)
 
 
-def _expected_ms(row: CaseRow, peak: Peak) -> int:
+def _expected_ms(row: PlannedRow, peak: Peak) -> int:
     """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
-    expected_us = row.stored_us or row.captured_us
+    replayed = row.row.replayed
+    expected_us = replayed.us if replayed is not None else row.captured_us
     if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
         expected_us = bound_us(work, peak, cold=True)
     return int((expected_us or 0.0) / 1000)

@@ -16,7 +16,7 @@ from opatlas.row.errors import ReplayError
 from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import case_id_in
 
-from .plan import CaseRow, KnownFailure, Plan, TablePlan
+from .plan import CasesOfTable, KnownFailure, Plan, PlannedRow
 from .session_context import SessionContext
 
 #: In the shared folder: why the rows that a worker of xdist has collected are refused.
@@ -29,7 +29,7 @@ class RowWithoutReplay(pytest.Item):
     #: The node ids begin with it, and -k selects by it.
     FILE = "without_replay"
 
-    def __init__(self, *, row: CaseRow, run: Callable[[Any], None], **node: Any) -> None:
+    def __init__(self, *, row: PlannedRow, run: Callable[[Any], None], **node: Any) -> None:
         super().__init__(**node)
         self.row = row
         self._run = run
@@ -44,7 +44,7 @@ class RowWithoutReplay(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Returns file and line of the row."""
-        return self.row.table.path, self.row.position + 1, self.name
+        return self.row.plan.table.path, self.row.position + 1, self.name
 
 
 def lacks_replay(nodeid: str) -> bool:
@@ -164,16 +164,16 @@ class Collector:
                     item.add_marker(skip)
                 yield item
 
-    def _tables(self, function: Any) -> Iterator[TablePlan]:
+    def _tables(self, function: Any) -> Iterator[CasesOfTable]:
         spec = replay_spec(function)
         assert spec is not None
         plan = self._make_plan()
         if spec.column:
-            return (table for table in plan.tables.values() if any(table.columns.get(spec.column, ())))
+            return (table for table in plan.tables.values() if any(table.table.cells(spec.column)))
         return (table for name in spec.kernel_types for table in plan.tables_of(name))
 
 
-def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
+def interleaved(tables: Sequence[CasesOfTable]) -> Iterator[tuple[str, PlannedRow, KnownFailure | None]]:
     """Yields the cases of tables; the cases of one row in several implementations follow each other.
 
     The clocks of a device change with time, so rivals are measured within seconds of each other.
@@ -182,7 +182,7 @@ def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, Kno
         for table in tables:
             yield from table.rows()
         return
-    by_row: dict[str, list[tuple[str, CaseRow, KnownFailure | None]]] = {}
+    by_row: dict[str, list[tuple[str, PlannedRow, KnownFailure | None]]] = {}
     for table in tables:
         for case in table.rows():
             by_row.setdefault(case[0].removesuffix(table.suffix), []).append(case)
@@ -193,7 +193,7 @@ def interleaved(tables: Sequence[TablePlan]) -> Iterator[tuple[str, CaseRow, Kno
 def _several_tests(item: pytest.Item) -> str:
     """Returns why an item is refused that is one of several tests of a row; "" for others."""
     row = row_of(item)
-    if row is None or case_id_in(item.nodeid) == row.table.cases[row.position]:
+    if row is None or case_id_in(item.nodeid) == row.plan.cases[row.position]:
         return ""
     return (
         f"{item.nodeid}: a row is one test of a session, and a mark or an option of another plugin (--count of "
@@ -206,13 +206,13 @@ def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
     return f"{kernel_type} has no replay{f': {why}' if why else suggest_spelling(kernel_type, replayed)}"
 
 
-def row_of(item: pytest.Item) -> CaseRow | None:
+def row_of(item: pytest.Item) -> PlannedRow | None:
     """Returns the row that an item replays; None for other tests."""
     if isinstance(item, RowWithoutReplay):
         return item.row
     callspec = getattr(item, "callspec", None)
     row = callspec.params.get("row") if callspec is not None else None
-    return row if isinstance(row, CaseRow) else None
+    return row if isinstance(row, PlannedRow) else None
 
 
 def will_run(item: pytest.Item) -> bool:

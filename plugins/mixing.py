@@ -53,7 +53,7 @@ def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarg
 
 def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
     """Returns a note if captured durations are of another device than the session's."""
-    if not any(table.captured for table in plan.tables.values()):
+    if not any(table.has_captured for table in plan.tables.values()):
         return []
     note = captured_mismatch(provenance, settings)
     return [note] if note else []

@@ -34,7 +34,7 @@ from opatlas.text import first_line
 
 from .collector import row_of
 from .model_options import ANSWERS, ModelSettings
-from .plan import CaseRow
+from .plan import PlannedRow
 from .session_context import SessionContext
 
 #: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
@@ -150,7 +150,7 @@ class ModelRuns:
         """Returns whether the next request of a session would meet the same error."""
         return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
 
-    def _name(self, row: CaseRow) -> str:
+    def _name(self, row: PlannedRow) -> str:
         return self._session.targets[row.target].implementation.name
 
     def _source(self, name: str, path: Path) -> KernelSource:

@@ -8,30 +8,41 @@ are cases in every update mode.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from opatlas.arrays import Floats
 from opatlas.combine.provenance import Staleness, StoredDuration
 from opatlas.data.edited import EditedRows
 from opatlas.data.op_mapping import WrittenMapping
 from opatlas.data.write_back import RecoveredJournal
 from opatlas.row.columns import (
+    BASE,
     CACHE_STATE,
-    CRASHES_IN_A_ROW,
+    EP_SIZE,
     IMPLEMENTATION,
     INSTRUMENT,
+    LEGACY_AVG_SEQ_LEN,
+    MESSAGE,
     MICROBENCH_SAMPLES,
     RUN_ID,
-    STATUS,
-    Status,
+    RUNTIME,
+    SUITE,
+    TASK,
 )
 from opatlas.row.signature import make_case_id, signature
+from opatlas.row.table import FIRST_LINE, Row, RowTable
 from opatlas.text import parse_whole
 
+#: Columns that a replay may need.
+_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
 #: Targets without a case that are still named one by one.
 _FEW_TARGETS = 3
 
@@ -51,23 +62,28 @@ class KnownFailure:
     strict: bool = False
 
 
-class CaseRow:
+class PlannedRow:
     """One row as a case. The object refers to the plan and copies nothing, because there may be very many rows."""
 
-    __slots__ = ("position", "table")
+    __slots__ = ("plan", "position")
 
-    def __init__(self, table: TablePlan, position: int) -> None:
-        self.table = table
+    def __init__(self, plan: CasesOfTable, position: int) -> None:
+        self.plan = plan
         self.position = position
+
+    @property
+    def row(self) -> Row:
+        """The row, as it was when the plan was made."""
+        return self.plan.table.row(self.position)
 
     @property
     def target(self) -> int:
         """The number of the target that the row belongs to."""
-        return self.table.target
+        return self.plan.target
 
     @property
     def kernel_type(self) -> str:
-        return self.table.kernel_type
+        return self.plan.kernel_type
 
     @property
     def signature(self) -> str:
@@ -76,141 +92,134 @@ class CaseRow:
     @property
     def cells(self) -> dict[str, str]:
         """The cells that identify the row and its call, by column."""
-        return {name: cells[self.position] for name, cells in self.table.columns.items()}
+        return {name: cells[self.position] for name, cells in self.plan.call_cells.items()}
 
     @property
     def row_id(self) -> str:
         """The id of the case without the end that tells its target: the same for all implementations of a row."""
-        return self.table.cases[self.position].removesuffix(self.table.suffix)
-
-    @property
-    def first_run(self) -> bool:
-        """Whether no earlier session ran the row."""
-        return self.table.status(self.position) is None
+        return self.plan.cases[self.position].removesuffix(self.plan.suffix)
 
     @property
     def given_up(self) -> str:
         """Why the row fails without being run; "" for a row that is run or xfail."""
-        expected = self.table.known_failures.get(self.position)
+        expected = self.plan.known_failures.get(self.position)
         return expected.reason if expected is not None and expected.strict else ""
-
-    @property
-    def stored_us(self) -> float | None:
-        """The replayed duration that the row had when the plan was made, in microseconds."""
-        return self.table.measured.get(self.position)
 
     @property
     def captured_us(self) -> float | None:
         """The captured duration that the row had when the plan was made, in microseconds."""
-        return self.table.captured.get(self.position)
-
-    @property
-    def stored_instrument(self) -> str:
-        """The instrument of the replayed duration that the row had when the plan was made; "" if the row has none."""
-        has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
-        return self.table.state[INSTRUMENT][self.position].strip() if has_one else ""
+        return self.plan.captured_us(self.position)
 
     @property
     def place(self) -> str:
         """File and line when the plan was made; only the file for a row that is not in the file yet."""
-        is_there = self.position < self.table.rows_in_file
-        return f"{self.table.path}:{self.position + 2}" if is_there else f"{self.table.path} (a new row)"
+        path, is_there = self.plan.table.path, self.position < self.plan.rows_in_file
+        return f"{path}:{self.position + FIRST_LINE}" if is_there else f"{path} (a new row)"
 
     def __repr__(self) -> str:
         return f"{self.kernel_type}[{self.signature}]"
 
 
 @dataclass
-class TablePlan:
-    """The rows of one kernel type in the database of one target.
+class CasesOfTable:
+    """The cases among the rows of one kernel type in the database of one target.
 
     Attributes:
-        target: number of the target.
-        suffix: the end of the ids of the cases; "" for the default implementation.
+        table: the rows, as they were when the plan was made.
         rows_in_file: the number of rows in the file; later rows were named by options.
-        columns: the cells that a replay needs, a list over all rows for each column.
-        state: the cells that say what became of the row and how it was measured, likewise.
-        columns_by_slug: all columns of the file, named as in --where.
         cases: ids of the cases, by position of the row.
         known_failures: the cases that are xfail, or fail without being run, by position.
-        not_selected: ids of rows that --where does not select.
+        not_selected: ids of rows that --where does not select, by position.
         left_out: ids of rows that --where selects and the update mode leaves out, by position.
         other_shards: positions of rows that belong to other shards.
-        unresolved: statuses of the rows that an earlier session ran and failed to measure, by id.
-        duplicates: positions of rows with the signature of an earlier row.
-        measured_duplicates: positions of duplicates with a replayed duration, by the id of the earlier row.
+        duplicates: ids of rows with the signature of an earlier row, by position.
         invalid_durations: duration cells without a valid duration, as "line: text".
         misspelt: sentences on columns whose names may be misspelt.
-        measured: replayed durations in microseconds, by position.
         staleness: staleness of the replayed durations of selected rows, by id; only with --update-mode=stale.
-        captured_only: ids of rows with a captured duration and no replayed duration.
-        captured: captured durations of cases in microseconds, by position.
+        captured: captured durations in microseconds, NaN for a row without one. Another database may have them.
         captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
             tables of other kernel types were not read.
     """
 
-    kernel_type: str
-    path: Path
-    rows_in_file: int
-    columns: dict[str, list[str]]
-    state: dict[str, list[str]] = field(default_factory=dict)
-    columns_by_slug: frozenset[str] = frozenset()
+    table: RowTable
+    rows_in_file: int = 0
     cases: dict[int, str] = field(default_factory=dict)
     known_failures: dict[int, KnownFailure] = field(default_factory=dict)
-    not_selected: list[str] = field(default_factory=list)
+    not_selected: dict[int, str] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
     other_shards: list[int] = field(default_factory=list)
-    unresolved: dict[str, str] = field(default_factory=dict)
-    duplicates: list[int] = field(default_factory=list)
-    measured_duplicates: dict[str, list[int]] = field(default_factory=dict)
+    duplicates: dict[int, str] = field(default_factory=dict)
     invalid_durations: list[str] = field(default_factory=list)
     misspelt: list[str] = field(default_factory=list)
-    measured: dict[int, float] = field(default_factory=dict)
     staleness: dict[str, Staleness] = field(default_factory=dict)
-    captured_only: set[str] = field(default_factory=set)
-    captured: dict[int, float] = field(default_factory=dict)
+    captured: Floats = field(default_factory=lambda: np.empty(0))
     captured_time_us: float | None = 0.0
     target: int = 0
     suffix: str = ""
+
+    @property
+    def kernel_type(self) -> str:
+        return self.table.kernel_type
 
     @property
     def key(self) -> str:
         """The key of the table in `Plan.tables`."""
         return f"{self.kernel_type}{self.suffix}"
 
+    @cached_property
+    def call_cells(self) -> Mapping[str, list[str]]:
+        """The cells that a replay may need, by column."""
+        return {name: self.table.cells(name) for name in _CALL if name in self.table.columns}
+
     def case_id(self, row_signature: str, row_digest: str = "") -> str:
         """Returns the id of a row by its signature."""
         return f"{make_case_id(self.kernel_type, row_signature, row_digest)}{self.suffix}"
 
-    def status(self, position: int) -> Status | None:
-        """Returns the status of the last session that ran a row; None if none did."""
-        return Status.from_cell(self.state[STATUS][position]) if STATUS in self.state else None
+    def captured_us(self, position: int) -> float | None:
+        """Returns the captured duration of a row in microseconds; None if it has none."""
+        us = float(self.captured[position])
+        return None if math.isnan(us) else us
 
-    def run_id(self, position: int) -> str:
-        """Returns the run that measured a row; "" where the row does not say."""
-        return self.state[RUN_ID][position].strip() if RUN_ID in self.state else ""
+    @property
+    def has_captured(self) -> bool:
+        """Whether a case has a captured duration."""
+        return not np.isnan(self.captured[list(self.cases)]).all()
 
-    def crashes(self, position: int) -> int:
-        """Returns the number of consecutive sessions in which a row crashed or timed out."""
-        cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
-        return parse_whole(cell) or 0
+    @property
+    def captured_only(self) -> set[str]:
+        """The ids of left out rows with a duration, and without a replayed one."""
+        replayed, *others = self.table.durations
+        known = [~replayed.known & durations.known for durations in others]
+        return {case_id for at, case_id in self.left_out.items() if any(each[at] for each in known)}
+
+    @property
+    def unresolved(self) -> dict[str, str]:
+        """The statuses of the rows that an earlier session ran and failed to measure, by id."""
+        statuses = self.table.statuses
+        return {
+            case_id: str(status)
+            for at, case_id in sorted({**self.cases, **self.left_out, **self.not_selected}.items())
+            if (status := statuses[at]) is not None and status.expected_to_fail
+        }
 
     def stored(self, selected: Container[str]) -> Iterator[StoredDuration]:
         """Yields the replayed durations that new durations of the selected cases would replace."""
+        replayed = self.table.replayed
+        duplicates: dict[str, list[int]] = {}
+        for position, case_id in self.duplicates.items():
+            duplicates.setdefault(case_id, []).append(position)
         for position, case_id in self.cases.items():
             expected = self.known_failures.get(position)
             if case_id in selected and (expected is None or expected.run):
-                if position in self.measured:
-                    yield self._stored(position)
-                yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
+                for each in (position, *duplicates.get(case_id, ())):
+                    if replayed.known[each]:
+                        yield self._stored(self.table.row(each))
 
-    def _stored(self, position: int) -> StoredDuration:
-        run_id, cache, instrument, samples, implementation = (
-            self.state[name][position].strip() if name in self.state else ""
-            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
+    def _stored(self, row: Row) -> StoredDuration:
+        run_id, cache, instrument, samples, implementation = map(
+            row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
         )
-        place = f"{self.path.name}:{position + 2}"
-        return StoredDuration(place, run_id, cache, instrument, parse_whole(samples), implementation)
+        return StoredDuration(row.place, run_id, cache, instrument, parse_whole(samples), implementation)
 
     def admit(self, case_ids: Container[str] | None = None) -> None:
         """Makes cases of rows that the update mode left out; None: of all of them."""
@@ -219,10 +228,10 @@ class TablePlan:
                 self.cases[position] = self.left_out.pop(position)
                 self.staleness.pop(case_id, None)
 
-    def rows(self) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
+    def rows(self) -> Iterator[tuple[str, PlannedRow, KnownFailure | None]]:
         """Yields the id of each case, its row, and its known failure."""
         for position, case_id in self.cases.items():
-            yield case_id, CaseRow(self, position), self.known_failures.get(position)
+            yield case_id, PlannedRow(self, position), self.known_failures.get(position)
 
 
 @dataclass(frozen=True)
@@ -257,7 +266,7 @@ class Plan:
     """The cases of a session.
 
     Attributes:
-        tables: the plan of each kernel type and target, by `TablePlan.key`; a file that cannot be read has none.
+        tables: the plan of each kernel type and target, by `CasesOfTable.key`; a file that cannot be read has none.
         problems: files that cannot be read; they make the session fail.
         prepared: what was done to each database first.
         notes: what the user should know about the durations in the database.
@@ -266,7 +275,7 @@ class Plan:
         suffixes: the ends of the ids of cases, one for each target.
     """
 
-    tables: dict[str, TablePlan] = field(default_factory=dict)
+    tables: dict[str, CasesOfTable] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     prepared: list[PreparedDatabase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -279,7 +288,7 @@ class Plan:
         """Whether the database has no file of a kernel type."""
         return not self.tables and not self.problems
 
-    def tables_of(self, kernel_type: str) -> list[TablePlan]:
+    def tables_of(self, kernel_type: str) -> list[CasesOfTable]:
         """Returns the plans of a kernel type, in the order of the targets."""
         keys = (f"{kernel_type}{suffix}" for suffix in self.suffixes)
         return [self.tables[key] for key in keys if key in self.tables]
@@ -307,10 +316,10 @@ class Plan:
 
     def without_rows(self) -> list[Path]:
         """Returns the files without a row."""
-        return [table.path for table in self.tables.values() if not any(table.columns.values())]
+        return [cases.table.path for cases in self.tables.values() if not len(cases.table)]
 
     def invalid_durations(self) -> dict[str, list[str]]:
-        """Returns the duration cells without a valid duration, by `TablePlan.key`."""
+        """Returns the duration cells without a valid duration, by `CasesOfTable.key`."""
         return {key: table.invalid_durations for key, table in self.tables.items() if table.invalid_durations}
 
     def case_ids(self) -> set[str]:
@@ -321,9 +330,9 @@ class Plan:
         """Returns the ids of the cases without a replayed duration."""
         return {
             case_id
-            for table in self.tables.values()
-            for position, case_id in table.cases.items()
-            if position not in table.measured
+            for cases in self.tables.values()
+            for position, case_id in cases.cases.items()
+            if not cases.table.replayed.known[position]
         }
 
     def unresolved(self) -> dict[str, str]:
@@ -343,7 +352,7 @@ class Plan:
         return sum(len(table.other_shards) for table in self.tables.values())
 
     def left_out(self) -> Counter[str]:
-        """Returns the number of rows that the update mode leaves out, by `TablePlan.key`."""
+        """Returns the number of rows that the update mode leaves out, by `CasesOfTable.key`."""
         return Counter({key: len(table.left_out) for key, table in self.tables.items() if table.left_out})
 
     def add(self, other: Plan) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
 
 from opatlas.capture.time_shares import captured_time_us
 from opatlas.combine.provenance import StaleRuns
-from opatlas.data.cells import duration_columns, identity_columns
+from opatlas.data.cells import identity_columns
 from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
@@ -18,39 +19,15 @@ from opatlas.data.header import misspelt_columns
 from opatlas.data.row_copy import with_captured
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.implementations.implementation import Implementation
-from opatlas.row.columns import (
-    BASE,
-    CACHE_STATE,
-    CRASHES_IN_A_ROW,
-    EP_SIZE,
-    IMPLEMENTATION,
-    INSTRUMENT,
-    LEGACY_AVG_SEQ_LEN,
-    MESSAGE,
-    MICROBENCH_SAMPLES,
-    PROFILING_AVERAGE,
-    RUN_ID,
-    RUNTIME,
-    STATUS,
-    STATUS_REASON,
-    SUITE,
-    TASK,
-)
+from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.quality import valid_duration
-from opatlas.row.signature import column_cells, digest, signature, signatures
-from opatlas.row.table import RowTable
+from opatlas.row.signature import digest, signature, signatures, signatures_of
+from opatlas.row.table import FIRST_LINE, Row, RowTable
 from opatlas.text import printable, suggest
 
-from .plan import KnownFailure, Plan, TablePlan
+from .plan import CasesOfTable, KnownFailure, Plan
 from .selection import GIVEN_UP_AFTER, Choice
-from .where_variables import TableVariables
-
-#: Columns that a replay may need.
-_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
-_STATE = (
-    *(STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID),
-    IMPLEMENTATION,
-)
+from .where_variables import slugs
 
 
 def make_plan(
@@ -115,6 +92,7 @@ def make_plan(
             planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
             if captures is not None:
                 _take_captured(planned, captures, chosen)
+            planned.table = planned.table.without_derived()
             plan.tables[planned.key] = planned
         except Exception as error:
             # An error in one file does not keep the rows of other files from running.
@@ -122,7 +100,7 @@ def make_plan(
             plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
     release_memory()
     if chosen.where is not None:
-        columns = frozenset().union(*(table.columns_by_slug for table in plan.tables.values()))
+        columns = {slug for cases in plan.tables.values() for slug in slugs(cases.table)}
         if problem := chosen.where.unknown(columns):
             raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
     return plan
@@ -158,95 +136,83 @@ def _plan_table(
     stale_runs: StaleRuns | None,
     target: int,
     suffix: str,
-) -> TablePlan:
+) -> CasesOfTable:
     """`wanted` are the signatures of the cases, in their order; None: all rows, in the order of the file."""
     table = rows.table
-    frame, kernel_type = table.frame, table.kernel_type
-    columns, state = (
-        {name: _shared(frame[name].tolist()) for name in names if name in frame.columns} for names in (_CELLS, _STATE)
-    )
-    own_duration, *_ = names = duration_columns(kernel_type)
-    durations = {name: frame[name].tolist() for name in names if name in frame.columns}
-    valid_us = {name: list(map(valid_duration, cells)) for name, cells in durations.items()}
-    planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state, target=target, suffix=suffix)
-    planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
-    variables = TableVariables(kernel_type, frame)
-    planned.columns_by_slug = frozenset(variables.slugs)
-    planned.misspelt = misspelt_columns(table.path, list(frame.columns), kernel_type)
+    planned = CasesOfTable(table, rows.in_file, captured=table.captured.us, target=target, suffix=suffix)
+    planned.captured_time_us = None if chosen.ops else captured_time_us(table)
+    planned.misspelt = misspelt_columns(table.path, table.columns, table.kernel_type)
+    replayed, *others = (durations.known.tolist() for durations in table.durations)
+    is_selected = [True] * len(table) if chosen.where is None else chosen.where.selected(table)
+    run_ids = table.cells(RUN_ID)
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     place_of: dict[int, int] = {}
     seen: set[str] = set()
-    for position, row_signature in enumerate(signatures(kernel_type, frame)):
+    for position, row_signature in enumerate(signatures_of(table.kernel_type, table.columns, table.cells)):
         if places is not None:
             if row_signature not in places:
                 continue
             place_of[position] = places[row_signature]
-        row_digest = digest(kernel_type, row_signature)
+        row_digest = digest(table.kernel_type, row_signature)
         if chosen.shard is not None and not chosen.shard.holds(row_digest):
             planned.other_shards.append(position)
             continue
         case_id = planned.case_id(row_signature, row_digest)
         if case_id in seen:
-            planned.duplicates.append(position)
-            if own_duration in durations and valid_us[own_duration][position] is not None:
-                planned.measured_duplicates.setdefault(case_id, []).append(position)
+            planned.duplicates[position] = case_id
             continue
         seen.add(case_id)
-        for name, cells in durations.items():
-            # Other tools write 0 for a row that is not measured.
-            if valid_us[name][position] is None and cells[position].strip("0. "):
-                planned.invalid_durations.append(f"line {position + 2}, {name!r} = {cells[position]!r}")
-        status = planned.status(position)
-        us = {name: values[position] for name, values in valid_us.items() if values[position] is not None}
-        measured_us = us.get(own_duration)
-        if measured_us is not None:
-            planned.measured[position] = measured_us
-        elif us:
-            planned.captured_only.add(case_id)
-        fails = status is not None and status.expected_to_fail
-        if fails:
-            planned.unresolved[case_id] = str(status)
-        if not chosen.selects(variables.row(position)):
-            planned.not_selected.append(case_id)
+        if not is_selected[position]:
+            planned.not_selected[position] = case_id
             continue
-        staleness = (
-            None if stale_runs is None or measured_us is None else stale_runs.staleness(planned.run_id(position))
-        )
+        is_replayed = replayed[position]
+        staleness = None if stale_runs is None or not is_replayed else stale_runs.staleness(run_ids[position].strip())
         if staleness is not None:
             planned.staleness[case_id] = staleness
-        captured = case_id in planned.captured_only
-        if chosen.excludes(replayed=measured_us is not None, captured=captured, staleness=staleness):
+        captured = not is_replayed and any(known[position] for known in others)
+        if chosen.excludes(replayed=is_replayed, captured=captured, staleness=staleness):
             planned.left_out[position] = case_id
             continue
         planned.cases[position] = case_id
-        captured_us = us.get(PROFILING_AVERAGE)
-        if captured_us is not None:
-            planned.captured[position] = captured_us
-        if fails:
-            before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
-            given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
-            if given_up:
-                before += f" ({planned.crashes(position)} sessions in a row; --runxfail runs it again)"
-            if given_up or not chosen.strict:
-                planned.known_failures[position] = KnownFailure(
-                    printable(before), run=not given_up, strict=chosen.strict
-                )
     if place_of:
         ordered = sorted(planned.cases, key=place_of.__getitem__)
         planned.cases = {position: planned.cases[position] for position in ordered}
+    known = ((position, _known_failure(table.row(position), chosen)) for position in planned.cases)
+    planned.known_failures = {position: failure for position, failure in known if failure is not None}
+    planned.invalid_durations = _invalid_durations(planned)
     return planned
 
 
-def _take_captured(planned: TablePlan, captures: Database, chosen: Choice) -> None:
+def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
+    """Returns the known failure of a case; None for a case that is run as if nothing were known."""
+    status = row.status
+    if status is None or not status.expected_to_fail:
+        return None
+    before, crashes = f"{status} before: {row.cell(STATUS_REASON)}", row.crashes
+    given_up = crashes >= GIVEN_UP_AFTER and not chosen.retry_failed
+    if given_up:
+        before += f" ({crashes} sessions in a row; --runxfail runs it again)"
+    if not given_up and chosen.strict:
+        return None
+    return KnownFailure(printable(before), run=not given_up, strict=chosen.strict)
+
+
+def _invalid_durations(planned: CasesOfTable) -> list[str]:
+    """Returns the cells that should hold a duration and do not; of rows of this shard without duplicates."""
+    table, ids = planned.table, {**planned.cases, **planned.left_out, **planned.not_selected}
+    invalid = [
+        (position, f"line {position + FIRST_LINE}, {name!r} = {cell!r}")
+        for name in table.kind.duration_columns
+        for position, cell in enumerate(table.cells(name))
+        # Other tools write 0 for a row that is not measured.
+        if cell.strip("0. ") and valid_duration(cell) is None and position in ids
+    ]
+    return [text for _, text in sorted(invalid, key=itemgetter(0))]
+
+
+def _take_captured(planned: CasesOfTable, captures: Database, chosen: Choice) -> None:
     """Takes the captured durations of a table from another database. Raises TableError."""
-    frame = captures.read_or_empty(planned.kernel_type).frame
-    planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
-    joined = with_captured(planned.kernel_type, pd.DataFrame(planned.columns, dtype=str), frame)
-    captured_us = list(map(valid_duration, column_cells(joined, PROFILING_AVERAGE)))
-    planned.captured = {at: us for at in planned.cases if (us := captured_us[at]) is not None}
-
-
-def _shared(cells: list[str]) -> list[str]:
-    """Returns the cells with one object for equal cells: most columns repeat a few words."""
-    known: dict[str, str] = {}
-    return [known.setdefault(cell, cell) for cell in cells]
+    others = captures.read_or_empty(planned.kernel_type)
+    planned.captured_time_us = None if chosen.ops else captured_time_us(others)
+    joined = with_captured(planned.kernel_type, planned.table.frame, others.frame)
+    planned.captured = RowTable(planned.kernel_type, planned.table.path, joined).captured.us

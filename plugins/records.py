@@ -283,4 +283,4 @@ class SessionRecords:
     def _removed_tables(self) -> list[Path]:
         plan = self._context.plan
         tables = plan.tables.values() if plan else ()
-        return [table.path for table in tables if table.rows_in_file and not table.path.exists()]
+        return [each.table.path for each in tables if each.rows_in_file and not each.table.path.exists()]

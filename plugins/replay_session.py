@@ -38,7 +38,7 @@ from .interrupts import STOPPED, Interrupts
 from .item_rows import ItemRows
 from .ledger import NOT_RUN, Ledger
 from .mixing import check_replaced
-from .plan import CaseRow, Plan
+from .plan import Plan, PlannedRow
 from .prof_path import UncollectedSamples
 from .records import SessionJournal, SessionRecords
 from .results import SessionResults
@@ -167,7 +167,7 @@ class ReplaySession:
         if outcome.status not in (Status.MEASURED, Status.CHECKED):
             pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
 
-    def record(self, item: pytest.Item, row: CaseRow, call: pytest.CallInfo[None]) -> RowNote:
+    def record(self, item: pytest.Item, row: PlannedRow, call: pytest.CallInfo[None]) -> RowNote:
         """Step 4: journals the outcome of a phase of a row's test. Returns the note for pytest's report."""
         cut_printed(item, call)
         note: RowNote = {}
@@ -189,8 +189,8 @@ class ReplaySession:
         device = self.rows().describe() if is_call else None
         if is_call:
             properties = properties_of(record, row.captured_us)
-            if self.context.settings.read_only and row.stored_us is not None:
-                properties.append((STORED_US, row.stored_us))
+            if self.context.settings.read_only and (replayed := row.row.replayed) is not None:
+                properties.append((STORED_US, replayed.us))
             set_properties(item, properties)
         if device is not None and record.measurement is not None:
             note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
@@ -268,7 +268,7 @@ class ReplaySession:
         self._runner.close()
         self.context.close()
 
-    def _outcome(self, item: pytest.Item, row: CaseRow, call: pytest.CallInfo[None]) -> RowOutcome | None:
+    def _outcome(self, item: pytest.Item, row: PlannedRow, call: pytest.CallInfo[None]) -> RowOutcome | None:
         """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
         if call.when != "call":
             is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
@@ -292,7 +292,7 @@ class ReplaySession:
         record = self._new_record(row, outcome, host_of(device))
         item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
 
-    def _new_record(self, row: CaseRow, outcome: RowOutcome, host: str = "") -> Record:
+    def _new_record(self, row: PlannedRow, outcome: RowOutcome, host: str = "") -> Record:
         return Record(
             kernel_type=row.kernel_type,
             signature=row.signature,

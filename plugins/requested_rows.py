@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .collector import Collector, named_paths
-from .plan import CaseRow, Plan
+from .plan import Plan, PlannedRow
 from .selection import keyword_filter
 
 
@@ -46,7 +46,9 @@ class RequestedRows:
 
     def not_selected(self, plan: Plan) -> int:
         """Returns how many requested rows --where does not select."""
-        return self._count((table.kernel_type, case) for table in plan.tables.values() for case in table.not_selected)
+        return self._count(
+            (table.kernel_type, case) for table in plan.tables.values() for case in table.not_selected.values()
+        )
 
     def left_out(self, plan: Plan) -> int:
         """Returns how many requested rows the update mode leaves out."""
@@ -57,15 +59,13 @@ class RequestedRows:
     def captured_only(self, plan: Plan) -> int:
         """Returns how many of `left_out` have a captured duration and no replayed one."""
         return self._count(
-            (table.kernel_type, case_id)
-            for table in plan.tables.values()
-            for case_id in table.captured_only.intersection(table.left_out.values())
+            (table.kernel_type, case_id) for table in plan.tables.values() for case_id in table.captured_only
         )
 
     def in_other_shards(self, plan: Plan) -> int:
         """Returns how many requested rows belong to other shards."""
         return self._count(
-            (table.kernel_type, table.case_id(CaseRow(table, position).signature))
+            (table.kernel_type, table.case_id(PlannedRow(table, position).signature))
             for table in plan.tables.values()
             for position in table.other_shards
         )

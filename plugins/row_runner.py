@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from opatlas.capture.profile_samples import DatabaseRows, ProfileMatcher
@@ -37,7 +38,7 @@ from opatlas.text import exception_line
 from .cluster_rows import Arrived, ClusterRows
 from .collector import needs_group, row_of, will_run
 from .item_rows import ItemRows, RowsInBatches, RowsInTurn
-from .plan import CaseRow
+from .plan import PlannedRow
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
@@ -100,7 +101,10 @@ class RowRunner:
             assert plan is not None
             assert profile is not None
             tables = plan.tables.values()
-            rows = {table.kernel_type: DatabaseRows(table.columns, frozenset(table.measured)) for table in tables}
+            rows = {
+                cases.kernel_type: DatabaseRows(cases.call_cells, frozenset(np.flatnonzero(cases.table.replayed.known)))
+                for cases in tables
+            }
             self._samples = ProfileMatcher(profile, rows, self._context.settings.ep_size)
         return self._samples
 
@@ -201,10 +205,10 @@ class RowRunner:
             function=function.__qualname__,
             kernel_type=row.kernel_type,
             cells=row.cells,
-            timeout_s=settings.timeout_s(first_run=row.first_run),
+            timeout_s=settings.timeout_s(first_run=row.row.status is None),
             group=spec.group(row.cells, settings.workload.options) if spec is not None and spec.group else None,
             source=source or _source(row, settings.targets[row.target].implementation),
-            instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
+            instrument="" if settings.mixed or settings.read_only else _instrument(row),
             database=str(settings.targets[row.target].path) if row.target else "",
             task=settings.workload.tasks.get(row.kernel_type),
         )
@@ -238,7 +242,13 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-def _source(row: CaseRow, implementation: Implementation) -> KernelSource | None:
+def _instrument(row: PlannedRow) -> str:
+    """Returns the instrument of the replayed duration of a row; "" if the row has none."""
+    replayed = row.row.replayed
+    return replayed.instrument.strip() if replayed is not None else ""
+
+
+def _source(row: PlannedRow, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
     Raises:

@@ -14,7 +14,6 @@ from opatlas.text import suggest
 
 from .pytest_internals import Expression
 from .where import Where
-from .where_variables import RowVariables
 
 #: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each
 #: try costs a device process and perhaps a whole deadline.
@@ -55,10 +54,6 @@ class Choice:
     retry_failed: bool = False
     where: Where | None = None
     strict: bool = False
-
-    def selects(self, row: RowVariables) -> bool:
-        """Returns whether a row is chosen by its cells."""
-        return self.where is None or self.where.selects(row)
 
     def excludes(self, *, replayed: bool, captured: bool, staleness: Staleness | None) -> bool:
         """Returns whether the update mode leaves out a row.

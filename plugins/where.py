@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opatlas.row.slots import dtype_name, format_name, known_dtype
+from opatlas.row.table import RowTable
 from opatlas.text import parse_real, suggest
 from opatlas.theory.patterns import ExpressionError, parse_tree
 
-from .where_variables import STATUSES, VARIABLES
+from .where_variables import STATUSES, VARIABLES, values_of
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any
@@ -56,9 +57,14 @@ class Where:
     def __str__(self) -> str:
         return self.text
 
-    def selects(self, variable: Callable[[str], Value]) -> bool:
-        """Returns whether the expression is true of a row; `variable` gives the value of a name, or None."""
-        return self._value(variable) is True
+    def selected(self, table: RowTable) -> list[bool]:
+        """Returns whether the expression is true of each row of a table."""
+        values = values_of(table, self.names)
+
+        def is_true(position: int) -> bool:
+            return self._value(lambda name: values[name][position]) is True
+
+        return list(map(is_true, range(len(table))))
 
     @property
     def is_of_status(self) -> bool:

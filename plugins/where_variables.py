@@ -1,4 +1,4 @@
-"""The variables of --where: short names for the cells of a row and for values computed from the cells."""
+"""The names of --where: short names of typed columns of a table, and any other column by its slug."""
 
 from __future__ import annotations
 
@@ -7,42 +7,49 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-import pandas as pd
-
-from opatlas.data.cells import duration_columns
+from opatlas.arrays import Floats
 from opatlas.data.manifest import run_id_time
 from opatlas.errors import CellError
-from opatlas.row.columns import (
-    CACHE_STATE,
-    INPUT_SLOTS,
-    INSTRUMENT,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    OUTPUT_SLOTS,
-    PROFILING_AVERAGE,
-    QUALITY,
-    RUN_ID,
-    STATUS,
-    Status,
-)
-from opatlas.row.quality import valid_duration
-from opatlas.row.roofline import tensor_bytes
-from opatlas.row.sizes import grouped_sizes, product_sizes
-from opatlas.row.slots import Slot, row_slots
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID, Status
+from opatlas.row.slots import Slot
+from opatlas.row.table import Row, RowTable
 from opatlas.text import parse_real
 
 _DAY_S = 86400.0
-
 
 #: The values of `status`; the first value is that of a row that was never run.
 STATUSES = ("none", *(status.value for status in Status))
 
 
-def slug_of_column(column: str) -> str:
-    """`Average Duration(us)` → `average_duration_us`."""
-    return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
+@dataclass(frozen=True)
+class Variable:
+    """A variable.
+
+    Attributes:
+        values: returns the value of each row of a table, None where a row has none.
+        is_text: whether values are texts, which a user may write without quotes.
+    """
+
+    values: Callable[[RowTable], Sequence[object]]
+    is_text: bool = False
+
+
+def values_of(table: RowTable, names: Iterable[str]) -> Mapping[str, Sequence[object]]:
+    """Returns the values of some names for all rows of a table; None where a row has none."""
+    by_slug = slugs(table)
+    found: dict[str, Sequence[object]] = {}
+    for name in names:
+        if name in VARIABLES:
+            found[name] = VARIABLES[name].values(table)
+        else:
+            found[name] = [_number_or_text(cell.strip()) for cell in table.cells(by_slug.get(name, ""))]
+    return found
+
+
+def slugs(table: RowTable) -> dict[str, str]:
+    """Returns the columns of a table by their slugs: `average_duration_us` is `Average Duration(us)`."""
+    return {re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_"): column for column in table.columns}
 
 
 def _number_or_text(cell: str) -> float | str | None:
@@ -51,139 +58,63 @@ def _number_or_text(cell: str) -> float | str | None:
     return number if number is not None else cell or None
 
 
-class TableVariables:
-    """The variables of the rows of one table."""
-
-    def __init__(self, kernel_type: str, frame: pd.DataFrame) -> None:
-        self._kernel_type = kernel_type
-        self._frame = frame
-        self._columns: dict[str, Sequence[str]] = {}
-        self._by_slug = {slug_of_column(column): column for column in frame.columns}
-
-    @property
-    def slugs(self) -> list[str]:
-        """The slugs of the columns."""
-        return list(self._by_slug)
-
-    def cell(self, column: str, position: int) -> str:
-        """Returns a cell without blanks around it; "" where the table lacks the column."""
-        if column not in self._columns:
-            self._columns[column] = self._frame[column].tolist() if column in self._frame.columns else ()
-        cells = self._columns[column]
-        return cells[position].strip() if cells else ""
-
-    def row(self, position: int) -> RowVariables:
-        """Returns the variables of a row."""
-        return RowVariables(self._kernel_type, self, position)
-
-    def by_slug(self, slug: str, position: int) -> float | str | None:
-        """Returns a cell by the slug of its column, a number if it is one; None where it is empty or missing."""
-        return _number_or_text(self.cell(self._by_slug.get(slug, ""), position))
+def _size(name: str, *, is_text: bool = False) -> Variable:
+    """Returns a size by its name in `row_sizes`."""
+    return Variable(
+        lambda table: [None if size == "" else size for row in table for size in (row.sizes.get(name),)], is_text
+    )
 
 
-class RowVariables:
-    """The variables of one row. A call with a name returns the value, None where the row has no value."""
+def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object], *, is_text: bool = False) -> Variable:
+    """Returns a value of the inputs and outputs; rows with a malformed cell have no slots."""
 
-    def __init__(self, kernel_type: str, table: TableVariables, position: int) -> None:
-        self.kernel_type = kernel_type
-        self._table = table
-        self._position = position
-
-    def __call__(self, name: str) -> object:
-        variable = VARIABLES.get(name)
-        return self._table.by_slug(name, self._position) if variable is None else variable.value(self)
-
-    def cell(self, column: str) -> str:
-        """Returns a cell; "" where the table lacks the column."""
-        return self._table.cell(column, self._position)
-
-    @cached_property
-    def tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
-        """The inputs and outputs; empty where one of their cells is malformed."""
+    def of_row(row: Row) -> object:
         try:
-            cells = {column: self.cell(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)}
-            return row_slots(self.kernel_type, cells)
+            return value(*row.tensors)
         except CellError:
-            return (), ()
+            return value((), ())
 
-    @property
-    def inputs(self) -> Sequence[Slot]:
-        """The input slots."""
-        return self.tensors[0]
-
-    @cached_property
-    def product(self) -> tuple[int | None, int | None, int | None]:
-        """M, N and K of a product, in a batch of each; of experts with the M of all. None if the row does not tell."""
-        inputs, outputs = self.tensors
-        sizes = product_sizes(self.kernel_type, inputs, outputs) or grouped_sizes(self.kernel_type, inputs)
-        return (None, None, None) if sizes is None else (sizes.m, sizes.n, sizes.k)
-
-    @property
-    def duration(self) -> float | None:
-        """The replayed duration."""
-        return valid_duration(self.cell(duration_columns(self.kernel_type)[0]))
+    return Variable(lambda table: [of_row(row) for row in table], is_text)
 
 
-def _bytes(row: RowVariables) -> int | None:
-    inputs, outputs = row.tensors
-    return tensor_bytes((*inputs, *outputs)) if inputs or outputs else None
+def _numbers(column: Callable[[RowTable], Floats]) -> Variable:
+    return Variable(lambda table: [None if math.isnan(number) else number for number in column(table).tolist()])
 
 
-def _noise(row: RowVariables) -> float | None:
-    mean, deviation = row.duration, parse_real(row.cell(MICROBENCH_STD))
-    return deviation / mean if mean and deviation is not None else None
+def _cells(column: str, default: str | None = None) -> Variable:
+    return Variable(lambda table: [cell.strip() or default for cell in table.cells(column)], is_text=True)
 
 
-def _status(row: RowVariables) -> str:
-    status = Status.from_cell(row.cell(STATUS))
-    return STATUSES[0] if status is None else status.value
-
-
-def _age_days(row: RowVariables) -> float | None:
-    began = run_id_time(row.cell(RUN_ID))
+def _age_days(cell: str) -> float | None:
+    began = run_id_time(cell.strip())
     return None if began is None else (time.time() - began) / _DAY_S
-
-
-@dataclass(frozen=True)
-class Variable:
-    """A variable.
-
-    Attributes:
-        value: returns the value of a row, None where the row has none.
-        is_text: whether values are texts, which a user may write without quotes.
-    """
-
-    value: Callable[[RowVariables], object]
-    is_text: bool = False
-
-
-def _first(texts: Iterable[str]) -> str | None:
-    return next(iter(texts), None) or None
 
 
 #: The variables by name. Any other name is the slug of a column of the CSV.
 VARIABLES: Mapping[str, Variable] = {
-    "type": Variable(lambda row: row.kernel_type, is_text=True),
-    "dtype": Variable(lambda row: _first(slot.dtype for slot in row.inputs), is_text=True),
-    "dtypes": Variable(lambda row: tuple(slot.dtype for slot in row.inputs), is_text=True),
-    "format": Variable(lambda row: _first(slot.format for slot in row.inputs), is_text=True),
-    "formats": Variable(lambda row: tuple(slot.format for slot in row.inputs), is_text=True),
-    "inputs": Variable(lambda row: tuple(slot.shape for slot in row.inputs)),
-    "outputs": Variable(lambda row: tuple(slot.shape for slot in row.tensors[1])),
-    "m": Variable(lambda row: row.product[0]),
-    "n": Variable(lambda row: row.product[1]),
-    "k": Variable(lambda row: row.product[2]),
-    "tokens": Variable(lambda row: next((x.shape[0] for x in row.inputs[:1] if x.shape), None)),
-    "elements": Variable(lambda row: next((math.prod(x.shape) for x in row.tensors[1]), None)),
-    "bytes": Variable(_bytes),
-    "duration": Variable(lambda row: row.duration),
-    "captured": Variable(lambda row: valid_duration(row.cell(PROFILING_AVERAGE))),
-    "noise": Variable(_noise),
-    "samples": Variable(lambda row: _number_or_text(row.cell(MICROBENCH_SAMPLES))),
-    "age_days": Variable(_age_days),
-    "status": Variable(_status, is_text=True),
-    "quality": Variable(lambda row: row.cell(QUALITY) or None, is_text=True),
-    "cache": Variable(lambda row: row.cell(CACHE_STATE) or None, is_text=True),
-    "instrument": Variable(lambda row: row.cell(INSTRUMENT) or None, is_text=True),
-    "run": Variable(lambda row: row.cell(RUN_ID) or "none", is_text=True),
+    "type": Variable(lambda table: [table.kernel_type] * len(table), is_text=True),
+    "dtype": _size("dtype", is_text=True),
+    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs), is_text=True),
+    "format": _size("format", is_text=True),
+    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs), is_text=True),
+    "inputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in inputs)),
+    "outputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in outputs)),
+    "m": _size("m"),
+    "n": _size("n"),
+    "k": _size("k"),
+    "tokens": _tensors(lambda inputs, outputs: next((x.shape[0] for x in inputs[:1] if x.shape), None)),
+    "elements": _tensors(lambda inputs, outputs: next((math.prod(x.shape) for x in outputs), None)),
+    "bytes": _size("bytes"),
+    "duration": _numbers(lambda table: table.replayed.us),
+    "captured": _numbers(lambda table: table.captured.us),
+    "noise": _numbers(lambda table: table.replayed.noise),
+    "samples": _numbers(lambda table: table.replayed.samples),
+    "age_days": Variable(lambda table: list(map(_age_days, table.cells(RUN_ID)))),
+    "status": Variable(
+        lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses], is_text=True
+    ),
+    "quality": _cells(QUALITY),
+    "cache": _cells(CACHE_STATE),
+    "instrument": _cells(INSTRUMENT),
+    "run": _cells(RUN_ID, "none"),
 }

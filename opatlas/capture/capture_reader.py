@@ -28,9 +28,9 @@ from opatlas.row.columns import (
     BASE,
     INPUT_SHAPES,
     OP_STATE,
-    PIPE_UTILIZATION,
     REQUIRED,
 )
+from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 from opatlas.text import close_matches, parse_real
 
 TYPE = "Type"

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-import pandas as pd
-
 from opatlas.capture.launches import LaunchCounts
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
-from opatlas.row.quality import valid_duration
-from opatlas.row.signature import column_cells
+from opatlas.row.table import RowTable
 from opatlas.show.formats import percent
-from opatlas.text import parse_whole
 
 
 @dataclass(frozen=True)
@@ -31,24 +27,15 @@ class TimeShare:
         return f"{self.kernel_type} {self.count:,}" + ("" if self.share is None else f" ({percent(self.share)})")
 
 
-def captured_time_us(frame: pd.DataFrame) -> float | None:
+def captured_time_us(table: RowTable) -> float | None:
     """Returns the device time of all captured launches of a table, in microseconds.
 
     Returns:
         None if a captured duration lacks the number of its launches, as in tables of other tools.
     """
-    if PROFILING_AVERAGE not in frame.columns:
-        return 0.0
-    counts = column_cells(frame, PROFILING_SAMPLES)
-    total = 0.0
-    for cell, count in zip(frame[PROFILING_AVERAGE], counts, strict=True):
-        average_us = valid_duration(cell)
-        if average_us is not None:
-            launches = parse_whole(count)
-            if launches is None:
-                return None
-            total += average_us * launches
-    return total
+    captured = table.captured
+    times = (captured.us * captured.samples)[captured.known].tolist()
+    return None if any(map(math.isnan, times)) else sum(times)
 
 
 def without_replay(rows: Mapping[str, int], time_us: Mapping[str, float | None]) -> list[TimeShare]:
@@ -69,8 +56,8 @@ def rows_without_replay(database: Database, replayed: Collection[str]) -> tuple[
     time_us: dict[str, float | None] = {}
     for kernel_type in database.kernel_types():
         with suppress(OpAtlasError):
-            frame = database.read(kernel_type).frame
-            rows[kernel_type], time_us[kernel_type] = len(frame), captured_time_us(frame)
+            table = database.read(kernel_type)
+            rows[kernel_type], time_us[kernel_type] = len(table), captured_time_us(table)
     return rows.total(), without_replay({name: n for name, n in rows.items() if name not in replayed}, time_us)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 OP_STATE = "OP State"
@@ -14,197 +15,305 @@ INPUT_FORMATS = "Input Formats"
 OUTPUT_SHAPES = "Output Shapes"
 OUTPUT_DTYPES = "Output Data Types"
 OUTPUT_FORMATS = "Output Formats"
-
-#: The first columns of every compute CSV, in this order.
-BASE = (
-    OP_STATE,
-    ACCELERATOR_CORE,
-    INPUT_SHAPES,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    OUTPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-)
-
-#: A compute CSV must have these. The other columns of BASE may be missing (older captures).
-REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
-
-#: The columns that describe tensor slots, of inputs and of outputs.
-INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
-OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
-
 AVERAGE = "Average Duration(us)"
-PROFILING_AVERAGE = "Profiling Average Duration(us)"
-PROFILING_MEDIAN = "Profiling Median Duration(us)"
-PROFILING_STD = "Profiling Std Duration(us)"
-PROFILING_DURATIONS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD)
-
-#: A CSV of communication has these columns instead of BASE.
 MESSAGE_BYTES = "message_bytes"
 NUM_DEVICES = "num_devices"
 DTYPE = "dtype"
 TOPOLOGY_TIER = "topology_tier"
-MESSAGE = (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)
-#: The median of the slowest device.
 DURATION = "Duration(us)"
 BANDWIDTH = "bandwidth_gbps"
 BUS_BANDWIDTH = "bus_bandwidth_gbps"
-
-LEGACY_MICROBENCH = "MicroBench Duration(us)"
-LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
-LEGACY_PROFILING_STD = "Std Duration(us)"
-LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
-
-#: Most systems allow 255 bytes; ".csv" and the suffix of a temporary file need some.
-_LONGEST_NAME_BYTES = 200
-
-_MICROBENCH = "MicroBench "
-_PROFILING = "Profiling "
-MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
-MICROBENCH_MIN = "MicroBench Min Duration(us)"
-MICROBENCH_STD = "MicroBench Std Duration(us)"
-MICROBENCH_SAMPLES = "MicroBench Samples"
-MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
-#: Other kernels that the call launched, and their durations: "Cast 2.1000; TransQuantParamV2 1.2000".
-MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
-PROFILING_SAMPLES = "Profiling Samples"
-#: The two modes of a row's captured durations (opatlas/row/quality.py).
-PROFILING_POPULATIONS = "Profiling Populations"
-PROFILING_RUN_ID = "Profiling Run ID"
-CACHE_STATE = "Cache State"
-INSTRUMENT = "Instrument"
-#: The quality of the samples, and the reason (opatlas/row/quality.py).
-QUALITY = "Quality"
-QUALITY_REASON = "Quality Reason"
-#: Values that the row does not state, and that were assumed.
-ASSUMPTIONS = "Assumptions"
-#: Output elements that were compared with the reference, and all: "4096/1048576".
-CHECKED_ELEMENTS = "Checked Elements"
-#: The call that was timed instead of the row's kernel; empty for the kernel itself.
-STAND_IN = "Stand-In"
-#: The implementation that was timed ("flashinfer 0.5.3").
-IMPLEMENTATION = "Implementation"
-#: The device kernels of one call, in the order of their launches.
-KERNEL_NAMES = "Kernel Names"
-#: Median time from the start of the first to the end of the last device kernel of a call.
-SPAN = "Span Median(us)"
-#: Output slots that the implementation does not compute: "1; 2".
-OUTPUTS_MISSING = "Outputs Missing"
-#: Inputs and results that were converted outside the measured time.
-CONVERSIONS = "Conversions"
-#: Largest error of a checked element, as a share of its tolerance.
-MAX_ERROR = "Max Error"
-#: Seconds of set-up and first call, compilation included.
-SET_UP = "Set-up Time(s)"
-EXECUTION_COLUMNS = (IMPLEMENTATION, KERNEL_NAMES, SPAN, OUTPUTS_MISSING, CONVERSIONS, MAX_ERROR, SET_UP)
-STATUS = "Status"
-STATUS_REASON = "Status Reason"
-#: Number of consecutive sessions in which the row crashed or timed out.
-CRASHES_IN_A_ROW = "Crashes In A Row"
-#: The run of the status.
-STATUS_RUN_ID = "Status Run ID"
-#: The run of the replayed duration.
-RUN_ID = "Run ID"
-
-#: Of a row of a suite (docs/candidates.md): the sample and its digest, the text of the arguments, the functional
-#: operator of which the row's is a variant, how often models make the call, and the torch that listed the row.
+PROFILING_AVERAGE = "Profiling Average Duration(us)"
+PROFILING_MEDIAN = "Profiling Median Duration(us)"
+PROFILING_STD = "Profiling Std Duration(us)"
+EP_SIZE = "EP Size"
 SAMPLE = "Sample"
 ARGUMENTS = "Arguments"
 FUNCTIONAL = "Functional"
 TRACE_COUNT = "Trace Count"
 SAMPLE_TORCH = "Sample Torch"
-SUITE = (SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH)
-#: Of a row of a task (docs/candidates.md): the digest of the task's file, and which of its inputs the row has.
 TASK_DIGEST = "Task Digest"
 TASK_INPUTS = "Task Inputs"
-TASK = (TASK_DIGEST, TASK_INPUTS)
-#: The judgement of the last run of a task's row: the highest level that the candidate passed, its error class, whether
-#: all elements differ from the reference by less than 1e-3, and the share of the time in its own kernels.
+MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
+MICROBENCH_MIN = "MicroBench Min Duration(us)"
+MICROBENCH_STD = "MicroBench Std Duration(us)"
+MICROBENCH_SAMPLES = "MicroBench Samples"
+MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
+MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
+PROFILING_SAMPLES = "Profiling Samples"
+PROFILING_POPULATIONS = "Profiling Populations"
+PROFILING_RUN_ID = "Profiling Run ID"
+CACHE_STATE = "Cache State"
+INSTRUMENT = "Instrument"
+QUALITY = "Quality"
+QUALITY_REASON = "Quality Reason"
+ASSUMPTIONS = "Assumptions"
+CHECKED_ELEMENTS = "Checked Elements"
+STAND_IN = "Stand-In"
+IMPLEMENTATION = "Implementation"
+KERNEL_NAMES = "Kernel Names"
+SPAN = "Span Median(us)"
+OUTPUTS_MISSING = "Outputs Missing"
+CONVERSIONS = "Conversions"
+MAX_ERROR = "Max Error"
+SET_UP = "Set-up Time(s)"
 LEVEL = "Level"
 ERROR_CLASS = "Error Class"
 WITHIN_1E3 = "Within 1e-3"
 KERNEL_SHARE = "Kernel Share"
-JUDGED = (LEVEL, ERROR_CLASS, WITHIN_1E3, KERNEL_SHARE)
-
-#: Columns about the samples of a replayed duration.
-SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN, *EXECUTION_COLUMNS)
-
-#: Columns of `combine --pool`: statistics over all runs that measured the row.
+STATUS = "Status"
+STATUS_REASON = "Status Reason"
+CRASHES_IN_A_ROW = "Crashes In A Row"
+STATUS_RUN_ID = "Status Run ID"
+RUN_ID = "Run ID"
 POOLED_MEDIAN = "Pooled Median Duration(us)"
 POOLED_RUNS = "Pooled Runs"
 POOLED_MACHINES = "Pooled Machines"
-#: The largest minus the smallest median of a machine, in percent of the pooled median; empty for one machine.
 POOLED_SPREAD = "Pooled Machine Spread(%)"
-#: Each run and its median: "20261121T120000-aaaaaa 10.0000; 20261122T120000-aaaaaa 11.0000".
 POOLED_RUN_DURATIONS = "Pooled Run Durations(us)"
-POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD, POOLED_RUN_DURATIONS)
-
-#: Columns that only OpAtlas writes; new files have them at the end, in this order.
-OWN = (
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_STD,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_DEVICE_KERNELS,
-    MICROBENCH_HELPER_KERNELS,
-    PROFILING_SAMPLES,
-    PROFILING_POPULATIONS,
-    PROFILING_RUN_ID,
-    CACHE_STATE,
-    INSTRUMENT,
-    *SAMPLE_COLUMNS,
-    *JUDGED,
-    STATUS,
-    STATUS_REASON,
-    CRASHES_IN_A_ROW,
-    STATUS_RUN_ID,
-    RUN_ID,
-    *POOLED,
-)
-
-#: The result of the last run of the row.
-STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, STATUS_RUN_ID, *JUDGED)
-
-EP_SIZE = "EP Size"
-#: Kernels that the ranks of a group run together, each rank with some experts of a layer.
-EXPERT_PARALLEL = frozenset(
-    {
-        "DispatchFFNCombine",
-        "DispatchFFNCombineBF16",
-        "MoeDistributeCombine",
-        "MoeDistributeCombineV2",
-        "MoeDistributeDispatch",
-        "MoeDistributeDispatchV2",
-    }
-)
-
-#: Kernels whose duration depends on lengths of sequences, which are in the Runtime columns.
-ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
-
 RUNTIME_PREFIX = "Runtime "
-RUNTIME = tuple(
-    RUNTIME_PREFIX + name
-    for name in (
-        "source_profile",
-        "actual_seq_lengths_shape",
-        "actual_seq_lengths_values",
-        "actual_seq_lengths_kv_shape",
-        "actual_seq_lengths_kv_values",
-        "avg_seq_len",
-        "block_table_shape",
-        "block_table_valid_blocks",
-        "num_heads",
-        "num_key_value_heads",
-        "sparse_mode",
-        "input_layout",
-        "block_size",
-        "attn_state",
-        "kv_cache_mode",
-        "operator_input_shapes_raw",
-        "metadata_completeness",
-    )
-)
+#: Mean number of keys of a sequence, as older tools name the column.
+LEGACY_AVG_SEQ_LEN = "avg_seq_len"
+LEGACY_MICROBENCH = "MicroBench Duration(us)"
+LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
+LEGACY_PROFILING_STD = "Std Duration(us)"
+LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
+
+_MICROBENCH = "MicroBench "
+_PROFILING = "Profiling "
+_PROFILING_AVERAGE = "Profiling Average "
+_ANY_COUNTER = "<counter>"
+#: Most systems allow 255 bytes; ".csv" and the suffix of a temporary file need some.
+_LONGEST_NAME_BYTES = 200
+
+
+class ColumnGroup(Enum):
+    """The groups of columns, in their order in a new file; columns of no group precede REPLAYED."""
+
+    SLOTS = "the tensors of the row"
+    MEAN = "the duration of a replay"
+    MESSAGE = "the message of a collective"
+    TRANSFER = "the duration of a message"
+    COUNTERS = "counters of a replay"
+    CAPTURED = "the durations of captures"
+    CAPTURED_COUNTERS = "counters of captures"
+    EXPERTS = "the group of devices"
+    RUNTIME = "lengths of attention"
+    SUITE = "the call of a suite"
+    TASK = "the task"
+    REPLAYED = "the samples of a replay"
+    LAUNCHES = "the launches of captures"
+    CONDITIONS = "how a replay measured"
+    QUALITY = "how good a replay is"
+    EXECUTION = "what a replay ran"
+    JUDGED = "the judgement of a candidate"
+    STATUS = "the result of the last run"
+    RUN = "the run of a replay"
+    POOLED = "all runs together"
+
+
+#: The meaning of each column; database/README.md prints it.
+_MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
+    ColumnGroup.SLOTS: {
+        OP_STATE: "dynamic or static, from the profiler; may be missing",
+        ACCELERATOR_CORE: "AI_CORE, AI_VECTOR_CORE, MIX_AIC, ...; may be missing",
+        INPUT_SHAPES: "[slots](#slots); required",
+        INPUT_DTYPES: "one for each slot; required",
+        INPUT_FORMATS: "one for each slot; may be missing",
+        OUTPUT_SHAPES: "as for inputs; required",
+        OUTPUT_DTYPES: "as for inputs; required",
+        OUTPUT_FORMATS: "as for inputs; may be missing",
+    },
+    ColumnGroup.MEAN: {
+        AVERAGE: "mean of the samples without the outliers that `Quality Reason` counts "
+        "([measurement](../docs/measurement.md#how-good-a-duration-is)); empty if the row was not replayed. The "
+        "databases that ship have the mean of all samples",
+    },
+    ColumnGroup.MESSAGE: {
+        MESSAGE_BYTES: "all_reduce: the tensor of each device; all_gather: the chunk that each device gives; "
+        "reduce_scatter: the chunk that each device keeps; all_to_all: all that one device sends; broadcast: the "
+        "tensor of the first device",
+        NUM_DEVICES: "number of devices in the group",
+        DTYPE: "DT_BF16, ...",
+        TOPOLOGY_TIER: "the outermost level that links the devices: 0 inter_pod, 1 intra_pod, 2 die_level",
+    },
+    ColumnGroup.TRANSFER: {
+        DURATION: "median of the slowest device. Files of other tools may have `Average Duration(us)` or `Profiling "
+        "Average Duration(us)` instead",
+        BANDWIDTH: "message_bytes divided by the duration, in 10^9 bytes/s",
+        BUS_BANDWIDTH: "what the busiest link carries at least, in 10^9 bytes/s",
+    },
+    ColumnGroup.COUNTERS: {_MICROBENCH + _ANY_COUNTER: "mean of a hardware counter over the samples"},
+    ColumnGroup.CAPTURED: {
+        PROFILING_AVERAGE: "mean of the launches in the captures",
+        PROFILING_MEDIAN: "median of the launches",
+        PROFILING_STD: "standard deviation of the launches; empty for one launch",
+    },
+    ColumnGroup.CAPTURED_COUNTERS: {_PROFILING_AVERAGE + _ANY_COUNTER: "mean of a hardware counter over the launches"},
+    ColumnGroup.EXPERTS: {
+        EP_SIZE: "the number of devices that share the experts, for DispatchFFNCombine and similar kernels",
+    },
+    ColumnGroup.RUNTIME: {
+        RUNTIME_PREFIX + "source_profile": "the captures of the row, and the files beside them "
+        "(`rank_0/kernel_details.csv + trace_view.json`); `theory` of a theory row",
+        RUNTIME_PREFIX + "actual_seq_lengths_shape": "shape of input slot 5",
+        RUNTIME_PREFIX + "actual_seq_lengths_values": "the values of slot 5, separated by commas",
+        RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": "shape of input slot 6",
+        RUNTIME_PREFIX + "actual_seq_lengths_kv_values": "the values of slot 6",
+        RUNTIME_PREFIX + "avg_seq_len": "mean length of the sequences of keys",
+        RUNTIME_PREFIX + "block_table_shape": "shape of input slot 14",
+        RUNTIME_PREFIX + "block_table_valid_blocks": "number of blocks in each row of the block table",
+        RUNTIME_PREFIX + "num_heads": "heads of queries",
+        RUNTIME_PREFIX + "num_key_value_heads": "heads of keys and values",
+        RUNTIME_PREFIX + "sparse_mode": "the operator's argument",
+        RUNTIME_PREFIX + "input_layout": "TND, BSND, BNSD, ...",
+        RUNTIME_PREFIX + "block_size": "tokens in a block of the cache",
+        RUNTIME_PREFIX + "attn_state": "state of the step; only other tools write it",
+        RUNTIME_PREFIX + "kv_cache_mode": "state of the cache; only other tools write it",
+        RUNTIME_PREFIX + "operator_input_shapes_raw": "shapes of the operator; only other tools write them",
+        RUNTIME_PREFIX + "metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
+    },
+    ColumnGroup.SUITE: {
+        SAMPLE: "of a row of a [suite](../docs/candidates.md#suites): torch's sample with the digest of its "
+        "arguments, which tells rows apart",
+        ARGUMENTS: "of such a row: the text of the arguments",
+        FUNCTIONAL: "of such a row: the operator of which the row's is a variant",
+        TRACE_COUNT: "of such a row: how often models make the call",
+        SAMPLE_TORCH: "of such a row: the torch that listed it",
+    },
+    ColumnGroup.TASK: {
+        TASK_DIGEST: "of a row of a [task](../docs/candidates.md): twelve hexadecimal digits of the task's file; "
+        "another file is another row",
+        TASK_INPUTS: "which inputs of the task the row has, from 0; a task with `get_inputs_dyn_list` has several",
+    },
+    ColumnGroup.REPLAYED: {
+        MICROBENCH_MEDIAN: "median of all samples",
+        MICROBENCH_MIN: "minimum of all samples",
+        MICROBENCH_STD: "standard deviation of all samples; empty for one sample",
+        MICROBENCH_SAMPLES: "number of all samples, outliers included",
+        MICROBENCH_DEVICE_KERNELS: "number of device kernels that one call launched; empty if the instrument cannot "
+        "count them. On a GPU their durations are added; on an NPU the duration is that of the row's kernel",
+        MICROBENCH_HELPER_KERNELS: "on an NPU: other kernels of the call, with microseconds per call (`Cast 12.0000; "
+        "MemSet 2.5000`); durations and counters of the row exclude them "
+        "([npu](../docs/npu.md#which-kernels-are-whose-samples))",
+    },
+    ColumnGroup.LAUNCHES: {
+        PROFILING_SAMPLES: "number of launches",
+        PROFILING_POPULATIONS: "if the launches have two modes, their sizes and medians: `28 launches around 166.7 us "
+        "and 28 around 188.5 us`; the mean describes neither",
+        PROFILING_RUN_ID: "the ingests of the launches, separated by `;`: each names a manifest and a file of samples "
+        "([captures](../docs/captures.md))",
+    },
+    ColumnGroup.CONDITIONS: {
+        CACHE_STATE: "cold: the last-level cache was flushed before each sample; warm: it was not; unknown: samples "
+        "of a foreign profile",
+        INSTRUMENT: "the instrument ([measurement](../docs/measurement.md#instruments))",
+    },
+    ColumnGroup.QUALITY: {
+        QUALITY: "the quality of the samples: quiet, noisy, drifting, bimodal, throttled, above roofline, or unknown; "
+        "composition for several torch operators in place of the kernel "
+        "([measurement](../docs/measurement.md#how-good-a-duration-is))",
+        QUALITY_REASON: "the reason, with numbers, and how many samples are outliers",
+        ASSUMPTIONS: "values that the row does not state and the replay assumed, separated by `; `",
+        CHECKED_ELEMENTS: "output elements that were compared with the formula, and all: `4096/1048576`",
+        STAND_IN: "what was timed instead of the row's kernel (`composition of 4 torch operators (_to_copy, mm)`); "
+        "empty for the kernel itself ([measurement](../docs/measurement.md#stand-ins))",
+    },
+    ColumnGroup.EXECUTION: {
+        IMPLEMENTATION: "name and version of the implementation that was timed (`flashinfer 0.5.3`), or the call of "
+        "an NPU ([implementations](../docs/implementations.md))",
+        KERNEL_NAMES: "the device kernels of one call, in the order of their launches, without template arguments; at "
+        "most five, then their number; empty if the instrument cannot tell",
+        SPAN: "median time from the start of the first to the end of the last device kernel of a call; the duration "
+        "is the sum of the kernels",
+        OUTPUTS_MISSING: "output slots of the row that the implementation does not compute, separated by `; `",
+        CONVERSIONS: "inputs and results that were converted outside the measured time, separated by `; `",
+        MAX_ERROR: "largest error of a checked element as a share of its tolerance; 1 is the limit. A candidate for a "
+        "task with wrong results has it without a duration",
+        SET_UP: "seconds of set-up and first call, compilation included; empty for torch itself",
+    },
+    ColumnGroup.JUDGED: {
+        LEVEL: "of a row of a [task](../docs/candidates.md) or a [suite](../docs/candidates.md#suites) with a "
+        "candidate: the highest level that the last run passed, `L0` to `L4`",
+        ERROR_CLASS: "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
+        WITHIN_1E3: "of such a row: `yes` if all elements differ from the reference by less than 1e-3, else `no`",
+        KERNEL_SHARE: "of such a row: the share of the duration in kernels that the candidate defines, where it is "
+        "known",
+    },
+    ColumnGroup.STATUS: {
+        STATUS: "the result of the last run, see below; empty if the row never ran",
+        STATUS_REASON: "the reason, in a line; for a measured row a remark about the duration (`ran as MatMulV3`)",
+        CRASHES_IN_A_ROW: "number of consecutive sessions in which the row crashed or timed out; after two it runs "
+        "only with pytest's `--runxfail`",
+        STATUS_RUN_ID: "the run of the status, as in `Run ID`; empty in files of earlier versions",
+    },
+    ColumnGroup.RUN: {RUN_ID: "the run of the duration: start in UTC and six digits; names the manifest"},
+    ColumnGroup.POOLED: {
+        POOLED_MEDIAN: "median over runs of each run's median",
+        POOLED_RUNS: "number of runs",
+        POOLED_MACHINES: "number of machines: GPUs by serial number, other devices by host name",
+        POOLED_SPREAD: "largest minus smallest median of a machine, in percent of the pooled median; the median of a "
+        "machine is that over its runs. Empty for one machine",
+        POOLED_RUN_DURATIONS: "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; "
+        "20261122T120000-aaaaaa 11.0000`; so a database without histories can be pooled again",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumn:
+    """A column.
+
+    Attributes:
+        name: the name; `<counter>` in it is the name of any counter.
+        meaning: what its cells say, in Markdown.
+        group: the group, which is its place in a new file.
+    """
+
+    name: str
+    meaning: str
+    group: ColumnGroup
+
+    @property
+    def unit(self) -> str:
+        """The unit, which is in the name: `us`, `s`, `%`; "" for a column without one."""
+        found = _UNIT.search(self.name)
+        return found[1] if found else ""
+
+
+_UNIT = re.compile(r"\(([^()]+)\)$")
+
+#: All columns that OpAtlas may write, in their order in a new file.
+COLUMNS = tuple(RowColumn(name, text, group) for group, columns in _MEANINGS.items() for name, text in columns.items())
+
+
+def columns_of(*groups: ColumnGroup) -> tuple[str, ...]:
+    """Returns the names of the columns of some groups, in their order in a new file."""
+    return tuple(column.name for column in COLUMNS if column.group in groups)
+
+
+#: The first columns of every compute CSV. A CSV of communication has those of MESSAGE instead.
+BASE = columns_of(ColumnGroup.SLOTS)
+MESSAGE = columns_of(ColumnGroup.MESSAGE)
+#: A compute CSV must have these. The other columns of BASE may be missing (older captures).
+REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
+#: The columns that describe tensor slots, of inputs and of outputs.
+INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
+OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
+PROFILING_DURATIONS = columns_of(ColumnGroup.CAPTURED)
+SUITE = columns_of(ColumnGroup.SUITE)
+TASK = columns_of(ColumnGroup.TASK)
+JUDGED = columns_of(ColumnGroup.JUDGED)
+EXECUTION_COLUMNS = columns_of(ColumnGroup.EXECUTION)
+#: Columns about the samples of a replayed duration.
+SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION)
+#: The result of the last run of the row.
+STATUS_GROUP = (*columns_of(ColumnGroup.STATUS), *JUDGED)
+#: Columns of `combine --pool`: statistics over all runs that measured the row.
+POOLED = columns_of(ColumnGroup.POOLED)
+#: Columns that only OpAtlas writes; new files have them at the end.
+OWN = columns_of(*list(ColumnGroup)[list(ColumnGroup).index(ColumnGroup.REPLAYED) :])
+RUNTIME = columns_of(ColumnGroup.RUNTIME)
 
 #: Runtime values that belong to the signature, because they change the work of an attention kernel.
 RUNTIME_IN_SIGNATURE = tuple(
@@ -220,39 +329,23 @@ RUNTIME_IN_SIGNATURE = tuple(
     )
 )
 
-#: Mean number of keys of a sequence, as older tools name the column.
-LEGACY_AVG_SEQ_LEN = "avg_seq_len"
 #: Runtime values that imply the lengths of the keys where the lengths themselves are empty.
 LENGTHS_IN_SIGNATURE = (RUNTIME_PREFIX + "block_table_valid_blocks", RUNTIME_PREFIX + "avg_seq_len", LEGACY_AVG_SEQ_LEN)
 
-#: Counters of the profiler's metric group PipeUtilization.
-PIPE_UTILIZATION = (
-    "aicore_time(us)",
-    "aic_total_cycles",
-    "aic_mac_time(us)",
-    "aic_mac_ratio",
-    "aic_scalar_time(us)",
-    "aic_scalar_ratio",
-    "aic_mte1_time(us)",
-    "aic_mte1_ratio",
-    "aic_mte2_time(us)",
-    "aic_mte2_ratio",
-    "aic_fixpipe_time(us)",
-    "aic_fixpipe_ratio",
-    "aic_icache_miss_rate",
-    "aiv_time(us)",
-    "aiv_total_cycles",
-    "aiv_vec_time(us)",
-    "aiv_vec_ratio",
-    "aiv_scalar_time(us)",
-    "aiv_scalar_ratio",
-    "aiv_mte2_time(us)",
-    "aiv_mte2_ratio",
-    "aiv_mte3_time(us)",
-    "aiv_mte3_ratio",
-    "aiv_icache_miss_rate",
-    "cube_utilization(%)",
+#: Kernels that the ranks of a group run together, each rank with some experts of a layer.
+EXPERT_PARALLEL = frozenset(
+    {
+        "DispatchFFNCombine",
+        "DispatchFFNCombineBF16",
+        "MoeDistributeCombine",
+        "MoeDistributeCombineV2",
+        "MoeDistributeDispatch",
+        "MoeDistributeDispatchV2",
+    }
 )
+
+#: Kernels whose duration depends on lengths of sequences, which are in the Runtime columns.
+ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
 
 
 def microbench_counter(counter: str) -> str:
@@ -272,7 +365,7 @@ def is_profiling_column(column: str) -> bool:
 
 def profiling_counter(counter: str) -> str:
     """Returns the column of a counter that is averaged over the samples of a capture."""
-    return f"{_PROFILING}Average {counter}"
+    return f"{_PROFILING_AVERAGE}{counter}"
 
 
 class Status(str, Enum):
@@ -316,29 +409,25 @@ _EXPECTED_TO_FAIL = frozenset(
 )
 
 
+_ORDER = {column.name: number for number, column in enumerate(COLUMNS)}
+
+
 def ordered_columns(columns: Iterable[str]) -> list[str]:
     """Returns the columns of a new file, ordered by group; columns of no group precede the columns of OpAtlas."""
-    columns = list(dict.fromkeys(columns))
-    rank = {name: i for i, name in enumerate((*BASE, AVERAGE, *MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH))}
-    groups: list[list[str]] = [[], [], [], [], [], [], []]
-    for name in columns:
-        if name in rank:
-            groups[0].append(name)
-        elif name in OWN:
-            groups[6].append(name)
-        elif name in PROFILING_DURATIONS:
-            groups[2].append(name)
-        elif name.startswith(_MICROBENCH):
-            groups[1].append(name)
-        elif name.startswith("Profiling Average "):
-            groups[3].append(name)
-        elif name.startswith(RUNTIME_PREFIX) or name in (EP_SIZE, *SUITE, *TASK):
-            groups[4].append(name)
-        else:
-            groups[5].append(name)
-    groups[0].sort(key=rank.__getitem__)
-    groups[6].sort(key=OWN.index)
-    return [name for group in groups for name in group]
+    return sorted(dict.fromkeys(columns), key=_place)
+
+
+def _place(name: str) -> float:
+    if name in _ORDER:
+        return _ORDER[name]
+    for prefix, last in (
+        (_MICROBENCH, _MICROBENCH + _ANY_COUNTER),
+        (_PROFILING_AVERAGE, _PROFILING_AVERAGE + _ANY_COUNTER),
+        (RUNTIME_PREFIX, RUNTIME[-1]),
+    ):
+        if name.startswith(prefix):
+            return _ORDER[last]
+    return _ORDER[OWN[0]] - 0.5
 
 
 def insert_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:

@@ -6,11 +6,11 @@ this one imports, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from opatlas.arrays import Floats
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
+    CRASHES_IN_A_ROW,
     DTYPE,
     INPUT_SHAPES,
     INSTRUMENT,
@@ -55,6 +56,9 @@ from opatlas.text import parse_real, parse_whole
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+_Cells = TypeVar("_Cells", bound=Hashable)
+_Meaning = TypeVar("_Meaning")
 
 #: The line of the first row of a CSV; the header is line 1.
 FIRST_LINE = 2
@@ -94,6 +98,10 @@ class RowTable:
         found: pd.DataFrame = self._arrow.to_pandas()
         return found
 
+    def without_derived(self) -> RowTable:
+        """Returns the table without all that was computed from it: it takes less memory until that is asked again."""
+        return RowTable(self.kernel_type, self.path, self.frame if self._arrow is None else self._arrow)
+
     @property
     def kind(self) -> RowKind:
         """Rows of a kernel, or messages of a collective."""
@@ -104,13 +112,18 @@ class RowTable:
         found = self._cells.get(column)
         if found is None:
             if column not in self.columns:
-                found = [""] * len(self)
-            elif self._arrow is not None:
-                found = self._arrow.column(column).to_pylist()
+                return self._nothing
+            if self._arrow is not None:
+                found = _shared(self._arrow.column(column).to_pylist())
             else:
-                found = self.frame[column].tolist()
+                found = _shared(self.frame[column].tolist())
             self._cells[column] = found
         return found
+
+    @cached_property
+    def _nothing(self) -> list[str]:
+        """The cells of any column that the file lacks."""
+        return [""] * len(self)
 
     def numbers(self, column: str) -> Floats:
         """Returns the numbers of a column; NaN for a cell that is not a finite number, and for a missing column."""
@@ -163,8 +176,8 @@ class RowTable:
             self.durations_us(MICROBENCH_MIN),
             _not_negative(self.numbers(MICROBENCH_STD)),
             self.numbers(MICROBENCH_SAMPLES),
-            [Quality.from_cell(cell) for cell in self.cells(QUALITY)],
-            [_composed(*cells) for cells in zip(self.cells(QUALITY), self.cells(STAND_IN), strict=True)],
+            _each(Quality.from_cell, self.cells(QUALITY)),
+            _each(_composed, zip(self.cells(QUALITY), self.cells(STAND_IN), strict=True)),
             self.cells(RUN_ID),
             self.cells(CACHE_STATE),
             self.cells(INSTRUMENT),
@@ -173,7 +186,6 @@ class RowTable:
     @cached_property
     def captured(self) -> Durations:
         """The durations that captures measured."""
-        nothing = [""] * len(self)
         return Durations(
             Source.CAPTURED,
             self.durations_us(PROFILING_AVERAGE),
@@ -184,8 +196,8 @@ class RowTable:
             [Quality.BIMODAL if cell.strip() else None for cell in self.cells(PROFILING_POPULATIONS)],
             [False] * len(self),
             self.cells(PROFILING_RUN_ID),
-            nothing,
-            nothing,
+            self._nothing,
+            self._nothing,
         )
 
     @cached_property
@@ -209,7 +221,7 @@ class RowTable:
     @cached_property
     def statuses(self) -> list[Status | None]:
         """The result of the last run of each row; None for a row that never ran."""
-        return [Status.from_cell(cell) for cell in self.cells(STATUS)]
+        return _each(Status.from_cell, self.cells(STATUS))
 
     @cached_property
     def titles(self) -> list[str]:
@@ -286,9 +298,27 @@ class Row:
         """The result of the last run; None if the row never ran."""
         return self.table.statuses[self.position]
 
+    @property
+    def crashes(self) -> int:
+        """The number of consecutive sessions in which the row crashed or timed out."""
+        return parse_whole(self.cell(CRASHES_IN_A_ROW)) or 0
 
-def _composed(quality: str, stand_in: str) -> bool | None:
+
+def _shared(cells: list[str]) -> list[str]:
+    """Returns the cells with one object for equal cells: most columns repeat a few words."""
+    known: dict[str, str] = {}
+    return list(map(known.setdefault, cells, cells))
+
+
+def _each(meaning: Callable[[_Cells], _Meaning], cells: Iterable[_Cells]) -> list[_Meaning]:
+    """Returns the meaning of each cell; most columns repeat a few words."""
+    known = cache(meaning)
+    return list(map(known, cells))
+
+
+def _composed(cells: tuple[str, str]) -> bool | None:
     """Returns whether a replay timed a composition; None for a row with neither cell."""
+    quality, stand_in = cells
     return is_composition(quality, stand_in) if quality.strip() or stand_in.strip() else None
 
 

@@ -12,13 +12,13 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import itemgetter
 
+import numpy as np
+
 from opatlas.errors import TableError
-from opatlas.row.columns import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SLOTS, OP_STATE, OUTPUT_SLOTS
 from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.row.quality import valid_duration
-from opatlas.row.signature import column_cells
 from opatlas.row.slots import known_dtype, slot_words
-from opatlas.row.table import RowTable
+from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import parse_whole
 from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.models import built_in_models
@@ -29,24 +29,9 @@ from opatlas.theory.sources import SOURCES, Shape, Targets, model_shapes
 Dims = tuple[int, ...]
 #: Dimensions, dtype and format of a slot.
 Word = tuple[Dims, str, str]
+#: The input and the output slots of a row.
+Tensors = tuple[tuple[Word, ...], tuple[Word, ...]]
 _ABSENT: Word = ((), "", "")
-
-
-@dataclass(frozen=True)
-class KnownRow:
-    """A row of the database.
-
-    Attributes:
-        inputs, outputs: dimensions, dtype and format of each slot.
-        op_state, core: the cells OP State and Accelerator Core.
-        captured: whether the row has a duration from a profiler.
-    """
-
-    inputs: tuple[Word, ...]
-    outputs: tuple[Word, ...]
-    op_state: str
-    core: str
-    captured: bool
 
 
 @dataclass(frozen=True)
@@ -78,11 +63,11 @@ class Matcher:
         for number, shape in enumerate(shapes):
             self._by_key.setdefault(tuple(shape.values[name] for name in self._key), []).append(number)
 
-    def match(self, row: KnownRow) -> Match | None:
+    def match(self, row: Tensors) -> Match | None:
         """Returns how a row fits the pattern; None where slots, numbers of axes or sizes contradict the pattern."""
         sizes: dict[str, int] = {}
         computed: dict[str, int] = {}
-        for templates, words in ((self.pattern.inputs, row.inputs), (self.pattern.outputs, row.outputs)):
+        for templates, words in zip((self.pattern.inputs, self.pattern.outputs), row, strict=True):
             for template, (shape, dtype, name) in slot_pairs(templates, words):
                 if template is None:
                     if shape:
@@ -129,25 +114,26 @@ def is_blocked(template: Template, word: Word) -> bool:
     return template is not None and len(template) >= 2 and len(shape) == len(template) + 2 and name in (NZ, "")
 
 
-def read_rows(table: RowTable) -> Iterator[KnownRow]:
-    """Yields the rows of a table. Raises TableError with the line of a dimension that is not a whole number."""
-    frame, kernel_type = table.frame, table.kernel_type
-    slots = ((0, INPUT_SHAPES, optional_inputs(kernel_type)), (3, OUTPUT_SHAPES, optional_outputs(kernel_type)))
-    names = (*BASE, PROFILING_AVERAGE)
-    columns = [column_cells(frame, name) for name in names]
-    for position, (op_state, core, *cells, duration) in enumerate(zip(*columns, strict=True)):
+def read_tensors(table: RowTable) -> list[Tensors]:
+    """Returns the tensors of each row. Raises TableError with the line of a dimension that is not a whole number."""
+    halves = []
+    for columns, optional in (
+        (INPUT_SLOTS, optional_inputs(table.kernel_type)),
+        (OUTPUT_SLOTS, optional_outputs(table.kernel_type)),
+    ):
         words = []
-        for first, column, optional in slots:
+        for position, cells in enumerate(zip(*map(table.cells, columns), strict=True)):
             try:
-                words.append(_words(*cells[first : first + 3], optional))
+                words.append(_words(*cells, optional))
             except ValueError:
                 raise TableError(
                     table.path,
-                    f"column {column!r} is {cells[first][:200]!r}, and dimensions are whole numbers, 0 or more",
+                    f"column {columns[0]!r} is {cells[0][:200]!r}, and dimensions are whole numbers, 0 or more",
                     "Correct the cell, or ingest the capture again",
-                    line=position + 2,
+                    line=position + FIRST_LINE,
                 ) from None
-        yield KnownRow(words[0], words[1], op_state.strip(), core.strip(), valid_duration(duration) is not None)
+        halves.append(words)
+    return list(zip(*halves, strict=True))
 
 
 def _is_on(axis: Axis, size: int) -> bool:
@@ -193,18 +179,25 @@ class KnownRows:
         Raises:
             TableError: a dimension is not a whole number; the message names the line.
         """
-        self.rows = list(read_rows(table))
+        self._tensors = read_tensors(table)
+        #: The cells OP State and Accelerator Core of each row.
+        self._places = [
+            (state.strip(), core.strip())
+            for state, core in zip(table.cells(OP_STATE), table.cells(ACCELERATOR_CORE), strict=True)
+        ]
+        known = table.captured.known
+        self._captured = np.flatnonzero(known).tolist()
         everybody = replace(targets, models=(*built_in_models(), *targets.models), generic=True)
-        #: The captured and the other rows that match each pattern.
-        self._captured: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
-        self._others: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
+        #: The positions of the captured and of the other rows that match each pattern.
+        self._captured_of: dict[str, list[int]] = {pattern.name: [] for pattern in kernel.patterns}
+        self._others_of: dict[str, list[int]] = {pattern.name: [] for pattern in kernel.patterns}
         matchers = [Matcher(pattern, model_shapes(pattern, everybody)) for pattern in kernel.patterns]
-        for row in self.rows:
+        for at, row in enumerate(self._tensors):
             matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
             # If several patterns match, those with a model's shape and all axes count.
             owners = [name for name, match in matches.items() if match.shapes and match.on_axes]
             for name in owners or matches:
-                (self._captured if row.captured else self._others)[name].append(row)
+                (self._captured_of if known[at] else self._others_of)[name].append(at)
 
     def forms(self, pattern: Pattern) -> tuple[Form, ...]:
         """Returns the forms of a pattern's theory rows, from the first of these sources that has any.
@@ -215,35 +208,35 @@ class KnownRows:
            earlier runs must not add forms.
         4. The catalog.
         """
-        captured = self._forms(pattern, self._captured[pattern.name])
+        captured = self._forms(pattern, self._captured_of[pattern.name])
         if captured:
             return captured
-        loose = self._forms(pattern, (row for row in self.rows if row.captured))
+        loose = self._forms(pattern, self._captured)
         if loose:
             return loose
-        others = self._forms(pattern, self._others[pattern.name])
+        others = self._forms(pattern, self._others_of[pattern.name])
         if {_bare(form) for form in others} - {_bare(form) for form in pattern.forms}:
             return others
-        op_state, core = _most((row.op_state, row.core) for row in self.rows if row.captured)
+        op_state, core = _most(self._places[at] for at in self._captured)
         return tuple(replace(form, op_state=op_state, core=core or form.core) for form in sorted_forms(pattern.forms))
 
     @cached_property
     def has_captured_blocks(self) -> bool:
         """Whether a captured row has a slot in FRACTAL_NZ, as on an NPU."""
-        return any(row.captured and any(name == NZ for *_, name in (*row.inputs, *row.outputs)) for row in self.rows)
+        return any(name == NZ for at in self._captured for words in self._tensors[at] for *_, name in words)
 
     def unknown_dtypes(self) -> list[str]:
         """Returns the dtypes without a known size. Rows with one of these give no forms."""
-        names = {word[1] for row in self.rows for word in (*row.inputs, *row.outputs) if word[1]}
+        names = {dtype for row in self._tensors for words in row for _, dtype, _ in words if dtype}
         return sorted(name for name in names if known_dtype(name) is None)
 
-    def _forms(self, pattern: Pattern, rows: Iterable[KnownRow]) -> tuple[Form, ...]:
+    def _forms(self, pattern: Pattern, positions: Iterable[int]) -> tuple[Form, ...]:
         found: dict[Form, list[tuple[str, str]]] = {}
         kinds = _kinds(pattern)
-        for row in rows:
-            form = _form(pattern, row, kinds)
+        for at in positions:
+            form = _form(pattern, self._tensors[at], kinds)
             if form is not None:
-                found.setdefault(form, []).append((row.op_state, row.core))
+                found.setdefault(form, []).append(self._places[at])
         usual = {form: _most(pairs) for form, pairs in found.items()}
         return tuple(replace(form, op_state=usual[form][0], core=usual[form][1]) for form in sorted_forms(found))
 
@@ -281,10 +274,10 @@ def _kinds(pattern: Pattern) -> list[list[set[str]]]:
     return halves
 
 
-def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) -> Form | None:
+def _form(pattern: Pattern, row: Tensors, kinds: Sequence[Sequence[set[str]]]) -> Form | None:
     """Returns the form of a row; None if its slots or their kinds of numbers do not fit the pattern."""
     halves: list[tuple[str, ...]] = []
-    for number, (templates, words) in enumerate(((pattern.inputs, row.inputs), (pattern.outputs, row.outputs))):
+    for number, (templates, words) in enumerate(zip((pattern.inputs, pattern.outputs), row, strict=True)):
         dtypes, formats = [], []
         for i, (template, word) in enumerate(slot_pairs(templates, words)):
             shape, dtype, _ = word
@@ -324,7 +317,7 @@ def model_coverage(
     Raises:
         TableError: a row of the table cannot be read.
     """
-    rows = list(read_rows(table))
+    rows = read_tensors(table)
     found: dict[str, dict[Hashable, ShapeCoverage]] = {}
     for pattern in kernel.patterns:
         if not any(axis.source for axis in pattern.axes):
@@ -353,7 +346,7 @@ def model_coverage(
 
 
 def _sizes_by_shape(
-    pattern: Pattern, axes: Sequence[Axis], shapes: Sequence[Shape], rows: Iterable[KnownRow]
+    pattern: Pattern, axes: Sequence[Axis], shapes: Sequence[Shape], rows: Iterable[Tensors]
 ) -> dict[int, _Sizes]:
     """Returns for each shape with a row the sizes that its rows have."""
     matcher = Matcher(pattern, shapes)
@@ -362,7 +355,7 @@ def _sizes_by_shape(
         match = matcher.match(row)
         if match is None:
             continue
-        dtypes = tuple(dtype for _, dtype, _ in (*row.inputs, *row.outputs))
+        dtypes = tuple(dtype for words in row for _, dtype, _ in words)
         for number in match.shapes:
             of_dtypes = found.setdefault(number, {}).setdefault(dtypes, {})
             for axis in axes:

@@ -157,10 +157,10 @@ def plan_kernel(
     Raises:
         TableError: a row of the table cannot be read.
     """
-    known = KnownRows(kernel, table, request.targets) if len(table.frame) else None
+    known = KnownRows(kernel, table, request.targets) if len(table) else None
     spaces = pattern_spaces(kernel, request, known if forms_of_database else None, table.path.parent)
-    existing = signatures(kernel.kernel_type, table.frame)
-    captured = {s for s, row in zip(existing, known.rows, strict=True) if row.captured} if known is not None else set()
+    existing = table.signatures
+    captured = {existing[at] for at in np.flatnonzero(table.captured.known)}
     wanted: Iterable[_PlannedRows]
     if request.sizes_per_shape:
         queues = [_rows_of_sizes(space, request) for space in spaces if len(space)]

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.row.columns import PIPE_UTILIZATION
+from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 
 ROWS = 492_600
 TARGET_RATIO = 3.0

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from opatlas.row.columns import (
     BASE,
-    PIPE_UTILIZATION,
     PROFILING_DURATIONS,
     profiling_counter,
 )
+from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 
 
 def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:

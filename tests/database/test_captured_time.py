@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from opatlas.capture.time_shares import captured_time_us, without_replay
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
+from opatlas.row.table import RowTable
 
 
 def frame(*rows: tuple[str, str]) -> pd.DataFrame:
@@ -24,7 +27,7 @@ def frame(*rows: tuple[str, str]) -> pd.DataFrame:
     ],
 )
 def test_time_is_the_launches_times_their_average(table: pd.DataFrame, time_us: float | None) -> None:
-    assert captured_time_us(table) == time_us
+    assert captured_time_us(RowTable("Mul", Path("Mul.csv"), table)) == time_us
 
 
 def test_the_largest_share_comes_first() -> None:

@@ -17,10 +17,10 @@ from opatlas.row.columns import (
     BASE,
     EP_SIZE,
     OWN,
-    PIPE_UTILIZATION,
     microbench_counter,
     profiling_counter,
 )
+from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
 

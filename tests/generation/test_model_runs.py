@@ -8,10 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 from opatlas.plugins.model_targets import model_implementations, model_settings
 from opatlas.plugins.models import ModelRuns, score_table
-from opatlas.plugins.plan import CaseRow, TablePlan
+from opatlas.plugins.plan import CasesOfTable, PlannedRow
 
 from opatlas.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.candidates.static_rules import RULES
@@ -22,6 +23,7 @@ from opatlas.generation.attempt_log import AttemptLog
 from opatlas.generation.settings import KernelLanguage
 from opatlas.implementations.contract import KernelSource
 from opatlas.row.columns import Status
+from opatlas.row.table import RowTable
 from opatlas.tasks.task import read_tasks
 
 TASK = "class Model:\n    pass\n\n\ndef get_inputs():\n    return []\n"
@@ -39,7 +41,7 @@ def models_file(folder: Path, *, models: object = None, **given: object) -> Path
 class _Item:
     """What a loop needs of a test."""
 
-    def __init__(self, row: CaseRow, sections: list[str]) -> None:
+    def __init__(self, row: PlannedRow, sections: list[str]) -> None:
         self.row, self.sections = row, sections
         self.callspec = SimpleNamespace(params={"row": row})
         self.session = SimpleNamespace(items=[])
@@ -77,8 +79,8 @@ class Rows:
         context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
         self.context = context
         runs = ModelRuns(context)
-        table = TablePlan(task.kernel_type, self.folder, self.inputs, {})
-        items = [_Item(CaseRow(table, each), self.sections) for each in range(self.inputs)]
+        table = CasesOfTable(RowTable(task.kernel_type, self.folder, pd.DataFrame(index=range(self.inputs))))
+        items = [_Item(PlannedRow(table, each), self.sections) for each in range(self.inputs)]
         for item in items:
             item.session.items = items
         assert runs.writes(cast("Any", items[position]))

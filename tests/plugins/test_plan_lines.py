@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
-from opatlas.plugins.plan import Plan, PreparedDatabase, TablePlan
+from opatlas.plugins.plan import CasesOfTable, Plan, PreparedDatabase
 from opatlas.plugins.plan_lines import crowded_folders, plan_lines
 from opatlas.plugins.requested_rows import RequestedRows
 from opatlas.plugins.selection import Shard, meant
@@ -23,6 +24,7 @@ from opatlas.data.write_back import RecoveredJournal
 from opatlas.devices.device import DeviceSpec
 from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import MeasureSettings
+from opatlas.row.table import RowTable
 
 SETTINGS = Settings(
     targets=(SessionTarget(Implementation("torch"), Path("/data"), MeasurementOrigin()),),
@@ -41,8 +43,13 @@ SETTINGS = Settings(
 )
 
 
+def cases_of(rows: int, **of_plan: Any) -> CasesOfTable:
+    frame = pd.DataFrame({"Input Shapes": list(map(str, range(rows)))})
+    return CasesOfTable(RowTable("Mul", Path("/data/Mul.csv"), frame), rows, **of_plan)
+
+
 def test_a_database_that_two_targets_share_is_taken_over_once() -> None:
-    table = TablePlan("Mul", Path("/data/Mul.csv"), 3, {"Input Shapes": ["1", "2", "3"]})
+    table = cases_of(3)
     table.cases, table.left_out, table.other_shards = {0: "Mul-1"}, {1: "Mul-2"}, [2]
     everything: Any = SimpleNamespace(known_replays=dict)
     config: Any = SimpleNamespace(
@@ -62,8 +69,8 @@ def test_a_database_that_two_targets_share_is_taken_over_once() -> None:
 
 
 def test_the_captured_time_is_that_of_the_default_whatever_its_place() -> None:
-    own = TablePlan("Mul", Path("/data/Mul.csv"), 1, {}, captured_time_us=7.0)
-    other = TablePlan("Mul", Path("/other/Mul.csv"), 1, {}, captured_time_us=0.0, target=1, suffix="-mine")
+    own = cases_of(0, captured_time_us=7.0)
+    other = cases_of(0, target=1, suffix="-mine")
     assert Plan({each.key: each for each in (own, other)}).captured_time_us() == {"Mul": 7.0}
     assert Plan({each.key: each for each in (other, own)}).captured_time_us() == {"Mul": 7.0}
 
@@ -106,7 +113,7 @@ def test_rows_are_requested_by_file_and_by_k(arguments: list[str], keyword: str,
 
 @pytest.mark.parametrize(("targets", "named"), [(4, [0, 1, 2, 3]), (5, [1])])
 def test_many_implementations_without_a_row_are_not_named_one_by_one(targets: int, named: list[int]) -> None:
-    table = TablePlan("Mul", Path("/data/Mul.csv"), 1, {"Input Shapes": ["1"]}, target=1)
+    table = cases_of(1, target=1)
     table.cases = {0: "Mul-1"}
     assert Plan({"Mul": table}).named_targets(targets) == named
 

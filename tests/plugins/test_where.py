@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from moods import Mood
 from opatlas.plugins.where import parse_where
-from opatlas.plugins.where_variables import TableVariables
 from sessions import Sessions, row
+
+from opatlas.row.table import RowTable
 
 PRODUCT = {
     "Input Shapes": "16,5120;25600,5120",
@@ -33,7 +35,8 @@ VECTOR = {**dict.fromkeys(PRODUCT, ""), **row(7)}
 
 
 def selected(text: str, kernel_type: str = "MatMulV2", cells: dict[str, str] = PRODUCT) -> bool:
-    return parse_where(text).selects(TableVariables(kernel_type, pd.DataFrame([cells])).row(0))
+    (found,) = parse_where(text).selected(RowTable(kernel_type, Path("table.csv"), pd.DataFrame([cells])))
+    return found
 
 
 @pytest.mark.parametrize(

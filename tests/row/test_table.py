@@ -125,3 +125,11 @@ def test_pooled_cells_count_for_the_run_that_they_name() -> None:
     pooled = {POOLED_MACHINES: "5", POOLED_SPREAD: "2.5", POOLED_RUN_DURATIONS: "one 9.1; two 9.2"}
     rows = table({**pooled, RUN_ID: "two"}, {**pooled, RUN_ID: "three"}, {RUN_ID: "two"})
     assert rows.machines == [(5, 0.025), (None, None), (None, None)]
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_a_table_without_what_was_computed_is_the_same_table(arrow: bool) -> None:
+    rows = table({"Status": "crashed", "Crashes In A Row": "2"}, {"Status": "measured"}, arrow=arrow)
+    again = rows.without_derived()
+    assert [row.crashes for row in again] == [row.crashes for row in rows] == [2, 0]
+    assert (again.columns, again.statuses, again.signatures) == (rows.columns, rows.statuses, rows.signatures)
