@@ -392,8 +392,8 @@ class TableFold:
             return ""
         counted = [each.status for each in candidates if each.status is not None] + ([own] if own is not None else [])
         counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, _count(part)))
-        # A status without a run has no place in the order.
-        parts = {part.run_id: part for part in counted if part.run_id or newest.run_id == ""}
+        # Of other tables a status without a run has no place in the order.
+        parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
         is_late = not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts)
         if is_late:
             # The count in a cell does not say which runs it counted.

@@ -141,7 +141,7 @@ def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions) ->
     sessions.write("Moody", [row(Mood.RAISE)])
     assert sessions.run().code == 1
     (failed,) = sessions.read("Moody")
-    manifest = json.loads((sessions.database / "runs" / f"{failed['Run ID']}.json").read_text())
+    manifest = json.loads((sessions.database / "runs" / f"{failed['Status Run ID']}.json").read_text())
     assert manifest["device"]["facts"]["threads"] >= 1
     assert manifest["statuses"] == {"failed": 1}
 

@@ -18,6 +18,7 @@ from opatlas.row.columns import (
     MICROBENCH_MIN,
     RUN_ID,
     STATUS,
+    STATUS_RUN_ID,
 )
 from opatlas.row.record import Record
 
@@ -44,7 +45,7 @@ TELLING = ("Slow", "Moody")
 #: Moody rows that are never measured, with their status.
 FAILING = {Mood.EXIT: "crashed", Mood.RAISE: "failed"}
 #: The columns that differ from one measurement to the next.
-VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, CRASHES_IN_A_ROW}
+VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, STATUS_RUN_ID, CRASHES_IN_A_ROW}
 MEASURE = ("--repeat-count=1", "--cache=warm")
 ROW_S = 0.12
 
@@ -58,6 +59,7 @@ class Found:
     status: str = ""
     duration: str = ""
     run_id: str = ""
+    status_run_id: str = ""
     crashes: int = 0
 
 
@@ -113,20 +115,23 @@ def known_rows(sessions: Sessions) -> dict[Key, Found]:
     """Every row: its cells in the CSV, or those that a journal will give it."""
     known = {
         key: Found(
-            cells.get(STATUS, ""), cells.get(AVERAGE, ""), cells.get(RUN_ID, ""), int(cells.get(CRASHES_IN_A_ROW) or 0)
+            cells.get(STATUS, ""),
+            cells.get(AVERAGE, ""),
+            cells.get(RUN_ID, ""),
+            cells.get(STATUS_RUN_ID, ""),
+            int(cells.get(CRASHES_IN_A_ROW) or 0),
         )
         for key, cells in read_table(sessions).items()
     }
     for record in records(sessions):
         key = key_of(record)
         before = known[key]
-        if record.run_id >= before.run_id:
-            duration, run_id = before.duration, record.run_id
+        if record.run_id >= before.status_run_id:
+            duration, run_id = before.duration, before.run_id
             if record.measurement is not None:
-                duration = f"{record.measurement.summary.mean_us:.4f}"
-            elif before.duration:
-                run_id = before.run_id
-            known[key] = Found(record.status.value, duration, run_id, record.crashes_in_a_row)
+                duration, run_id = f"{record.measurement.summary.mean_us:.4f}", record.run_id
+            crashes = before.crashes + 1 if record.status.crash else 0
+            known[key] = Found(record.status.value, duration, run_id, record.run_id, crashes)
     return known
 
 
