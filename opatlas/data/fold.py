@@ -27,8 +27,10 @@ from opatlas.data.manifest import Age, RunOrder
 from opatlas.data.pruned import PRUNED_REASON, add_pruned
 from opatlas.row.columns import (
     CRASHES_IN_A_ROW,
+    INPUT_DTYPES,
     INPUT_SHAPES,
     MAX_ERROR,
+    OUTPUT_DTYPES,
     OUTPUT_SHAPES,
     POOLED,
     POOLED_RUN_DURATIONS,
@@ -167,8 +169,9 @@ class TableFold:
         Args:
             name: the signature, if it is known.
         """
-        if not self._kind.starts_together:
-            cells = {**cells, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if not cells.get(name)}}
+        for shapes, dtypes in ((INPUT_SHAPES, INPUT_DTYPES), (OUTPUT_SHAPES, OUTPUT_DTYPES)):
+            if cells.get(dtypes) and not cells.get(shapes):
+                cells = {**cells, shapes: EMPTY_SHAPE}
         # A column that the CSV lacks is added only for a cell.
         position = self.rows.append({key: cell for key, cell in cells.items() if cell or key in self._table.columns})
         self.positions.setdefault(name or signature(self.kernel_type, cells), []).append(position)
