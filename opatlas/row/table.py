@@ -17,11 +17,13 @@ import numpy as np
 from opatlas.arrays import Floats
 from opatlas.row.columns import (
     AVERAGE,
+    BASE,
     CACHE_STATE,
     CRASHES_IN_A_ROW,
     DTYPE,
     INPUT_SHAPES,
     INSTRUMENT,
+    MESSAGE,
     MESSAGE_BYTES,
     MICROBENCH_MEDIAN,
     MICROBENCH_MIN,
@@ -39,6 +41,7 @@ from opatlas.row.columns import (
     PROFILING_STD,
     QUALITY,
     RUN_ID,
+    RUNTIME,
     STAND_IN,
     STATUS,
     TOPOLOGY_TIER,
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 _Cells = TypeVar("_Cells", bound=Hashable)
 _Meaning = TypeVar("_Meaning")
 
+_OF_CALL = frozenset({*BASE, *RUNTIME, *MESSAGE})
 #: The line of the first row of a CSV; the header is line 1.
 FIRST_LINE = 2
 
@@ -147,6 +151,11 @@ class RowTable:
                 normal_words(self.kernel_type, column, dict(zip(names, row, strict=True))) for row in rows
             ]
         return self._words[column]
+
+    @cached_property
+    def call_cells(self) -> Mapping[str, list[str]]:
+        """The columns that describe the call of a row: its tensors, its lengths, its message."""
+        return {name: self.cells(name) for name in self.columns if name in _OF_CALL}
 
     @cached_property
     def signatures(self) -> list[str]:
@@ -276,12 +285,16 @@ class Row:
     @property
     def tensors(self) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
         """The input and the output tensors. Raises CellError."""
-        return row_slots(self.kernel_type, self.cells)
+        return row_slots(self.kernel_type, self._call_cells)
 
     @property
     def sizes(self) -> dict[str, object]:
         """The sizes of the row by the names of the field (`row_sizes`)."""
-        return row_sizes(self.kernel_type, self.cells)
+        return row_sizes(self.kernel_type, self._call_cells)
+
+    @property
+    def _call_cells(self) -> dict[str, str]:
+        return {name: cells[self.position] for name, cells in self.table.call_cells.items()}
 
     @property
     def replayed(self) -> Duration | None:
