@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
-from opatlas.combine.provenance import (
+from opatlas.data.comparable import (
     CACHE,
     INSTRUMENT,
     Mismatch,

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from opatlas.combine.provenance import Provenance
+from opatlas.data.comparable import Provenance
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError

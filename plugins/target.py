@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.combine.provenance import MeasurementOrigin, Provenance, captured_elsewhere
+from opatlas.data.comparable import Provenance, captured_elsewhere
 from opatlas.data.database import Database, SessionLock
+from opatlas.data.origin import MeasurementOrigin
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present

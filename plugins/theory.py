@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from opatlas.combine.provenance import Provenance, folder_origin, run_origins
+from opatlas.data.comparable import Provenance
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, code_digest, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.data.origin import folder_origin, run_origins
 from opatlas.data.pace import Pace, replay_pace
 from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import database_name

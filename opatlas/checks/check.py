@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
-from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
-from opatlas.combine.row_devices import database_device
+from opatlas.capture.cases import PooledCases, pool_cases
 from opatlas.data.cells import stored_us
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
+from opatlas.data.ingests import read_ingests
 from opatlas.data.log import all_records
 from opatlas.data.manifest import Manifest, read_manifests
+from opatlas.data.origin import MeasurementOrigin, database_device, folder_origin, run_origins
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.record import RowName
 from opatlas.row.roofline import PEAKS, Peak

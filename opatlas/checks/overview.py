@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from opatlas.capture.manifest import read_manifest
-from opatlas.combine.provenance import run_origins
-from opatlas.combine.row_devices import RowDevices
 from opatlas.compare.databases import with_implementations
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.manifest import ingest_paths, read_manifests
+from opatlas.data.ingests import ingest_paths, read_manifest
+from opatlas.data.manifest import read_manifests
+from opatlas.data.origin import RowDevices, run_origins
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import POOLED_MACHINES, QUALITY, STATUS, Status
 from opatlas.row.location import parse_path, shipped_note

@@ -27,8 +27,8 @@ from opatlas.capture.capture_reader import (
     NotNumericError,
     read_capture_header,
 )
-from opatlas.combine.row_devices import RowDevices
 from opatlas.data.database import Database, expect_tables
+from opatlas.data.origin import RowDevices
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.progress import progress, track
 from opatlas.query.answering_rows import AnsweringRows

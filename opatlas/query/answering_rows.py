@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opatlas.arrays import Floats, Mask, Positions
-from opatlas.combine.row_devices import RowDevices, are_one_device, joined
+from opatlas.data.origin import RowDevices, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from opatlas.arrays import Floats
-from opatlas.combine.row_devices import RowDevices, are_one_device, database_device, joined
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
+from opatlas.data.origin import RowDevices, are_one_device, database_device, joined
 from opatlas.implementations.implementation import default_name
 from opatlas.query.answering_rows import CAPTURED, AnsweringRows, RowDuration
 from opatlas.query.answers import Answers

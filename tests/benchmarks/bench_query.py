@@ -33,8 +33,8 @@ import numpy.typing as npt
 import pandas as pd
 
 import opatlas
-from opatlas.combine.row_devices import RowDevices
 from opatlas.data.database import Database
+from opatlas.data.origin import RowDevices
 from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import KernelModel
@@ -332,7 +332,7 @@ import sys, time
 from pathlib import Path
 began = time.perf_counter()
 import opatlas
-from opatlas.combine.row_devices import RowDevices
+from opatlas.data.origin import RowDevices
 database = opatlas.open(sys.argv[1])
 database.matmul(m=48, n=7168, k=18432)
 exact = time.perf_counter() - began

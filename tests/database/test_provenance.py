@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.combine import provenance
-from opatlas.combine.provenance import MeasurementOrigin, MixedDatabase, PlannedDuration, Provenance, StoredDuration
+from opatlas.data import comparable
+from opatlas.data.comparable import MixedDatabase, PlannedDuration, Provenance, StoredDuration
 from opatlas.data.database import Database
+from opatlas.data.origin import MeasurementOrigin, folder_origin
 from opatlas.row.location import DEFAULT_NPU_DEVICE
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
@@ -191,7 +192,7 @@ def test_software_that_was_profiled_is_not_that_of_the_machine_that_looked_it_up
 def test_a_folder_tells_what_it_is_for(tmp_path: Path, folder: str, device: str, versions: dict[str, str]) -> None:
     database = Database(tmp_path / folder)
     database.path.mkdir(parents=True)
-    origin = provenance.folder_origin(database)
+    origin = folder_origin(database)
     assert origin is not None
     assert (origin.device, origin.versions) == (device, versions)
     assert refused(database, MeasurementOrigin("Another", origin.kind)) == origin
@@ -230,7 +231,7 @@ def test_runs_of_two_candidates_of_one_release_do_not_compare(database: Database
 
 @pytest.mark.parametrize("folder", ["mine", "device/torch/mine", "device/other/torch2.9.0_cpu", "nccl/mine"])
 def test_any_other_folder_tells_nothing(tmp_path: Path, folder: str) -> None:
-    assert provenance.folder_origin(Database(tmp_path / folder)) is None
+    assert folder_origin(Database(tmp_path / folder)) is None
 
 
 def test_manifests_count_for_more_than_the_folder(tmp_path: Path) -> None:
@@ -252,10 +253,10 @@ def test_cache_state_and_instrument_are_compared(database: Database) -> None:
     stored = StoredDuration("Abs.csv:2", RUN, "cold", "wall-clock", 50)
     assert unlike(database, stored, PlannedDuration(CPU, "cold", "wall-clock", 3)) == {}
     assert unlike(database, stored, PlannedDuration(CPU, "warm", "wall-clock", 3)) == {
-        provenance.CACHE: ("cold", "warm")
+        comparable.CACHE: ("cold", "warm")
     }
     assert unlike(database, stored, PlannedDuration(CPU, "cold", "events", 3)) == {
-        provenance.INSTRUMENT: ("wall-clock", "events")
+        comparable.INSTRUMENT: ("wall-clock", "events")
     }
     assert unlike(database, stored, PlannedDuration(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
 
@@ -264,7 +265,7 @@ def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, 
     for run_id in ("", RUN):
         assert unlike(
             database, StoredDuration("Abs.csv:2", run_id, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3)
-        ).keys() == {provenance.ORIGIN}
+        ).keys() == {comparable.ORIGIN}
     # Unless the folder says what they are of.
     named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
     assert (
@@ -281,7 +282,7 @@ def test_a_damaged_manifest_tells_nothing_and_is_a_problem(database: Database) -
     (one,) = found.mismatches(
         [(StoredDuration("Abs.csv:2", RUN, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))]
     )
-    assert one.what == provenance.ORIGIN
+    assert one.what == comparable.ORIGIN
 
 
 def test_rows_alike_are_counted_together(database: Database) -> None:
@@ -290,7 +291,7 @@ def test_rows_alike_are_counted_together(database: Database) -> None:
     rows = [(StoredDuration(f"Abs.csv:{line}", RUN, "cold", "wall-clock", 10), taking) for line in (2, 3, 4)]
     rows.append((StoredDuration("Abs.csv:5", RUN, "warm", "wall-clock", 10), taking))
     (one,) = Provenance(database).mismatches(rows)
-    assert (one.what, one.count, one.example) == (provenance.CACHE, 3, "Abs.csv:2")
+    assert (one.what, one.count, one.example) == (comparable.CACHE, 3, "Abs.csv:2")
 
 
 def test_machines_are_known_by_their_runs(database: Database) -> None:

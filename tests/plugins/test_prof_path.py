@@ -16,7 +16,7 @@ from captures import cells, launched, summary_text, table, write_summary
 from sessions import ROOT, Finished
 
 from opatlas.cli.main import main
-from opatlas.combine.row_devices import RowDevices, database_device
+from opatlas.data.origin import RowDevices, database_device
 from opatlas.row.location import DEFAULT_NPU_DEVICE, UNNAMED_NPU
 
 REAL = ROOT.parent / "shared/data/ascend_profiler/op_summary"

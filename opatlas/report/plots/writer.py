@@ -10,8 +10,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from opatlas.combine.row_devices import RowDevices, are_one_device
 from opatlas.data.database import Database, expect_tables
+from opatlas.data.origin import RowDevices, are_one_device
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.progress import track
 from opatlas.report.plots.communication import communication_plot

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opatlas.combine.apply import CombineSource
-from opatlas.combine.provenance import run_origins
 from opatlas.data import journal
+from opatlas.data.combine import CombineSource
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import Manifest, manifest_paths
+from opatlas.data.origin import run_origins
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.errors import OpAtlasError
