@@ -1,13 +1,11 @@
-"""The device and software of durations, and whether new durations may be added to a database.
+"""Whether durations compare: those of a database with those of a session, and those of several databases.
 
-Durations are comparable only with the same device, software, cache state and instrument. The evidence, strongest first:
-the manifests of the runs that rows name, the path of the database (opatlas/row/location.py), `SHIPPED.txt`. Without
-such evidence the origin of a replayed duration is unknown.
+Durations compare only with the same device, software, cache state and instrument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -17,20 +15,17 @@ from opatlas.data.cells import duration_columns
 from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
 from opatlas.data.header import read_header
-from opatlas.data.ingests import ingest_paths, read_manifest
-from opatlas.data.manifest import Manifest, read_manifests
-from opatlas.data.origin import MeasurementOrigin, folder_origin, run_drivers, run_origins
+from opatlas.data.manifest import Manifest
+from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import PROFILING_AVERAGE, RUN_ID
 from opatlas.row.location import (
-    UNNAMED_NPU,
+    implementation_label,
     parse_implementation,
-    shipped_note,
 )
 from opatlas.row.quality import valid_duration
 from opatlas.row.versions import (
     TORCH,
-    version_key,
 )
 
 #: Values of `Mismatch.what`.
@@ -111,118 +106,79 @@ class MixedDatabase(OpAtlasError):
         super().__init__(f"{place} is of {theirs} ({evidence}), and this session is on {ours}")
 
 
-class Provenance:
-    """The evidence of where the durations of a database come from.
+def check_origin(provenance: Provenance, ours: MeasurementOrigin) -> None:
+    """Raises MixedDatabase if durations, or the path, of a database are of another device or software than a session.
 
-    Attributes:
-        problems: a sentence for each manifest that cannot be read.
-        manifests: the manifests of runs, by run id.
-        shipped: what a shipped database was measured on; "" for any other database.
-        captured_on: the devices of captures that ingests name, sorted.
+    Args:
+        ours: the device and software of the session.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.problems: list[str] = []
-        self.manifests = read_manifests(database, self.problems)
-        self._runs = {run_id: list(run_origins(manifest)) for run_id, manifest in self.manifests.items()}
-        self._folder = folder_origin(database)
-        self.shipped = shipped_note(database.path)
-        self._captures = _captures(database, self.problems)
-        self.captured_on = sorted({device for device in self._captures.values() if device})
-
-    @property
-    def captured(self) -> list[MeasurementOrigin]:
-        """The devices of captured durations; an unnamed NPU where neither an ingest nor the folder names them."""
-        return _captured_origins(self.captured_on, self._folder)
-
-    def check_origin(self, ours: MeasurementOrigin) -> None:
-        """Raises MixedDatabase if durations, or the path, of the database are of another device or software."""
-        foreign = {
-            run_id: next(origin for origin in origins if not origin.is_compatible_with(ours))
-            for run_id, origins in self._runs.items()
-            if not all(origin.is_compatible_with(ours) for origin in origins)
-        }
-        is_foreign_folder = self._folder is not None and not self._folder.has_same_release(ours)
-        if not foreign and not is_foreign_folder:
-            return
-        # Reads all tables, so only if some run differs.
-        held = _runs_with_durations(self._database)
-        if runs := sorted(held.intersection(foreign)):
-            more = f" and {len(runs) - _RUNS_SHOWN} more" if len(runs) > _RUNS_SHOWN else ""
-            evidence = f"run{'s' * (len(runs) > 1)} {', '.join(runs[:_RUNS_SHOWN])}{more} in its runs/"
-            raise MixedDatabase(str(self._database.path), foreign[runs[0]], ours, evidence)
-        if is_foreign_folder and not held.intersection(self._runs):
-            assert self._folder is not None
-            raise MixedDatabase(str(self._database.path), self._folder, ours, "its folder is named for that")
-
-    def folder_note(self, ours: MeasurementOrigin) -> str:
-        """Returns a note on versions that differ between the path and a session; "" if none differs.
-
-        A path may name a release (`cann8.3`) or a version (`cann8.3.RC1`).
-        """
-        named = self._folder.versions if self._folder is not None else {}
-        other = [
-            f"{name} {version}, and {ours.versions[name]} is installed"
-            for name, version in named.items()
-            if name in ours.versions and version_key(version) != version_key(ours.versions[name])
-        ]
-        return f"the folder is named for {'; '.join(other)}" if other else ""
-
-    def mismatches(self, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
-        """Returns the differences between stored durations and the session's, the most frequent first."""
-        found: dict[tuple[str, str, str], Mismatch] = {}
-        for stored, planned in rows:
-            for what, theirs, ours in self._differences(stored, planned):
-                mismatch = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
-                mismatch.count += 1
-        return sorted(found.values(), key=lambda mismatch: -mismatch.count)
-
-    def hosts(self, run_ids: Iterable[str]) -> list[str]:
-        """Returns the known machines of some runs, sorted."""
-        return sorted({origin.host for run_id in run_ids for origin in self._runs.get(run_id, ()) if origin.host})
-
-    def _differences(self, stored: StoredDuration, planned: PlannedDuration) -> Iterator[tuple[str, str, str]]:
-        if stored.run_id not in self._runs and self._folder is None:
-            run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
-            yield ORIGIN, f"unknown: {self.shipped or run}", str(planned.origin)
-        for what, theirs, ours in (
-            (CACHE, stored.cache, planned.cache),
-            (INSTRUMENT, stored.instrument, planned.instrument),
-            # A row that names none is torch's.
-            (IMPLEMENTATION, parse_implementation(stored.implementation)[0] or TORCH.name, planned.implementation),
-        ):
-            if theirs and ours and theirs != ours:
-                yield what, theirs, ours
+    place, folder = str(provenance.database.path), provenance.folder
+    foreign = {
+        run_id: other
+        for run_id, origins in provenance.origins.items()
+        if (other := next((origin for origin in origins if not origin.is_compatible_with(ours)), None)) is not None
+    }
+    is_foreign_folder = folder is not None and not folder.has_same_release(ours)
+    if not foreign and not is_foreign_folder:
+        return
+    # Reads all tables, so only if some run differs.
+    held = _runs_with_durations(provenance.database)
+    if runs := sorted(held.intersection(foreign)):
+        more = f" and {len(runs) - _RUNS_SHOWN} more" if len(runs) > _RUNS_SHOWN else ""
+        evidence = f"run{'s' * (len(runs) > 1)} {', '.join(runs[:_RUNS_SHOWN])}{more} in its runs/"
+        raise MixedDatabase(place, foreign[runs[0]], ours, evidence)
+    if folder is not None and is_foreign_folder and not held.intersection(provenance.origins):
+        raise MixedDatabase(place, folder, ours, "its folder is named for that")
 
 
-def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[MeasurementOrigin]:
+def folder_note(provenance: Provenance, ours: MeasurementOrigin) -> str:
+    """Returns a note on versions that differ between the path and a session; "" if none differs.
+
+    A path may name a release (`cann8.3`) or a version (`cann8.3.RC1`).
+    """
+    folder = provenance.folder or MeasurementOrigin()
+    other = [
+        f"{name} {folder.versions[name]}, and {ours.versions[name]} is installed"
+        for name in folder.other_versions(ours)
+    ]
+    return f"the folder is named for {'; '.join(other)}" if other else ""
+
+
+def find_mismatches(provenance: Provenance, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
+    """Returns the differences between stored durations and those of a session, the most frequent first."""
+    found: dict[tuple[str, str, str], Mismatch] = {}
+    for stored, planned in rows:
+        for what, theirs, ours in _differences(provenance, stored, planned):
+            mismatch = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
+            mismatch.count += 1
+    return sorted(found.values(), key=lambda mismatch: -mismatch.count)
+
+
+def _differences(
+    provenance: Provenance, stored: StoredDuration, planned: PlannedDuration
+) -> Iterator[tuple[str, str, str]]:
+    if stored.run_id not in provenance.origins and provenance.folder is None:
+        run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
+        yield ORIGIN, f"unknown: {provenance.shipped or run}", str(planned.origin)
+    for what, theirs, ours in (
+        (CACHE, stored.cache, planned.cache),
+        (INSTRUMENT, stored.instrument, planned.instrument),
+        # A row that names none is torch's.
+        (IMPLEMENTATION, parse_implementation(stored.implementation)[0] or TORCH.name, planned.implementation),
+    ):
+        if theirs and ours and theirs != ours:
+            yield what, theirs, ours
+
+
+def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[str]:
     """Returns the devices of the captured durations of a database, none of which is the device of a session.
 
     Returns:
         [] if the database has no captured duration, or one of the device of `ours`.
     """
-    named = sorted({device for device in _captures(database, []).values() if device})
-    captured = _captured_origins(named, folder_origin(database))
-    is_elsewhere = not any(origin.has_same_device(ours) for origin in captured)
+    captured = Provenance(database).captured()
+    is_elsewhere = not any(MeasurementOrigin(device).has_same_device(ours) for device in captured)
     return captured if is_elsewhere and _has_captured_durations(database) else []
-
-
-def _captures(database: Database, problems: list[str]) -> dict[str, str]:
-    """Returns the device of each ingest, by its id; "" where the ingest does not name the device."""
-    devices = {}
-    for path in ingest_paths(database):
-        try:
-            devices[path.stem] = read_manifest(path).device or ""
-        except (OpAtlasError, OSError) as error:
-            problems.append(str(error))
-    return devices
-
-
-def _captured_origins(named: Sequence[str], folder: MeasurementOrigin | None) -> list[MeasurementOrigin]:
-    # Only NPUs are captured.
-    by_folder = [folder.device] if folder is not None and folder.kind == "npu" else [UNNAMED_NPU]
-    return [MeasurementOrigin(device, kind="npu") for device in named or by_folder]
 
 
 def _has_captured_durations(database: Database) -> bool:
@@ -309,16 +265,60 @@ class StaleRuns:
         origins, present = list(run_origins(manifest)), self._present
         if origins and not any(origin.has_same_device(present.origin) for origin in origins):
             return Staleness.OTHER_DEVICE
-        if any(_other_versions(origin, present.origin) for origin in origins):
+        if any(origin.other_versions(present.origin) for origin in origins):
             return Staleness.VERSIONS
         if present.driver and (drivers := run_drivers(manifest)) and drivers != {present.driver}:
             return Staleness.DRIVER
         return Staleness.CODE if manifest.code != present.code else Staleness.FRESH
 
 
-def _other_versions(theirs: MeasurementOrigin, ours: MeasurementOrigin) -> bool:
-    return any(
-        version_key(version) != version_key(ours.versions[name])
-        for name, version in theirs.versions.items()
-        if name in ours.versions
-    )
+class IncomparableDatabases(OpAtlasError):
+    """Databases of different devices, numbers of CPU threads, torches or implementations.
+
+    Attributes:
+        source, found: the database that differs, and its devices, numbers of threads, torches or implementations.
+        other, known: an earlier database, and the same facts of it.
+    """
+
+    def __init__(self, where: str, source: str, found: frozenset[str], other: str, known: frozenset[str]) -> None:
+        self.source = source
+        self.found = found
+        self.other = other
+        self.known = known
+        super().__init__(
+            f"{source} was measured {where} {', '.join(sorted(found))}, {other} {where} {', '.join(sorted(known))}: "
+            f"these durations are not comparable; combine it into a TARGET of its own, or add --mixed"
+        )
+
+
+def _implementation(origin: MeasurementOrigin) -> str:
+    name = origin.implementation
+    return implementation_label(name, origin.versions.get(name, ""))
+
+
+#: The facts that must be equal, with the words of the error. An empty fact is unknown.
+_FACTS: tuple[tuple[str, Callable[[MeasurementOrigin], str]], ...] = (
+    ("on", lambda origin: origin.device),
+    ("with CPU threads", lambda origin: str(origin.threads or "")),
+    ("with torch", lambda origin: origin.versions.get(TORCH.name, "")),
+    ("with implementation", lambda origin: _implementation(origin) or "the default of the device"),
+)
+
+
+def expect_comparable(databases: Sequence[tuple[str, Iterable[Manifest]]]) -> None:
+    """Checks that databases were measured on one device, with one number of CPU threads, torch and implementation.
+
+    Args:
+        databases: names and manifests; the first may have several devices, which the others are compared with.
+
+    Raises:
+        IncomparableDatabases: a database differs from the first, or from an earlier one where the first has no runs.
+    """
+    named = [(name, [each for run in manifests for each in run_origins(run)]) for name, manifests in databases]
+    for where, fact in _FACTS:
+        known, holder = frozenset[str](), ""
+        for name, origins in named:
+            found = frozenset(map(fact, origins)) - {""}
+            if known and not found <= known:
+                raise IncomparableDatabases(where, name, found, holder, known)
+            known, holder = (known, holder) if known else (found, name)

@@ -1,7 +1,8 @@
-"""The device of a database, and of each of its durations.
+"""The device and software of durations: the evidence for it, and when two are the same.
 
-A replay is of the device that the manifest of its run names, a captured duration of that of its ingest. One device
-answers for a database. Its rows may have replays of other devices, too.
+The evidence, strongest first: the manifests of the runs and ingests that rows name, the path of the database
+(opatlas/row/location.py), `SHIPPED.txt`. Without any the origin of a duration is unknown. One device answers for a
+database; its rows may have replays of other devices, too.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from opatlas.data.database import Database
-from opatlas.data.ingests import read_ingests
+from opatlas.data.ingests import Ingest, read_ingests
 from opatlas.data.manifest import Manifest, read_manifests
-from opatlas.errors import OpAtlasError
 from opatlas.row.location import (
     UNNAMED_NPU,
     device_kind,
@@ -25,6 +25,7 @@ from opatlas.row.location import (
     parse_implementation,
     parse_path,
     public_version,
+    shipped_note,
 )
 from opatlas.row.versions import CANN, CUDA, NCCL, TORCH, VLLM, same_release, version_key
 from opatlas.text import pluralize
@@ -69,32 +70,27 @@ class MeasurementOrigin:
         is_named = not self.implementation or self.implementation in self.versions
         return text if is_named else f"{text}, implementation {self.implementation}"
 
+    def other_versions(self, other: MeasurementOrigin) -> list[str]:
+        """Returns the software of which both versions are known and differ."""
+        return [
+            name
+            for name, version in self.versions.items()
+            if name in other.versions and version_key(version) != version_key(other.versions[name])
+        ]
+
     def is_compatible_with(self, other: MeasurementOrigin) -> bool:
         """Returns whether no known value differs: device, CPU threads, implementation, versions."""
-        if self.threads and other.threads and self.threads != other.threads:
-            return False
-        if not self._has_same_implementation(other):
-            return False
-        return self.has_same_device(other) and not any(
-            version_key(version) != version_key(other.versions[name])
-            for name, version in self.versions.items()
-            if name in other.versions
-        )
+        is_threaded_alike = not (self.threads and other.threads) or self.threads == other.threads
+        return is_threaded_alike and self._is_alike(other) and not self.other_versions(other)
 
     def has_same_release(self, other: MeasurementOrigin) -> bool:
         """Returns whether no known device or implementation differs, and no known version in its first two numbers."""
-        return (
-            self.has_same_device(other)
-            and self._has_same_implementation(other)
-            and all(
-                same_release(version, other.versions[name])
-                for name, version in self.versions.items()
-                if name in other.versions
-            )
-        )
+        differ = self.other_versions(other)
+        return self._is_alike(other) and all(same_release(self.versions[name], other.versions[name]) for name in differ)
 
-    def _has_same_implementation(self, other: MeasurementOrigin) -> bool:
-        return not (self.implementation and other.implementation) or self.implementation == other.implementation
+    def _is_alike(self, other: MeasurementOrigin) -> bool:
+        names = {self.implementation, other.implementation} - {""}
+        return self.has_same_device(other) and len(names) < 2
 
     def only_threads_differ(self, other: MeasurementOrigin) -> bool:
         """Returns whether only the number of CPU threads differs."""
@@ -115,93 +111,11 @@ class MeasurementOrigin:
         return any(map(is_product, names)) and any(map(is_chip, names))
 
 
-class RowDevices:
-    """The devices of the durations of a database. The manifests are read when they are needed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @cached_property
-    def device(self) -> str:
-        """The device that answers for the database; "" if unknown.
-
-        It is the one in the path `data/{device}/{stack}/{version}`, or else that of the captures, or else that of the
-        replays: of several the one with the most rows.
-        """
-        if self._of_path:
-            return self._of_path
-        captured = Counter(device for device in self._ingests.values() if device)
-        if captured:
-            return _most(captured)
-        replayed: Counter[str] = Counter()
-        for manifest in self._runs.values():
-            for name in manifest.device_names:
-                replayed[name] += manifest.statuses.get("measured", 0)
-        if self._ingests:
-            npus = Counter({name: count for name, count in replayed.items() if device_kind(name) == "npu"})
-            return _most(npus) if npus else UNNAMED_NPU
-        return _most(replayed)
-
-    def replayed(self, run_id: str) -> str:
-        """Returns the device of a replay; several with commas, "" if unknown."""
-        run = self._runs.get(run_id)
-        if run is not None and run.device_names:
-            return ", ".join(sorted(run.device_names))
-        return self._of_path or ("" if self._ingests else self.device)
-
-    def captured(self, run_ids: str) -> str:
-        """Returns the device of a captured duration.
-
-        Args:
-            run_ids: the ingests, as in the column Profiling Run ID; all of them if it names none.
-        """
-        own = [device for run_id, device in self._ingests.items() if run_id in run_ids] or self._ingests.values()
-        return joined(device or "" for device in own) or self._of_path or UNNAMED_NPU
-
-    @cached_property
-    def _of_path(self) -> str:
-        parts = self._folder.resolve().parts
-        return parts[-3] if parts[-4:-3] == ("data",) else ""
-
-    @cached_property
-    def _runs(self) -> Mapping[str, Manifest]:
-        # Sessions and combine report manifests that cannot be read.
-        return read_manifests(Database(self._folder), problems=[])
-
-    @cached_property
-    def _ingests(self) -> Mapping[str, str | None]:
-        """The devices of captures by the ids of their ingests; None for captures that name none."""
-        try:
-            return {each.manifest.run_id: each.manifest.device for each in read_ingests(Database(self._folder))}
-        except OpAtlasError:
-            return {}
-
-    @property
-    def captured_on(self) -> frozenset[str]:
-        """The devices that captures name."""
-        return frozenset(device for device in self._ingests.values() if device)
-
-
-def database_device(folder: Path) -> str:
-    """Returns the device that answers for a database (`RowDevices.device`); "" if unknown."""
-    return RowDevices(folder).device
-
-
 @cache
 def are_one_device(some: str, other: str) -> bool:
-    """Returns whether two names are of one device, such as those of a product and of its chip; unknown ones are."""
+    """Returns whether a device is one of some, with commas, by its name; unknown ones are."""
     names = some.split(", ")
-    if other in names:
-        return True
-
-    def origin(device: str) -> MeasurementOrigin:
-        return MeasurementOrigin(device, device_kind(device) if device else "")
-
-    return any(origin(name).has_same_device(origin(other)) for name in names)
-
-
-def _most(counts: Mapping[str, int]) -> str:
-    return min(counts, key=lambda name: (-counts[name], name), default="")
+    return other in names or any(MeasurementOrigin(name).has_same_device(MeasurementOrigin(other)) for name in names)
 
 
 def joined(devices: Iterable[str]) -> str:
@@ -261,3 +175,109 @@ def run_drivers(manifest: Manifest) -> set[str]:
         if isinstance(facts, Mapping) and facts.get("driver"):
             found.add(str(facts["driver"]))
     return found
+
+
+class Provenance:
+    """The evidence of where the durations of a database come from. Files are read when they are needed.
+
+    Attributes:
+        database: the database.
+        folder: what the path of the database names; None if it has another form.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.folder = folder_origin(database)
+        self._problems: list[str] = []
+
+    @cached_property
+    def manifests(self) -> Mapping[str, Manifest]:
+        """The readable manifests of runs, by run id."""
+        return read_manifests(self.database, self._problems)
+
+    @cached_property
+    def origins(self) -> Mapping[str, Sequence[MeasurementOrigin]]:
+        """The origins of each run, one for each device; by run id."""
+        return {run_id: list(run_origins(manifest)) for run_id, manifest in self.manifests.items()}
+
+    @cached_property
+    def ingests(self) -> Sequence[Ingest]:
+        """The readable ingests, in the order in which they began."""
+        return read_ingests(self.database, self._problems)
+
+    @cached_property
+    def shipped(self) -> str:
+        """What a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
+        return shipped_note(self.database.path)
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """A sentence for each manifest that cannot be read. Reads all evidence.
+
+        Raises:
+            OpAtlasError: `SHIPPED.txt` cannot be read.
+        """
+        _ = self.manifests, self.ingests, self.shipped
+        return self._problems
+
+    @property
+    def captured_on(self) -> list[str]:
+        """The devices that ingests name, sorted."""
+        return _named(self.ingests)
+
+    def captured(self, run_ids: str = "") -> list[str]:
+        """Returns the devices of a captured duration, sorted.
+
+        Where no ingest names a device, it is the NPU of the path, or else an unnamed one: only NPUs are captured.
+
+        Args:
+            run_ids: the ingests, as in the column Profiling Run ID; all of them if it names none.
+        """
+        named = _named([each for each in self.ingests if each.manifest.run_id in run_ids] or self.ingests)
+        is_npu = self.folder is not None and self.folder.kind == "npu"
+        return named or [self.folder.device if self.folder is not None and is_npu else UNNAMED_NPU]
+
+    def replayed(self, run_id: str) -> str:
+        """Returns the device of a replay; several with commas, "" if unknown."""
+        if run_id in self.manifests and (names := joined(self.manifests[run_id].device_names)):
+            return names
+        if self.folder is not None:
+            return self.folder.device
+        return "" if self.ingests else self.device
+
+    @cached_property
+    def device(self) -> str:
+        """The device that answers for the database; "" if unknown.
+
+        It is the one in the path `data/{device}/{stack}/{version}`, or else that of the captures, or else that of the
+        replays: of several the one with the most rows.
+        """
+        if self.folder is not None:
+            return self.folder.device
+        if captured := Counter(each.manifest.device for each in self.ingests if each.manifest.device):
+            return _most(captured)
+        replayed: Counter[str] = Counter()
+        for manifest in self.manifests.values():
+            for name in manifest.device_names:
+                replayed[name] += manifest.statuses.get("measured", 0)
+        if self.ingests:
+            npus = Counter({name: count for name, count in replayed.items() if device_kind(name) == "npu"})
+            return _most(npus) if npus else UNNAMED_NPU
+        return _most(replayed)
+
+    def hosts(self, run_ids: Iterable[str]) -> list[str]:
+        """Returns the known machines of some runs, sorted."""
+        return sorted({origin.host for run_id in run_ids for origin in self.origins.get(run_id, ()) if origin.host})
+
+
+def _named(ingests: Iterable[Ingest]) -> list[str]:
+    return sorted({each.manifest.device for each in ingests if each.manifest.device})
+
+
+def _most(counts: Mapping[str, int]) -> str:
+    return min(counts, key=lambda name: (-counts[name], name), default="")
+
+
+def database_device(folder: Path) -> str:
+    """Returns the device that answers for a database (`Provenance.device`); "" if unknown."""
+    return Provenance(Database(folder)).device

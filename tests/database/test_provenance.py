@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from opatlas.data import comparable
-from opatlas.data.comparable import MixedDatabase, PlannedDuration, Provenance, StoredDuration
+from opatlas.data.comparable import MixedDatabase, PlannedDuration, StoredDuration
 from opatlas.data.database import Database
-from opatlas.data.origin import MeasurementOrigin, folder_origin
+from opatlas.data.origin import MeasurementOrigin, Provenance, folder_origin
 from opatlas.row.location import DEFAULT_NPU_DEVICE
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
@@ -55,7 +55,7 @@ def row(database: Database, run_id: str, duration: str = "1.5", kernel_type: str
 def refused(database: Database, ours: MeasurementOrigin) -> MeasurementOrigin | None:
     """What a database is of, if durations of `ours` are refused."""
     try:
-        Provenance(database).check_origin(ours)
+        comparable.check_origin(Provenance(database), ours)
     except MixedDatabase as error:
         return error.theirs
     return None
@@ -68,7 +68,7 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
     row(database, RUN)
     manifest(database, RUN, OF_H200)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).check_origin(CPU)
+        comparable.check_origin(Provenance(database), CPU)
     assert raised.value.theirs == MeasurementOrigin("NVIDIA_H200", "cuda", H200.versions, host="one")
     assert raised.value.ours == CPU
     assert RUN in raised.value.evidence
@@ -109,7 +109,7 @@ def test_threads_are_named_where_they_are_all_that_differs(database: Database) -
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).check_origin(MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
+        comparable.check_origin(Provenance(database), MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
     error = raised.value
     assert (error.theirs.threads, error.ours.threads) == (2, 16)
     assert error.theirs.only_threads_differ(error.ours)
@@ -209,7 +209,7 @@ def test_a_folder_that_is_named_for_the_release_is_told_and_not_refused(
     database.path.mkdir(parents=True)
     ours = MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": installed})
     assert refused(database, ours) is None
-    note = Provenance(database).folder_note(ours)
+    note = comparable.folder_note(Provenance(database), ours)
     assert f"CANN {named}" in note
     assert installed in note
     assert refused(database, MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": "8.4"})) is not None
@@ -218,7 +218,7 @@ def test_a_folder_that_is_named_for_the_release_is_told_and_not_refused(
 def test_a_folder_of_the_same_versions_needs_no_note(tmp_path: Path) -> None:
     database = Database(tmp_path / f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5")
     database.path.mkdir(parents=True)
-    assert Provenance(database).folder_note(NPU) == ""
+    assert comparable.folder_note(Provenance(database), NPU) == ""
 
 
 def test_runs_of_two_candidates_of_one_release_do_not_compare(database: Database) -> None:
@@ -245,7 +245,10 @@ def test_manifests_count_for_more_than_the_folder(tmp_path: Path) -> None:
 
 
 def unlike(database: Database, stored: StoredDuration, taking: PlannedDuration) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.stored, each.taken) for each in Provenance(database).mismatches([(stored, taking)])}
+    return {
+        each.what: (each.stored, each.taken)
+        for each in comparable.find_mismatches(Provenance(database), [(stored, taking)])
+    }
 
 
 def test_cache_state_and_instrument_are_compared(database: Database) -> None:
@@ -279,8 +282,8 @@ def test_a_damaged_manifest_tells_nothing_and_is_a_problem(database: Database) -
     path.write_text("{")
     found = Provenance(database)
     assert [str(path) in problem for problem in found.problems] == [True]
-    (one,) = found.mismatches(
-        [(StoredDuration("Abs.csv:2", RUN, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))]
+    (one,) = comparable.find_mismatches(
+        found, [(StoredDuration("Abs.csv:2", RUN, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))]
     )
     assert one.what == comparable.ORIGIN
 
@@ -290,7 +293,7 @@ def test_rows_alike_are_counted_together(database: Database) -> None:
     taking = PlannedDuration(CPU, "warm", "wall-clock", None)
     rows = [(StoredDuration(f"Abs.csv:{line}", RUN, "cold", "wall-clock", 10), taking) for line in (2, 3, 4)]
     rows.append((StoredDuration("Abs.csv:5", RUN, "warm", "wall-clock", 10), taking))
-    (one,) = Provenance(database).mismatches(rows)
+    (one,) = comparable.find_mismatches(Provenance(database), rows)
     assert (one.what, one.count, one.example) == (comparable.CACHE, 3, "Abs.csv:2")
 
 
