@@ -6,15 +6,18 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
-from opatlas.combine.provenance import (
+from opatlas.data.comparable import (
     CACHE,
     INSTRUMENT,
     Mismatch,
     MixedDatabase,
     PlannedDuration,
-    Provenance,
     StoredDuration,
+    check_origin,
+    find_mismatches,
+    folder_note,
 )
+from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.errors import OpAtlasError
@@ -36,7 +39,7 @@ def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarg
         OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
     """
     try:
-        provenance.check_origin(target.origin)
+        check_origin(provenance, target.origin)
     except MixedDatabase as error:
         if settings.read_only and not settings.rehearses:
             return [printable(f"{error}: the two do not compare")]
@@ -47,7 +50,7 @@ def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarg
             cores = sorted(usable_cores())[: error.theirs.threads]
             again = f"taskset -c {','.join(map(str, cores))}"
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, again)}") from None
-    note = provenance.folder_note(target.origin)
+    note = folder_note(provenance, target.origin)
     return [printable(note)] if note else []
 
 
@@ -61,11 +64,12 @@ def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> li
 
 def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
     """Returns why captured durations do not compare with those of a session; "" where they do."""
-    others = [origin for origin in provenance.captured if not origin.has_same_device(settings.origin)]
+    captured = provenance.captured()
+    others = [name for name in captured if not MeasurementOrigin(name).has_same_device(settings.origin)]
     if not others:
         return ""
-    names, here = ", ".join(origin.device for origin in others), settings.origin.device or settings.origin.kind
-    return printable(f"captured on {names}, replayed on {here}: the two do not compare")
+    here = settings.origin.device or settings.origin.kind
+    return printable(f"captured on {', '.join(others)}, replayed on {here}: the two do not compare")
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def check_replaced(
         if table.target == number:
             planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
             rows += [(stored, planned) for stored in table.stored(selected)]
-    mismatches = provenance.mismatches(rows)
+    mismatches = find_mismatches(provenance, rows)
     unit = settings.unit
     if mismatches and not settings.mixed:
         # The durations of a row may differ in several ways.

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from opatlas.arrays import Floats
-from opatlas.combine.provenance import Staleness, StoredDuration
+from opatlas.data.comparable import Staleness, StoredDuration
 from opatlas.data.edited import EditedRows
 from opatlas.data.op_mapping import WrittenMapping
 from opatlas.data.write_back import RecoveredJournal

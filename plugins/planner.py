@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.capture.time_shares import captured_time_us
-from opatlas.combine.provenance import StaleRuns
 from opatlas.data.cells import identity_columns
+from opatlas.data.comparable import StaleRuns
 from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold

@@ -6,9 +6,9 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from opatlas.combine.provenance import Provenance
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
+from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.report.row_summary import quality_fields
 from opatlas.report.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv

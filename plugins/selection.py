@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from opatlas.combine.provenance import Staleness
+from opatlas.data.comparable import Staleness
 from opatlas.data.update_mode import UpdateMode
 from opatlas.text import suggest
 

@@ -11,10 +11,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from opatlas.capture.profile_samples import Profile, fits, read_profile
-from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
+from opatlas.data.comparable import PresentSetup, StaleRuns
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.edited import clear_edited, edited_rows
 from opatlas.data.op_mapping import write_default_mapping
+from opatlas.data.origin import Provenance
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.row_copy import add_rows, read_rows
 from opatlas.data.update_mode import UpdateMode

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.combine.provenance import MeasurementOrigin, Provenance, captured_elsewhere
+from opatlas.data.comparable import captured_elsewhere
 from opatlas.data.database import Database, SessionLock
+from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
@@ -158,8 +159,8 @@ def targets_of(
     if option.database_path and not option.mixed and (captured := captured_elsewhere(Database(base), origin)):
         home = _beside_captures(base, devices, workload, option.versions)
         captures, base = (base, home) if home != base.resolve() else (None, base)
-        names = ", ".join(each.device for each in captured)
-        note = f"{captures} was captured on {names}: durations of {devices[0].name or devices[0]} belong into {base}"
+        names, here = ", ".join(captured), devices[0].name or devices[0]
+        note = f"{captures} was captured on {names}: durations of {here} belong into {base}"
     rows_from = captures if workload.needs_database else None
     targets = []
     for each in usable:
@@ -275,7 +276,7 @@ def _expect_naming(config: pytest.Config, device: DeviceSpec, naming: Sequence[C
 def _expect_installed(versions: Versions) -> None:
     """Raises pytest.UsageError where --versions gives another release than the installed one.
 
-    Another patch or candidate of the same release is reported by `Provenance.folder_note`.
+    Another patch or candidate of the same release is reported by `folder_note`.
     """
     installed = detect()
     for component, version in given_versions(versions).items():

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from opatlas.combine.provenance import Provenance, folder_origin, run_origins
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, code_digest, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
+from opatlas.data.origin import Provenance
 from opatlas.data.pace import Pace, replay_pace
 from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import database_name
@@ -339,9 +339,9 @@ def kind_of_database(config: pytest.Config, database: Database) -> str:
         return device if device in KINDS else device_kind(device)
     provenance = Provenance(database)
     kinds: set[str] = set(map(device_kind, provenance.captured_on))
-    if not kinds and (named := folder_origin(database)) is not None:
-        kinds = {named.kind}
-    kinds = kinds or {origin.kind for manifest in provenance.manifests.values() for origin in run_origins(manifest)}
+    if not kinds and provenance.folder is not None:
+        kinds = {provenance.folder.kind}
+    kinds = kinds or {origin.kind for origins in provenance.origins.values() for origin in origins}
     kinds = kinds or {each.kind for each in devices_of(config)}
     return max(kinds, key=lambda kind: (kind == "npu", kind == "cuda"))
 

@@ -27,7 +27,6 @@ LAYERS = (
     "row",
     "data",
     "capture",
-    "combine",
     "tasks",
     "implementations",
     "instruments",

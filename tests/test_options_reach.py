@@ -12,7 +12,7 @@ from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
 from opatlas.plugins.workload import CollectiveWorkload
 
-from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
 from opatlas.devices.device import DeviceSpec
 from opatlas.implementations.implementation import Implementation

@@ -6,7 +6,7 @@ capture_reader.py       streams the rows of a kernel_details or op_summary file
 single_launches.py      reads the launches of a file one by one
 launches.py             groups the rows of one file, and counts the rows left out
 cases.py                groups the launches of several files, and of several ingests, by signature
-manifest.py             the manifest and the samples of an ingest, which are kept in runs/
+samples.py              the samples of an ingest, which are kept in runs/
 apply.py                writes the statistics into the CSVs
 profile_samples.py      samples of rows from msprof's profiles
 attention_recorder.py   records the sequence lengths of attention calls in a serving process

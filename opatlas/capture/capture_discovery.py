@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opatlas.capture.manifest import IngestManifest
 from opatlas.data.header import expect_columns, read_header
+from opatlas.data.ingests import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
 

@@ -21,19 +21,9 @@ import numpy as np
 
 from opatlas.capture.capture_reader import Capture, NotNumericError, read_capture_header
 from opatlas.capture.launches import CaptureLaunches, LaunchCounts
-from opatlas.capture.manifest import (
-    SAMPLES_SUFFIX,
-    IngestManifest,
-    SampleLine,
-    manifest_path,
-    read_manifest,
-    read_samples,
-    read_samples_manifest,
-    samples_path,
-)
+from opatlas.capture.samples import SampleLine, read_samples
 from opatlas.counts import add_counts
-from opatlas.data.database import Database
-from opatlas.data.manifest import INGEST_PREFIX, ingest_paths
+from opatlas.data.ingests import Ingest
 from opatlas.errors import TableError
 from opatlas.files import size_mb
 from opatlas.progress import progress
@@ -173,32 +163,6 @@ def _counter_sums(parts: Sequence[_LaunchGroup]) -> dict[str, tuple[float, int]]
 
 #: Kernel type and signature.
 CaseKey = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Ingest:
-    """An ingest of a database; `samples` is None if the file of its samples is missing."""
-
-    manifest: IngestManifest
-    samples: Path | None
-
-
-def read_ingests(database: Database) -> list[Ingest]:
-    """Returns all ingests of a database, in the order in which they began.
-
-    Raises:
-        OpAtlasError: a manifest, or a file of samples without a manifest, is damaged.
-    """
-    found = {}
-    for path in database.runs_dir.glob(f"{INGEST_PREFIX}*{SAMPLES_SUFFIX}"):
-        run_id = path.name.removesuffix(SAMPLES_SUFFIX)
-        if not manifest_path(database, run_id).exists():
-            # The ingest was killed before it wrote its manifest.
-            found[run_id] = Ingest(read_samples_manifest(path), path)
-    for path in ingest_paths(database):
-        samples = samples_path(database, path.stem)
-        found[path.stem] = Ingest(read_manifest(path), samples if samples.exists() else None)
-    return sorted(found.values(), key=lambda ingest: (ingest.manifest.started_at, ingest.manifest.run_id))
 
 
 @dataclass(frozen=True)

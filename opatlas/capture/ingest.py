@@ -37,30 +37,23 @@ from opatlas.capture.attention import (
     source_names,
 )
 from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
-from opatlas.capture.cases import (
-    Aggregate,
-    CaptureCases,
-    CaseKey,
-    Ingest,
-    case_keys,
-    pool_cases,
-    read_ingests,
-)
+from opatlas.capture.cases import Aggregate, CaptureCases, CaseKey, case_keys, pool_cases
 from opatlas.capture.launches import LaunchCounts
-from opatlas.capture.manifest import (
+from opatlas.capture.samples import SampleLine, write_samples
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
+from opatlas.data.ingests import (
     CaptureFile,
     CaptureVersions,
+    Ingest,
     IngestManifest,
-    SampleLine,
     SignatureCounts,
     check_same_software,
     new_manifest,
+    read_ingests,
     samples_path,
     unknown_facts,
-    write_samples,
 )
-from opatlas.data.csv_files import write_rows
-from opatlas.data.database import Database
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
-from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
-from opatlas.combine.row_devices import database_device
+from opatlas.capture.cases import PooledCases, pool_cases
 from opatlas.data.cells import stored_us
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
+from opatlas.data.ingests import read_ingests
 from opatlas.data.log import all_records
-from opatlas.data.manifest import Manifest, read_manifests
+from opatlas.data.manifest import Manifest
+from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.record import RowName
 from opatlas.row.roofline import PEAKS, Peak
@@ -118,14 +118,14 @@ class CheckedDatabase:
         return rows
 
     @cached_property
-    def _runs(self) -> tuple[Mapping[str, Manifest], list[str]]:
-        problems: list[str] = []
-        return read_manifests(self.database, problems), problems
+    def provenance(self) -> Provenance:
+        """The device and software of the durations."""
+        return Provenance(self.database)
 
     @property
     def manifests(self) -> Mapping[str, Manifest]:
         """The readable manifests of runs, by run id."""
-        return self._runs[0]
+        return self.provenance.manifests
 
     @cached_property
     def kept_us(self) -> Mapping[tuple[str, RowName], float]:
@@ -139,16 +139,11 @@ class CheckedDatabase:
         }
 
     @cached_property
-    def _pooled(self) -> tuple[Mapping[str, PooledCases], frozenset[str], list[str]]:
+    def _pooled(self) -> tuple[Mapping[str, PooledCases], list[str]]:
         try:
-            ingests = read_ingests(self.database)
-            run_ids = frozenset(ingest.manifest.run_id for ingest in ingests)
+            return pool_cases(read_ingests(self.database)), []
         except OpAtlasError as error:
-            return {}, frozenset(), [str(error)]
-        try:
-            return pool_cases(ingests), run_ids, []
-        except OpAtlasError as error:
-            return {}, run_ids, [str(error)]
+            return {}, [str(error)]
 
     @property
     def pooled(self) -> Mapping[str, PooledCases]:
@@ -158,30 +153,17 @@ class CheckedDatabase:
     @property
     def ingests(self) -> frozenset[str]:
         """The run ids of the ingests whose manifest can be read."""
-        return self._pooled[1]
+        return frozenset(ingest.manifest.run_id for ingest in self.provenance.ingests)
 
     @property
     def problems(self) -> Sequence[str]:
-        """A sentence for each file in `runs/` that cannot be read."""
-        return [*self._runs[1], *self._pooled[2]]
-
-    @cached_property
-    def _folder(self) -> MeasurementOrigin:
-        return folder_origin(self.database) or MeasurementOrigin()
-
-    @cached_property
-    def _origins(self) -> Mapping[str, MeasurementOrigin]:
-        origins = {run_id: next(run_origins(manifest), None) for run_id, manifest in self.manifests.items()}
-        return {run_id: origin for run_id, origin in origins.items() if origin is not None}
-
-    def origin(self, run_id: str) -> MeasurementOrigin:
-        """Returns the device and software of a run, from the manifest or else from the name of the folder."""
-        return self._origins.get(run_id.strip(), self._folder)
+        """A sentence for each file in `runs/` that cannot be read. Raises OpAtlasError as `Provenance.problems`."""
+        return list(dict.fromkeys([*self.provenance.problems, *self._pooled[1]]))
 
     @cached_property
     def device(self) -> str:
         """The device of the rows; "" if it is unknown, or there are several."""
-        return self._folder.device or database_device(self.path)
+        return self.provenance.device
 
     @cached_property
     def peak(self) -> Peak | None:

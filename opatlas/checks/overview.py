@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from opatlas.capture.manifest import read_manifest
-from opatlas.combine.provenance import run_origins
-from opatlas.combine.row_devices import RowDevices
 from opatlas.compare.databases import with_implementations
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.manifest import ingest_paths, read_manifests
+from opatlas.data.origin import Provenance, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import POOLED_MACHINES, QUALITY, STATUS, Status
-from opatlas.row.location import parse_path, shipped_note
+from opatlas.row.location import parse_path
 from opatlas.row.quality import Quality
 from opatlas.row.table import RowTable
 
@@ -109,32 +106,26 @@ def read_overview(database: Database) -> Overview:
             tables.append(_table_overview(database.read(kernel_type)))
         except OpAtlasError as error:
             problems.append(str(error))
-    row_devices = RowDevices(database.path)
+    provenance = Provenance(database)
     # Manifests of `pytest shapes/` name no device.
-    manifests = [each for each in read_manifests(database, problems).values() if each.device_names]
-    ingested_at, captured_on = [], Counter[str]()
-    for path in ingest_paths(database):
-        try:
-            ingest = read_manifest(path)
-            ingested_at.append(ingest.started_at)
-            captured_on[row_devices.captured(ingest.run_id)] += 1
-        except (OpAtlasError, OSError) as error:
-            problems.append(str(error))
-    devices = Counter(origin for manifest in manifests for origin in set(map(str, run_origins(manifest))))
+    manifests = [each for each in provenance.manifests.values() if each.device_names]
+    ingests = [ingest.manifest for ingest in provenance.ingests]
+    captured_on = Counter(joined(provenance.captured(ingest.run_id)) for ingest in ingests)
+    devices = Counter(origin for origins in provenance.origins.values() for origin in set(map(str, origins)))
     named = parse_path(database.path)
     return Overview(
         str(database.path),
         tables,
         dict(devices.most_common()),
         " ".join([named[0], *(f"{name} {version}" for name, version in named[1].items())]) if named else "",
-        shipped_note(database.path),
+        provenance.shipped,
         len(manifests),
-        len(ingested_at),
-        max([*ingested_at, *(manifest.started_at for manifest in manifests)], default=None),
+        len(ingests),
+        max([each.started_at for of_kind in (ingests, manifests) for each in of_kind], default=None),
         len(journal.journals(database)),
         [each.label for each in with_implementations(database.path)[1:]] if tables else [],
-        problems,
-        row_devices.device,
+        [*problems, *provenance.problems],
+        provenance.device,
         dict(captured_on.most_common()),
     )
 

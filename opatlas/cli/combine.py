@@ -13,16 +13,17 @@ from typing import Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
-from opatlas.combine.apply import CombineResult, DurationCounts
-from opatlas.combine.apply import combine as combine_databases
-from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, without_pooled
-from opatlas.combine.pool import pool as pool_runs
-from opatlas.combine.reports import disagreeing, write_conflicts, write_disagreements
-from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
-from opatlas.combine.table import Conflict
+from opatlas.capture.ingest import rebuild_profiling
+from opatlas.data.combine import CombineResult, DurationCounts
+from opatlas.data.combine import combine as combine_databases
+from opatlas.data.combine_reports import disagreeing, write_conflicts, write_disagreements
+from opatlas.data.combine_sources import CombineSources, open_sources, refuse_mixed
+from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.edited import clear_edited
 from opatlas.data.log import COMBINE
+from opatlas.data.pool import SPREAD_LIMIT, PooledRow, without_pooled
+from opatlas.data.pool import pool as pool_runs
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
@@ -110,6 +111,8 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
         print_note(str(each))
     edited = clear_edited(target, COMBINE)
     outcome = combine_databases(target, opened.sources, opened.manifests)
+    if outcome.ingests:
+        _pool_captures(target, outcome)
     outcome.edited += edited.count
     outcome.problems += edited.problems
     pooled = None
@@ -130,6 +133,18 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
         except OpAtlasError as error:
             problems.append(str(error))
     return _Combined(outcome, pooled, reports, problems)
+
+
+def _pool_captures(target: Database, outcome: CombineResult) -> None:
+    """Computes the captured durations of the target again, with the launches of all its ingests."""
+    try:
+        with target.lock():
+            remade = rebuild_profiling(target).outcome
+    except OpAtlasError as error:
+        outcome.problems.append(str(error))
+        return
+    outcome.problems += remade.problems
+    outcome.captures_pooled = remade.updated
 
 
 def _json(opened: CombineSources, done: _Combined) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.parameters import DatabaseFolder, Percent
-from opatlas.combine.rebuild import rebuild
 from opatlas.compare.regressions import Regressions, find_regressions
 from opatlas.compare.steps import LEAST_RUNS
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
+from opatlas.data.rebuild import rebuild
 from opatlas.data.row_history import RowRun, row_histories
 from opatlas.data.unprune import unprune
 from opatlas.data.write_back import recover

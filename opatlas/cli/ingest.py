@@ -17,11 +17,11 @@ from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.launches import LaunchCounts, SkipReason
-from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.time_shares import TimeShare, rows_without_replay, without_shapes
 from opatlas.capture.unmatched import Unmatched, find_unmatched, write_unmatched
 from opatlas.cli.parameters import reads
 from opatlas.data.database import Database, SessionLock
+from opatlas.data.ingests import CaptureVersions
 from opatlas.data.write_back import recover
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors

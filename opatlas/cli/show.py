@@ -15,8 +15,8 @@ from cyclopts import Parameter
 from opatlas.checks.overview import Overview, read_overview
 from opatlas.cli.kernels import HEADERS, kernels_with_replay
 from opatlas.cli.parameters import DatabaseFolder
-from opatlas.combine.row_devices import are_one_device
 from opatlas.data.database import Database
+from opatlas.data.origin import are_one_device
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY
 from opatlas.errors import UsageError
 from opatlas.row.location import ROOT, list_databases

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from opatlas.combine.row_devices import database_device
 from opatlas.compare.calls import RowCall, replayed_call
 from opatlas.data.database import Database, expect_tables
-from opatlas.data.manifest import ingest_paths
+from opatlas.data.ingests import ingest_paths
+from opatlas.data.origin import database_device
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.implementations.implementation import default_name

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
-from opatlas.combine.provenance import run_drivers, run_origins
 from opatlas.compare.calls import RowCall
 from opatlas.compare.states import read_run
 from opatlas.compare.steps import (
@@ -22,6 +21,7 @@ from opatlas.compare.verdict import LEAST_DIFFERENCE
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
+from opatlas.data.origin import run_drivers, run_origins
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, STAND_IN
 from opatlas.row.record import RowName

@@ -5,7 +5,7 @@ The cells of a row are in groups. A group moves as a whole, so that no row mixes
 duration    what replays measured, and how: of the newest run that measured the row
 status      Status and its reason, what a judged kernel got: of the newest run that ran the row
 captured    Profiling columns: computed from the launches of all ingests (opatlas/capture), else as they came
-pooled      Pooled columns: computed by opatlas/combine/pool.py
+pooled      Pooled columns: computed by opatlas/data/pool.py
 others      the identity of the row, lengths of attention, columns of other tools: only empty cells are filled
 
 The order is that of the starts of runs (`RunOrder`), and within a run that of the records. So the CSVs are a function

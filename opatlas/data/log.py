@@ -99,7 +99,7 @@ def file_path(database: Database, run_id: str) -> Path:
 def runs(database: Database) -> list[str]:
     """Returns the run ids that have a log, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
-    # The samples of ingests have another format (opatlas/capture/manifest.py).
+    # The samples of ingests have another format (opatlas/capture/samples.py).
     return sorted(stem for stem in stems if stem != COMBINE and not stem.startswith(INGEST_PREFIX))
 
 

@@ -29,7 +29,7 @@ from opatlas.typed_json import DecodeError, decode
 _Kind = TypeVar("_Kind")
 
 VERSION = 1
-#: Prefix of an ingest's files in `runs/` (opatlas/capture/manifest.py).
+#: Prefix of an ingest's files in `runs/` (opatlas/data/ingests.py).
 INGEST_PREFIX = "ingest-"
 LARGEST_BYTES = 64 << 20
 #: Endings of files that affect measurements.
@@ -156,11 +156,6 @@ class _Stored(Manifest):
 def manifest_paths(database: Database) -> list[Path]:
     """Returns the paths of the manifests of runs, sorted; not of ingests, which have another schema."""
     return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
-
-
-def ingest_paths(database: Database) -> list[Path]:
-    """Returns the paths of the manifests of ingests, sorted."""
-    return sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))
 
 
 def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifest]:

@@ -27,8 +27,8 @@ from opatlas.capture.capture_reader import (
     NotNumericError,
     read_capture_header,
 )
-from opatlas.combine.row_devices import RowDevices
 from opatlas.data.database import Database, expect_tables
+from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.progress import progress, track
 from opatlas.query.answering_rows import AnsweringRows
@@ -256,7 +256,8 @@ def _read_rows(folder: Path) -> KernelLines:
     """Reads the rows of a database that have a duration, without collectives. Raises OpAtlasError."""
     expect_tables(folder)
     problems: list[str] = []
-    database, devices = Database(folder), RowDevices(folder)
+    database = Database(folder)
+    devices = Provenance(database)
     names = database.kernel_types()
     elsewhere = Counter[str]()
 

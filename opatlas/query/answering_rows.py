@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opatlas.arrays import Floats, Mask, Positions
-from opatlas.combine.row_devices import RowDevices, are_one_device, joined
+from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.query.compositions import composition_of
 from opatlas.query.question import Question
@@ -96,7 +96,7 @@ class AnsweringRows:
     """
 
     def __init__(
-        self, table: RowTable, devices: RowDevices, *, label: str = "", device: str = "", compositions: bool = False
+        self, table: RowTable, devices: Provenance, *, label: str = "", device: str = "", compositions: bool = False
     ) -> None:
         """
         Args:
@@ -305,10 +305,10 @@ class AnsweringRows:
 
 
 def _judged(
-    table: RowTable, devices: RowDevices, answering: str, compositions: bool
+    table: RowTable, devices: Provenance, answering: str, compositions: bool
 ) -> Iterator[Sequence[RowDuration]]:
     """Yields the durations of each row: that of the replay, then the captured one."""
-    replayed_on, captured_on = cache(devices.replayed), cache(devices.captured)
+    replayed_on, captured_on = cache(devices.replayed), cache(lambda run_ids: joined(devices.captured(run_ids)))
     kernels = table.cells(MICROBENCH_DEVICE_KERNELS)
     for position, status in enumerate(table.statuses):
         found = []

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.arrays import Floats, Positions
-from opatlas.combine.row_devices import joined
+from opatlas.data.origin import joined
 from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.result import How, interval_of, leads
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID

@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 
-from opatlas.combine.row_devices import are_one_device
 from opatlas.data.csv_files import write_atomically, write_text
+from opatlas.data.origin import are_one_device
 from opatlas.progress import track
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import typed_rows

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from opatlas.arrays import Floats
-from opatlas.combine.row_devices import RowDevices, are_one_device, database_device, joined
 from opatlas.compare.databases import ComparedDatabase, with_implementations
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
+from opatlas.data.origin import Provenance, are_one_device, database_device, joined
 from opatlas.implementations.implementation import default_name
 from opatlas.query.answering_rows import CAPTURED, AnsweringRows, RowDuration
 from opatlas.query.answers import Answers
@@ -88,7 +88,7 @@ class ImplementationAnswers:
         self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
         self.rules = rules
         self._rows: dict[tuple[str, str], AnsweringRows] = {}
-        self._devices: dict[str, RowDevices] = {}
+        self._devices: dict[str, Provenance] = {}
         self._predictors: dict[tuple[str, str], Predictor] = {}
         self._completions: dict[tuple[str, str], Completion] = {}
 
@@ -290,7 +290,7 @@ class ImplementationAnswers:
             database, rules = self.implementations[implementation], self.rules
             library = communication_library(database.path) if is_communication(kernel_type) else ""
             label = library or database.label.strip()
-            devices = self._devices.setdefault(implementation, RowDevices(database.path))
+            devices = self._devices.setdefault(implementation, Provenance(Database(database.path)))
             self._rows[key] = AnsweringRows(
                 Database(database.path).read_or_empty(kernel_type),
                 devices,

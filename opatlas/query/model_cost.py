@@ -11,7 +11,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from opatlas.combine.row_devices import are_one_device, joined
+from opatlas.data.origin import are_one_device, joined
 from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.collectives import answer_collective
 from opatlas.query.features import row_features

@@ -33,8 +33,8 @@ import numpy.typing as npt
 import pandas as pd
 
 import opatlas
-from opatlas.combine.row_devices import RowDevices
 from opatlas.data.database import Database
+from opatlas.data.origin import Provenance
 from opatlas.query.answering_rows import AnsweringRows
 from opatlas.query.features import RowFeatures, row_features
 from opatlas.query.kernel_model import KernelModel
@@ -90,7 +90,7 @@ def main() -> int:
 
 def read(folder: Path, kernel_type: str) -> tuple[AnsweringRows, list[RowFeatures]]:
     """Returns the rows of a kernel type with the most frequent kind of features."""
-    rows = AnsweringRows(Database(folder).read(kernel_type), RowDevices(folder))
+    rows = AnsweringRows(Database(folder).read(kernel_type), Provenance(Database(folder)))
     cores = CORES.get(folder, 24)
     found = [row_features(kernel_type, row.cells, cores) for row in rows]
     return rows, [each for each in found if each is not None]
@@ -332,7 +332,7 @@ import sys, time
 from pathlib import Path
 began = time.perf_counter()
 import opatlas
-from opatlas.combine.row_devices import RowDevices
+from opatlas.data.origin import Provenance
 database = opatlas.open(sys.argv[1])
 database.matmul(m=48, n=7168, k=18432)
 exact = time.perf_counter() - began

@@ -8,9 +8,9 @@ import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write
 from combining import apply
 
-from opatlas.combine.apply import DurationCounts
 from opatlas.data import csv_files as store
 from opatlas.data import log
+from opatlas.data.combine import DurationCounts
 from opatlas.data.database import Database
 from opatlas.data.edited import edited_rows
 from opatlas.data.header import CsvHeader

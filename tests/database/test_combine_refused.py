@@ -10,7 +10,8 @@ import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, write
 from combining import RunCombine
 
-from opatlas.combine.sources import IncomparableDatabases, open_sources, refuse_mixed
+from opatlas.data.combine_sources import open_sources, refuse_mixed
+from opatlas.data.comparable import IncomparableDatabases
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.manifest import Manifest
 from opatlas.row.columns import AVERAGE

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, failed, measured
 
-from opatlas.combine.table import CombineTally, combine_rows
+from opatlas.data.combine_table import CombineTally, combine_rows
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID

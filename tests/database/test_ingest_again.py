@@ -19,9 +19,10 @@ from opatlas.capture.ingest import (
     ingest_captures,
     rebuild_profiling,
 )
-from opatlas.capture.manifest import CaptureVersions, read_manifest, read_samples
+from opatlas.capture.samples import read_samples
 from opatlas.cli.main import main
 from opatlas.data.database import Database
+from opatlas.data.ingests import CaptureVersions, read_manifest
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import PROFILING_RUN_ID
 

@@ -12,10 +12,10 @@ from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, 
 from checked import findings
 from printed import numbers_in
 
-from opatlas.capture.manifest import CaptureVersions, read_manifest
 from opatlas.checks.check import CheckedDatabase
 from opatlas.cli.main import main
 from opatlas.data.database import Database
+from opatlas.data.ingests import CaptureVersions, read_manifest
 from opatlas.row import location as layout
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
-from opatlas.capture.cases import read_ingests
 from opatlas.capture.ingest import IngestRequest, ingest_captures, rebuild_profiling
-from opatlas.capture.manifest import SampleLine, read_manifest, read_samples
+from opatlas.capture.samples import SampleLine, read_samples
 from opatlas.data import csv_files as store
 from opatlas.data.database import Database
+from opatlas.data.ingests import read_ingests, read_manifest
 from opatlas.errors import OpAtlasError
 
 ROOT = Path(__file__).parents[2]

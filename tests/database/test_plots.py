@@ -12,8 +12,8 @@ import pytest
 from printed import numbers_in
 
 from opatlas.cli.main import main
-from opatlas.combine.row_devices import database_device
 from opatlas.data.database import Database
+from opatlas.data.origin import database_device
 from opatlas.report.plots import writer
 from opatlas.report.plots.communication import communication_title, message_lines
 from opatlas.report.plots.durations import Agreement, agreement, product_lines, products_plot

@@ -10,10 +10,10 @@ import pytest
 from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
-from opatlas.combine.pool import pool
 from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
+from opatlas.data.pool import pool
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.columns import (

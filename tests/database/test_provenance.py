@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.combine import provenance
-from opatlas.combine.provenance import MeasurementOrigin, MixedDatabase, PlannedDuration, Provenance, StoredDuration
+from opatlas.data import comparable
+from opatlas.data.comparable import MixedDatabase, PlannedDuration, StoredDuration
 from opatlas.data.database import Database
+from opatlas.data.origin import MeasurementOrigin, Provenance, folder_origin
 from opatlas.row.location import DEFAULT_NPU_DEVICE
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
@@ -54,7 +55,7 @@ def row(database: Database, run_id: str, duration: str = "1.5", kernel_type: str
 def refused(database: Database, ours: MeasurementOrigin) -> MeasurementOrigin | None:
     """What a database is of, if durations of `ours` are refused."""
     try:
-        Provenance(database).check_origin(ours)
+        comparable.check_origin(Provenance(database), ours)
     except MixedDatabase as error:
         return error.theirs
     return None
@@ -67,7 +68,7 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
     row(database, RUN)
     manifest(database, RUN, OF_H200)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).check_origin(CPU)
+        comparable.check_origin(Provenance(database), CPU)
     assert raised.value.theirs == MeasurementOrigin("NVIDIA_H200", "cuda", H200.versions, host="one")
     assert raised.value.ours == CPU
     assert RUN in raised.value.evidence
@@ -108,7 +109,7 @@ def test_threads_are_named_where_they_are_all_that_differs(database: Database) -
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).check_origin(MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
+        comparable.check_origin(Provenance(database), MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
     error = raised.value
     assert (error.theirs.threads, error.ours.threads) == (2, 16)
     assert error.theirs.only_threads_differ(error.ours)
@@ -191,7 +192,7 @@ def test_software_that_was_profiled_is_not_that_of_the_machine_that_looked_it_up
 def test_a_folder_tells_what_it_is_for(tmp_path: Path, folder: str, device: str, versions: dict[str, str]) -> None:
     database = Database(tmp_path / folder)
     database.path.mkdir(parents=True)
-    origin = provenance.folder_origin(database)
+    origin = folder_origin(database)
     assert origin is not None
     assert (origin.device, origin.versions) == (device, versions)
     assert refused(database, MeasurementOrigin("Another", origin.kind)) == origin
@@ -208,7 +209,7 @@ def test_a_folder_that_is_named_for_the_release_is_told_and_not_refused(
     database.path.mkdir(parents=True)
     ours = MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": installed})
     assert refused(database, ours) is None
-    note = Provenance(database).folder_note(ours)
+    note = comparable.folder_note(Provenance(database), ours)
     assert f"CANN {named}" in note
     assert installed in note
     assert refused(database, MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": "8.4"})) is not None
@@ -217,7 +218,7 @@ def test_a_folder_that_is_named_for_the_release_is_told_and_not_refused(
 def test_a_folder_of_the_same_versions_needs_no_note(tmp_path: Path) -> None:
     database = Database(tmp_path / f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5")
     database.path.mkdir(parents=True)
-    assert Provenance(database).folder_note(NPU) == ""
+    assert comparable.folder_note(Provenance(database), NPU) == ""
 
 
 def test_runs_of_two_candidates_of_one_release_do_not_compare(database: Database) -> None:
@@ -230,7 +231,7 @@ def test_runs_of_two_candidates_of_one_release_do_not_compare(database: Database
 
 @pytest.mark.parametrize("folder", ["mine", "device/torch/mine", "device/other/torch2.9.0_cpu", "nccl/mine"])
 def test_any_other_folder_tells_nothing(tmp_path: Path, folder: str) -> None:
-    assert provenance.folder_origin(Database(tmp_path / folder)) is None
+    assert folder_origin(Database(tmp_path / folder)) is None
 
 
 def test_manifests_count_for_more_than_the_folder(tmp_path: Path) -> None:
@@ -244,7 +245,10 @@ def test_manifests_count_for_more_than_the_folder(tmp_path: Path) -> None:
 
 
 def unlike(database: Database, stored: StoredDuration, taking: PlannedDuration) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.stored, each.taken) for each in Provenance(database).mismatches([(stored, taking)])}
+    return {
+        each.what: (each.stored, each.taken)
+        for each in comparable.find_mismatches(Provenance(database), [(stored, taking)])
+    }
 
 
 def test_cache_state_and_instrument_are_compared(database: Database) -> None:
@@ -252,10 +256,10 @@ def test_cache_state_and_instrument_are_compared(database: Database) -> None:
     stored = StoredDuration("Abs.csv:2", RUN, "cold", "wall-clock", 50)
     assert unlike(database, stored, PlannedDuration(CPU, "cold", "wall-clock", 3)) == {}
     assert unlike(database, stored, PlannedDuration(CPU, "warm", "wall-clock", 3)) == {
-        provenance.CACHE: ("cold", "warm")
+        comparable.CACHE: ("cold", "warm")
     }
     assert unlike(database, stored, PlannedDuration(CPU, "cold", "events", 3)) == {
-        provenance.INSTRUMENT: ("wall-clock", "events")
+        comparable.INSTRUMENT: ("wall-clock", "events")
     }
     assert unlike(database, stored, PlannedDuration(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
 
@@ -264,7 +268,7 @@ def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, 
     for run_id in ("", RUN):
         assert unlike(
             database, StoredDuration("Abs.csv:2", run_id, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3)
-        ).keys() == {provenance.ORIGIN}
+        ).keys() == {comparable.ORIGIN}
     # Unless the folder says what they are of.
     named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
     assert (
@@ -278,10 +282,10 @@ def test_a_damaged_manifest_tells_nothing_and_is_a_problem(database: Database) -
     path.write_text("{")
     found = Provenance(database)
     assert [str(path) in problem for problem in found.problems] == [True]
-    (one,) = found.mismatches(
-        [(StoredDuration("Abs.csv:2", RUN, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))]
+    (one,) = comparable.find_mismatches(
+        found, [(StoredDuration("Abs.csv:2", RUN, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))]
     )
-    assert one.what == provenance.ORIGIN
+    assert one.what == comparable.ORIGIN
 
 
 def test_rows_alike_are_counted_together(database: Database) -> None:
@@ -289,8 +293,8 @@ def test_rows_alike_are_counted_together(database: Database) -> None:
     taking = PlannedDuration(CPU, "warm", "wall-clock", None)
     rows = [(StoredDuration(f"Abs.csv:{line}", RUN, "cold", "wall-clock", 10), taking) for line in (2, 3, 4)]
     rows.append((StoredDuration("Abs.csv:5", RUN, "warm", "wall-clock", 10), taking))
-    (one,) = Provenance(database).mismatches(rows)
-    assert (one.what, one.count, one.example) == (provenance.CACHE, 3, "Abs.csv:2")
+    (one,) = comparable.find_mismatches(Provenance(database), rows)
+    assert (one.what, one.count, one.example) == (comparable.CACHE, 3, "Abs.csv:2")
 
 
 def test_machines_are_known_by_their_runs(database: Database) -> None:

@@ -13,9 +13,9 @@ from test_matmul_family import record as matmul_record
 from test_merge import RUN
 
 from opatlas.cli.main import main
-from opatlas.combine.rebuild import rebuild
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import JournalHeader
+from opatlas.data.rebuild import rebuild
 from opatlas.data.write_back import recover, write_back_run
 
 

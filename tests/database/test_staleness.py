@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from opatlas.combine.provenance import MeasurementOrigin, PresentSetup, Staleness, StaleRuns
+from opatlas.data.comparable import PresentSetup, Staleness, StaleRuns
 from opatlas.data.manifest import Manifest
+from opatlas.data.origin import MeasurementOrigin
 
 DEVICE = {"name": "NVIDIA_H200", "kind": "cuda", "facts": {"driver": "550.54.15", "torch": "2.9.0", "cuda": "13.0"}}
 RUN = Manifest("run-1", 0.0, {}, "abc", device=DEVICE, packages={})

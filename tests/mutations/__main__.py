@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 TESTS: Mapping[str, Sequence[str]] = {
     "opatlas/data": ("tests/database",),
     "opatlas/row": ("tests/database",),
-    "opatlas/combine": ("tests/database",),
     "opatlas/capture": ("tests/database",),
     "opatlas/engine/result_check.py": ("tests/engine", "tests/bench/test_checking.py"),
     "plugins": ("tests/acceptance",),

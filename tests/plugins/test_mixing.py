@@ -17,7 +17,7 @@ import pytest
 from moods import Mood
 from sessions import Finished, Sessions, row, write_table
 
-from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.origin import MeasurementOrigin
 from opatlas.row.location import UNNAMED_NPU
 
 AVERAGE = "Average Duration(us)"

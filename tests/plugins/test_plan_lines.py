@@ -18,7 +18,7 @@ from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
 
-from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import RecoveredJournal
 from opatlas.devices.device import DeviceSpec

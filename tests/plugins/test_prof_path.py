@@ -16,7 +16,8 @@ from captures import cells, launched, summary_text, table, write_summary
 from sessions import ROOT, Finished
 
 from opatlas.cli.main import main
-from opatlas.combine.row_devices import RowDevices, database_device
+from opatlas.data.database import Database
+from opatlas.data.origin import Provenance, database_device
 from opatlas.row.location import DEFAULT_NPU_DEVICE, UNNAMED_NPU
 
 REAL = ROOT.parent / "shared/data/ascend_profiler/op_summary"
@@ -365,9 +366,9 @@ def test_a_profile_does_not_rename_the_device_of_captures(bench: Bench) -> None:
     assert bench.run().code == 0
     assert bench.durations(V3) == {"16,32;64,32->16,64": "2.0000"}
     assert database_device(bench.database) == "Ascend910B3"
-    devices = RowDevices(bench.database)
+    devices = Provenance(Database(bench.database))
     replayed, captured = (table(bench.database / f"{name}.csv")[0] for name in (V3, "Mul"))
-    assert devices.captured(captured["Profiling Run ID"]) == "Ascend910B3"
+    assert devices.captured(captured["Profiling Run ID"]) == ["Ascend910B3"]
     assert devices.replayed(replayed["Run ID"]) == UNNAMED_NPU
     # Of another chip, and of one that may be it.
     other = bench.run("--device=Ascend910B4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from opatlas.combine.apply import CombineResult, CombineSource, combine
+from opatlas.data.combine import CombineResult, CombineSource, combine
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opatlas.combine.row_devices import database_device
 from opatlas.data.cells import duration_columns
 from opatlas.data.database import Database
+from opatlas.data.origin import database_device
 from opatlas.errors import TableError
 from opatlas.report.plots.figure import Plot, escape_formulas, new_figure, use_byte_axis
 from opatlas.row.columns import (

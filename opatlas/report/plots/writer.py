@@ -10,8 +10,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from opatlas.combine.row_devices import RowDevices, are_one_device
 from opatlas.data.database import Database, expect_tables
+from opatlas.data.origin import Provenance, are_one_device
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.progress import track
 from opatlas.report.plots.communication import communication_plot
@@ -65,7 +65,7 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     """
     expect_tables(database)
     problems: list[str] = []
-    devices = RowDevices(database)
+    devices = Provenance(Database(database))
     timed, device = list(_rows_with_duration(Database(database), problems)), devices.device
     captured = [(row, duration) for row in timed if (duration := row.captured) is not None]
     replayed = [(row, duration) for row in timed if (duration := row.replayed) is not None and not duration.composed]
@@ -116,7 +116,7 @@ def _rows_with_duration(database: Database, problems: list[str]) -> Iterator[Row
             problems.append(f"{table.path}: {left_out}; correct the cell")
 
 
-def _title_of_both(rows: Sequence[tuple[Row, Duration]], devices: RowDevices) -> str:
+def _title_of_both(rows: Sequence[tuple[Row, Duration]], devices: Provenance) -> str:
     """Returns the title of the plot of replays against captures, with their devices if they are known."""
     replayed_on = {devices.replayed(replay.run_id) for _, replay in rows} - {""}
     on = (f" on {', '.join(sorted(names))}" if names else "" for names in (replayed_on, devices.captured_on))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from opatlas.combine.pool import Pooling
 from opatlas.data import log
 from opatlas.data.candidates import candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
+from opatlas.data.pool import Pooling
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError

@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.capture.cases import read_ingests
-from opatlas.capture.ingest import rebuild_profiling
-from opatlas.capture.manifest import manifest_path
-from opatlas.combine.table import CombineTally, Conflict, combine_rows, final_conflicts
 from opatlas.counts import add_counts
 from opatlas.data import log
 from opatlas.data.candidates import runs_of
+from opatlas.data.combine_table import CombineTally, Conflict, combine_rows, final_conflicts
 from opatlas.data.csv_files import read_table, text_table, write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.data.edited import EditedLookup
 from opatlas.data.fold import TableFold
+from opatlas.data.ingests import manifest_path, read_ingests
 from opatlas.data.journal import JournalContents
 from opatlas.data.log import COMBINE, ClocksAhead, Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead
@@ -217,6 +215,9 @@ def combine(
 ) -> CombineResult:
     """Combines the sources into the target, in their order.
 
+    Where ingests were copied, the caller computes the captured durations again, which count the launches of all of them
+    (`opatlas.capture.ingest.rebuild_profiling`).
+
     Args:
         manifests: the manifests of target and sources, with the start of each run.
 
@@ -247,23 +248,10 @@ def combine(
             except OpAtlasError as error:
                 result.problems.append(f"{error} (nothing was combined into this file)")
         result.clocks_ahead = sorted(clocks.ahead)
-        if result.ingests:
-            _pool_captures(target, result)
         _combine_pruned(target, sources, result)
         result.mapping = write_default_mapping(target.path, sources=[source.database.path for source in sources])
     result.conflicts.sort(key=lambda conflict: -conflict.distance)
     return result
-
-
-def _pool_captures(target: Database, result: CombineResult) -> None:
-    """Recomputes the Profiling columns from the samples of all ingests of the target."""
-    try:
-        remade = rebuild_profiling(target).outcome
-    except OpAtlasError as error:
-        result.problems.append(str(error))
-        return
-    result.problems += remade.problems
-    result.captures_pooled = remade.updated
 
 
 class _AheadRuns:

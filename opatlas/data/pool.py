@@ -11,10 +11,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from opatlas.combine.table import Conflict
 from opatlas.data import log
 from opatlas.data.candidates import RunCells
 from opatlas.data.cells import duration_cells, microseconds, status_cells
+from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled

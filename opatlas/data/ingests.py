@@ -1,7 +1,7 @@
-"""The manifest and the samples of an ingest: `runs/ingest-{time}-{hex}.json` and `.jsonl.gz`.
+"""The ingests of a database: the manifest `runs/ingest-{time}-{hex}.json`, and the samples beside it (`.jsonl.gz`).
 
-A Profiling Run ID in a CSV names the manifest. The file of samples begins with the manifest and is written first, so
-that an ingest that is killed between both files is still known.
+A Profiling Run ID in a CSV names the manifest. The file of samples (opatlas/capture/samples.py) begins with the
+manifest and is written first, so that an ingest that is killed between both files is still known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import platform
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,16 +19,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from opatlas.data.csv_files import write_atomically, write_text
+from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import INGEST_PREFIX, code_digest, decode_as, installed_versions, read_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.row.columns import is_file_name
 from opatlas.row.location import public_version
-from opatlas.row.quality import LONGEST_US
-from opatlas.row.signature import signature
-from opatlas.typed_json import DecodeError, decode
 
 VERSION = 1
 SAMPLES_SUFFIX = ".jsonl.gz"
@@ -36,6 +32,9 @@ _PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
 #: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
 _STEP_S = 0.001
 _Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+RESTORE = "restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
+#: Enough for a hundred million launches of one signature.
+_LINE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -197,94 +196,66 @@ def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str
     return {name: public_version(fact) for name, fact in facts.items() if fact}
 
 
+@dataclass(frozen=True)
+class Ingest:
+    """An ingest of a database; `samples` is None if the file of its samples is missing."""
+
+    manifest: IngestManifest
+    samples: Path | None
+
+
+def ingest_paths(database: Database) -> list[Path]:
+    """Returns the paths of the manifests of ingests, sorted."""
+    return sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))
+
+
+def read_ingests(database: Database, problems: list[str] | None = None) -> list[Ingest]:
+    """Returns all ingests of a database, in the order in which they began.
+
+    Args:
+        problems: receives a sentence for each ingest that cannot be read; None raises the first.
+
+    Raises:
+        OpAtlasError: a manifest, or a file of samples without a manifest, is damaged.
+    """
+    found = []
+    samples = sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*{SAMPLES_SUFFIX}"))
+    # An ingest that was killed before it wrote its manifest has samples alone.
+    alone = [path for path in samples if not manifest_path(database, path.name.removesuffix(SAMPLES_SUFFIX)).exists()]
+    for path in (*alone, *ingest_paths(database)):
+        try:
+            manifest = read_manifest(path)
+        except OpAtlasError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+            continue
+        beside = samples_path(database, manifest.run_id)
+        found.append(Ingest(manifest, beside if beside in samples else None))
+    return sorted(found, key=lambda ingest: (ingest.manifest.started_at, ingest.manifest.run_id))
+
+
 def read_manifest(path: Path) -> IngestManifest:
-    """Reads a manifest. Raises OpAtlasError where the file cannot be read, or is not the manifest of an ingest."""
-    return decode_manifest(read_bytes(path), path)
+    """Reads the manifest of an ingest, from its own file or from that of the samples; the file's name has the run id.
 
-
-def decode_manifest(text: bytes, path: Path) -> IngestManifest:
-    """Decodes a manifest. The run id is taken from the file's name. Raises OpAtlasError."""
+    Raises:
+        OpAtlasError: the file cannot be read, or does not begin with the manifest of an ingest.
+    """
+    text = next(packed_lines(path), b"") if path.name.endswith(SAMPLES_SUFFIX) else read_bytes(path)
     manifest = decode_as(IngestManifest, text, path, "an ingest")
     manifest.run_id = path.name.partition(".")[0]
     return manifest
 
 
-#: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
-_COMPRESSION = 3
-_RESTORE = "restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
-#: Enough for a hundred million launches of one signature.
-_LINE_BYTES = 1 << 30
-_Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
-_Count = Annotated[int, Meta(ge=0)]
-
-
-@dataclass(frozen=True)
-class SampleLine:
-    """A line of the file of samples.
-
-    Attributes:
-        cells: base columns of the first launch and the Runtime columns that its shapes tell, without empty ones.
-        durations_us: durations of all launches, in the order read; empty if the line holds replaced cells.
-        counters: for each counter the sum over the launches that have the counter, and their number.
-        sources: the captures of an attention row, as Runtime source_profile names them.
-        replaced: Profiling cells that no ingest's samples explain, by column.
-    """
-
-    kernel_type: str
-    cells: Mapping[str, str]
-    durations_us: list[_Microseconds] = field(default_factory=list)
-    counters: Mapping[str, tuple[float, _Count]] = field(default_factory=dict)
-    sources: list[str] = field(default_factory=list)
-    replaced: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Kernel type and signature."""
-        return self.kernel_type, signature(self.kernel_type, self.cells)
-
-
-def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLine]) -> None:
-    """Writes the file of samples in one step. Raises OpAtlasError."""
-
-    def write(temporary: str) -> None:
-        encoder = msgspec.json.Encoder()
-        with open(temporary, "wb") as file, gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as packed:
-            packed.write(manifest.to_json() + b"\n")
-            for line in lines:
-                packed.write(encoder.encode(line) + b"\n")
-
-    write_atomically(path, write)
-
-
-def read_samples_manifest(path: Path) -> IngestManifest:
-    """Reads the manifest at the beginning of a file of samples. Raises OpAtlasError."""
-    return decode_manifest(next(_lines(path), b""), path)
-
-
-def read_samples(path: Path) -> Iterator[SampleLine]:
-    """Yields the lines of samples. Raises OpAtlasError where the file cannot be read, or is damaged."""
-    for number, text in enumerate(_lines(path), 1):
-        if number == 1:
-            continue
-        try:
-            line = decode(text, SampleLine, f"{path}:{number}")
-        except DecodeError as error:
-            raise OpAtlasError(f"{error}: {_RESTORE}") from None
-        if not is_file_name(line.kernel_type):
-            raise OpAtlasError(f"{path}:{number}: kernel type {line.kernel_type!r} cannot name a CSV: {_RESTORE}")
-        if not line.durations_us and not line.replaced:
-            raise OpAtlasError(f"{path}:{number}: neither durations nor replaced cells: {_RESTORE}")
-        yield line
-
-
-def _lines(path: Path) -> Iterator[bytes]:
+def packed_lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file of samples. Raises OpAtlasError."""
     try:
         with open_safely(path) as packed, gzip.GzipFile(fileobj=packed) as file:
             while line := file.readline(_LINE_BYTES):
                 if not line.endswith(b"\n"):
                     raise OpAtlasError(
-                        f"{path}: a line that is cut off, or longer than {_LINE_BYTES:,} bytes: {_RESTORE}"
+                        f"{path}: a line that is cut off, or longer than {_LINE_BYTES:,} bytes: {RESTORE}"
                     )
                 yield line
     except (OSError, EOFError, zlib.error) as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error}): {_RESTORE}") from None
+        raise OpAtlasError(f"{path}: cannot be read ({error}): {RESTORE}") from None

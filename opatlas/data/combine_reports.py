@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from opatlas.combine.pool import SPREAD_LIMIT, PooledRow, pooled_cells
-from opatlas.combine.table import Conflict
+from opatlas.data.combine_table import Conflict
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
+from opatlas.data.pool import SPREAD_LIMIT, PooledRow, pooled_cells
 from opatlas.row.columns import INPUT_SHAPES, POOLED, RUN_ID
 
 _DISAGREEMENT_HEADER = ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opatlas.combine.apply import CombineSource
-from opatlas.combine.provenance import run_origins
 from opatlas.data import journal
+from opatlas.data.combine import CombineSource
+from opatlas.data.comparable import expect_comparable
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import Manifest, manifest_paths
@@ -19,25 +19,6 @@ from opatlas.files import expect_folder
 from opatlas.progress import track
 from opatlas.row.record import Record
 from opatlas.text import pluralize
-
-
-class IncomparableDatabases(OpAtlasError):
-    """Databases of different devices, numbers of CPU threads, torches or implementations.
-
-    Attributes:
-        source, found: the database that differs, and its devices, numbers of threads, torches or implementations.
-        other, known: the target or an earlier source, and the same facts of it.
-    """
-
-    def __init__(self, where: str, source: str, found: frozenset[str], other: str, known: frozenset[str]) -> None:
-        self.source = source
-        self.found = found
-        self.other = other
-        self.known = known
-        super().__init__(
-            f"{source} was measured {where} {', '.join(sorted(found))}, {other} {where} {', '.join(sorted(known))}: "
-            f"these durations are not comparable; combine it into a TARGET of its own, or add --mixed"
-        )
 
 
 @dataclass
@@ -166,41 +147,13 @@ def _add_journal(
 
 
 def refuse_mixed(target: Path, opened: CombineSources) -> None:
-    """Checks that all databases were measured on one device, with one number of CPU threads, one torch and one
-    implementation.
-
-    Raises:
-        IncomparableDatabases: by the manifests, a source differs from the target, or from an earlier source.
-    """
-    for where, names_of in _MEASURED:
-        known, holder = _union(map(names_of, opened.target_manifests.values())), str(target)
-        for source in opened.sources:
-            found = _union(map(names_of, source.manifests.values()))
-            if known and not found <= known:
-                raise IncomparableDatabases(where, source.name, found, holder, known)
-            if not known:
-                holder = source.name
-            known |= found
-
-
-def _implementation_of(manifest: Manifest) -> frozenset[str]:
-    """Returns name and version of the implementation of a run; empty if the run measured nothing."""
-    if not manifest.device_names:
-        return frozenset()
-    return frozenset([str(manifest.options.get("implementation") or "the default of the device")])
-
-
-#: The facts that must be equal, with the words of the error.
-_MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
-    ("on", lambda manifest: manifest.device_names),
-    ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in run_origins(manifest) if o.threads)),
-    ("with torch", lambda manifest: frozenset(filter(None, [manifest.torch]))),
-    ("with implementation", _implementation_of),
-)
-
-
-def _union(names: Iterable[frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*names)
+    """Raises IncomparableDatabases if, by the manifests, a source differs from the target or from an earlier source."""
+    expect_comparable(
+        [
+            (str(target), opened.target_manifests.values()),
+            *((source.name, source.manifests.values()) for source in opened.sources),
+        ]
+    )
 
 
 def _read(paths: Iterable[Path], problems: list[str]) -> dict[Path, Manifest]:

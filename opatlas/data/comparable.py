@@ -1,0 +1,324 @@
+"""Whether durations compare: those of a database with those of a session, and those of several databases.
+
+Durations compare only with the same device, software, cache state and instrument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+
+from opatlas.data import journal
+from opatlas.data.cells import duration_columns
+from opatlas.data.csv_files import read_frame
+from opatlas.data.database import Database
+from opatlas.data.header import read_header
+from opatlas.data.manifest import Manifest
+from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.row.columns import PROFILING_AVERAGE, RUN_ID
+from opatlas.row.location import (
+    implementation_label,
+    parse_implementation,
+)
+from opatlas.row.quality import valid_duration
+from opatlas.row.versions import (
+    TORCH,
+)
+
+#: Values of `Mismatch.what`.
+ORIGIN, CACHE, INSTRUMENT, IMPLEMENTATION = "origin", "cache state", "instrument", "implementation"
+_RUNS_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class StoredDuration:
+    """A replayed duration that a session is about to replace.
+
+    Attributes:
+        place: file and line.
+        run_id, cache, instrument, implementation: as in the row.
+        samples: the number of samples; None if unknown.
+    """
+
+    place: str
+    run_id: str
+    cache: str
+    instrument: str
+    samples: int | None
+    implementation: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedDuration:
+    """A duration that a session is about to measure.
+
+    Attributes:
+        origin: device and software.
+        cache, instrument: as the row will have them; "" if not known yet.
+        samples: the number of samples; None if the stop rule decides.
+        implementation: the name of the implementation, without version; "" if the row will name the call of an NPU.
+    """
+
+    origin: MeasurementOrigin
+    cache: str
+    instrument: str
+    samples: int | None
+    implementation: str = ""
+
+
+@dataclass
+class Mismatch:
+    """Stored durations that are not comparable with the session's.
+
+    Attributes:
+        what: ORIGIN, CACHE, INSTRUMENT or IMPLEMENTATION.
+        stored, taken: the values of the stored durations, and of the session.
+        count: the number of stored durations.
+        example: the place of the first.
+    """
+
+    what: str
+    stored: str
+    taken: str
+    count: int
+    example: str
+
+    def __str__(self) -> str:
+        return f"{self.count:,} with {self.what} {self.stored} (such as {self.example}), this session: {self.taken}"
+
+
+class MixedDatabase(OpAtlasError):
+    """A database has durations of another device or software than the session.
+
+    Attributes:
+        theirs: the origin of the database.
+        ours: the origin of the session.
+        evidence: the evidence for `theirs`.
+    """
+
+    def __init__(self, place: str, theirs: MeasurementOrigin, ours: MeasurementOrigin, evidence: str) -> None:
+        self.theirs = theirs
+        self.ours = ours
+        self.evidence = evidence
+        super().__init__(f"{place} is of {theirs} ({evidence}), and this session is on {ours}")
+
+
+def check_origin(provenance: Provenance, ours: MeasurementOrigin) -> None:
+    """Raises MixedDatabase if durations, or the path, of a database are of another device or software than a session.
+
+    Args:
+        ours: the device and software of the session.
+    """
+    place, folder = str(provenance.database.path), provenance.folder
+    foreign = {
+        run_id: other
+        for run_id, origins in provenance.origins.items()
+        if (other := next((origin for origin in origins if not origin.is_compatible_with(ours)), None)) is not None
+    }
+    is_foreign_folder = folder is not None and not folder.has_same_release(ours)
+    if not foreign and not is_foreign_folder:
+        return
+    # Reads all tables, so only if some run differs.
+    held = _runs_with_durations(provenance.database)
+    if runs := sorted(held.intersection(foreign)):
+        more = f" and {len(runs) - _RUNS_SHOWN} more" if len(runs) > _RUNS_SHOWN else ""
+        evidence = f"run{'s' * (len(runs) > 1)} {', '.join(runs[:_RUNS_SHOWN])}{more} in its runs/"
+        raise MixedDatabase(place, foreign[runs[0]], ours, evidence)
+    if folder is not None and is_foreign_folder and not held.intersection(provenance.origins):
+        raise MixedDatabase(place, folder, ours, "its folder is named for that")
+
+
+def folder_note(provenance: Provenance, ours: MeasurementOrigin) -> str:
+    """Returns a note on versions that differ between the path and a session; "" if none differs.
+
+    A path may name a release (`cann8.3`) or a version (`cann8.3.RC1`).
+    """
+    folder = provenance.folder or MeasurementOrigin()
+    other = [
+        f"{name} {folder.versions[name]}, and {ours.versions[name]} is installed"
+        for name in folder.other_versions(ours)
+    ]
+    return f"the folder is named for {'; '.join(other)}" if other else ""
+
+
+def find_mismatches(provenance: Provenance, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
+    """Returns the differences between stored durations and those of a session, the most frequent first."""
+    found: dict[tuple[str, str, str], Mismatch] = {}
+    for stored, planned in rows:
+        for what, theirs, ours in _differences(provenance, stored, planned):
+            mismatch = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
+            mismatch.count += 1
+    return sorted(found.values(), key=lambda mismatch: -mismatch.count)
+
+
+def _differences(
+    provenance: Provenance, stored: StoredDuration, planned: PlannedDuration
+) -> Iterator[tuple[str, str, str]]:
+    if stored.run_id not in provenance.origins and provenance.folder is None:
+        run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
+        yield ORIGIN, f"unknown: {provenance.shipped or run}", str(planned.origin)
+    for what, theirs, ours in (
+        (CACHE, stored.cache, planned.cache),
+        (INSTRUMENT, stored.instrument, planned.instrument),
+        # A row that names none is torch's.
+        (IMPLEMENTATION, parse_implementation(stored.implementation)[0] or TORCH.name, planned.implementation),
+    ):
+        if theirs and ours and theirs != ours:
+            yield what, theirs, ours
+
+
+def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[str]:
+    """Returns the devices of the captured durations of a database, none of which is the device of a session.
+
+    Returns:
+        [] if the database has no captured duration, or one of the device of `ours`.
+    """
+    captured = Provenance(database).captured()
+    is_elsewhere = not any(MeasurementOrigin(device).has_same_device(ours) for device in captured)
+    return captured if is_elsewhere and _has_captured_durations(database) else []
+
+
+def _has_captured_durations(database: Database) -> bool:
+    for path in database.path.glob("[!.]*.csv"):
+        # A file that cannot be read is reported where its rows are read.
+        with suppress(TableError):
+            if PROFILING_AVERAGE in read_header(path).names and any(
+                valid_duration(cell) is not None for cell in read_frame(path)[PROFILING_AVERAGE]
+            ):
+                return True
+    return False
+
+
+def _runs_with_durations(database: Database) -> set[str]:
+    """Returns the runs of durations in rows, and of journals that are not written back yet."""
+    runs = set()
+    for path in sorted(database.path.glob("[!.]*.csv")):
+        # A file that cannot be read is reported where its rows are read.
+        with suppress(TableError):
+            frame = read_frame(path)
+            durations = [name for name in _own_durations(path.stem) if name in frame.columns]
+            if RUN_ID in frame.columns and durations:
+                for run_id, *cells in zip(frame[RUN_ID], *(frame[name] for name in durations), strict=True):
+                    if run_id not in runs and any(valid_duration(cell) is not None for cell in cells):
+                        runs.add(run_id)
+    for path in journal.journals(database):
+        with suppress(OpAtlasError, OSError):
+            runs.add(journal.read(path).header.run_id)
+    return runs
+
+
+def _own_durations(kernel_type: str) -> Sequence[str]:
+    """Returns the duration columns of replays. A file of messages may have any name."""
+    return list(dict.fromkeys((duration_columns(kernel_type)[0], duration_columns("hcom_allReduce_")[0])))
+
+
+class Staleness(str, Enum):
+    """Why a duration is stale or not; the first reason counts."""
+
+    NO_MANIFEST = "without a manifest of their run"
+    VERSIONS = "other versions"
+    DRIVER = "other driver"
+    CODE = "other code"
+    OTHER_DEVICE = "of another device"
+    FRESH = "measured as now"
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a session is to measure the row again."""
+        return self not in (Staleness.FRESH, Staleness.OTHER_DEVICE)
+
+
+@dataclass(frozen=True)
+class PresentSetup:
+    """The setup of a session.
+
+    Attributes:
+        origin: device and versions.
+        driver: the version of the driver; "" if there is none, or it is unknown.
+        code: the digest of the code (`opatlas.data.manifest.code_digest`).
+    """
+
+    origin: MeasurementOrigin
+    driver: str
+    code: str
+
+
+class StaleRuns:
+    """Judges durations by the manifests of the runs that measured them."""
+
+    def __init__(self, manifests: Mapping[str, Manifest], present: PresentSetup) -> None:
+        self._manifests = manifests
+        self._present = present
+        self._judged: dict[str, Staleness] = {}
+
+    def staleness(self, run_id: str) -> Staleness:
+        """Returns the staleness of a run's durations. Unknown facts of the run or the session do not count."""
+        if run_id not in self._judged:
+            manifest = self._manifests.get(run_id)
+            self._judged[run_id] = Staleness.NO_MANIFEST if manifest is None else self._judge(manifest)
+        return self._judged[run_id]
+
+    def _judge(self, manifest: Manifest) -> Staleness:
+        origins, present = list(run_origins(manifest)), self._present
+        if origins and not any(origin.has_same_device(present.origin) for origin in origins):
+            return Staleness.OTHER_DEVICE
+        if any(origin.other_versions(present.origin) for origin in origins):
+            return Staleness.VERSIONS
+        if present.driver and (drivers := run_drivers(manifest)) and drivers != {present.driver}:
+            return Staleness.DRIVER
+        return Staleness.CODE if manifest.code != present.code else Staleness.FRESH
+
+
+class IncomparableDatabases(OpAtlasError):
+    """Databases of different devices, numbers of CPU threads, torches or implementations.
+
+    Attributes:
+        source, found: the database that differs, and its devices, numbers of threads, torches or implementations.
+        other, known: an earlier database, and the same facts of it.
+    """
+
+    def __init__(self, where: str, source: str, found: frozenset[str], other: str, known: frozenset[str]) -> None:
+        self.source = source
+        self.found = found
+        self.other = other
+        self.known = known
+        super().__init__(
+            f"{source} was measured {where} {', '.join(sorted(found))}, {other} {where} {', '.join(sorted(known))}: "
+            f"these durations are not comparable; combine it into a TARGET of its own, or add --mixed"
+        )
+
+
+def _implementation(origin: MeasurementOrigin) -> str:
+    name = origin.implementation
+    return implementation_label(name, origin.versions.get(name, ""))
+
+
+#: The facts that must be equal, with the words of the error. An empty fact is unknown.
+_FACTS: tuple[tuple[str, Callable[[MeasurementOrigin], str]], ...] = (
+    ("on", lambda origin: origin.device),
+    ("with CPU threads", lambda origin: str(origin.threads or "")),
+    ("with torch", lambda origin: origin.versions.get(TORCH.name, "")),
+    ("with implementation", lambda origin: _implementation(origin) or "the default of the device"),
+)
+
+
+def expect_comparable(databases: Sequence[tuple[str, Iterable[Manifest]]]) -> None:
+    """Checks that databases were measured on one device, with one number of CPU threads, torch and implementation.
+
+    Args:
+        databases: names and manifests; the first may have several devices, which the others are compared with.
+
+    Raises:
+        IncomparableDatabases: a database differs from the first, or from an earlier one where the first has no runs.
+    """
+    named = [(name, [each for run in manifests for each in run_origins(run)]) for name, manifests in databases]
+    for where, fact in _FACTS:
+        known, holder = frozenset[str](), ""
+        for name, origins in named:
+            found = frozenset(map(fact, origins)) - {""}
+            if known and not found <= known:
+                raise IncomparableDatabases(where, name, found, holder, known)
+            known, holder = (known, holder) if known else (found, name)
