@@ -214,5 +214,4 @@ def _take_captured(planned: CasesOfTable, captures: Database, chosen: Choice) ->
     """Takes the captured durations of a table from another database. Raises TableError."""
     others = captures.read_or_empty(planned.kernel_type)
     planned.captured_time_us = None if chosen.ops else captured_time_us(others)
-    joined = with_captured(planned.kernel_type, planned.table.frame, others.frame)
-    planned.captured = RowTable(planned.kernel_type, planned.table.path, joined).captured.us
+    planned.captured = with_captured(planned.table, others).captured.us

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from opatlas.capture.profile_samples import DatabaseRows, ProfileMatcher
+from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
@@ -100,11 +99,7 @@ class RowRunner:
             plan, profile = self._context.plan, self._context.profile
             assert plan is not None
             assert profile is not None
-            tables = plan.tables.values()
-            rows = {
-                cases.kernel_type: DatabaseRows(cases.call_cells, frozenset(np.flatnonzero(cases.table.replayed.known)))
-                for cases in tables
-            }
+            rows = {cases.kernel_type: cases.table for cases in plan.tables.values()}
             self._samples = ProfileMatcher(profile, rows, self._context.settings.ep_size)
         return self._samples
 

@@ -151,25 +151,25 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
         if there
         else RowTable(kernel_type, path, text_table(_columns_of_new_table(kernel_type)))
     )
-    rows = _CapturedRows(table)
+    fold = _CapturedRows(table)
     counts = CsvChanges()
     for case in cases:
         modes = find_modes(case.durations_us)
         profiling, runtime = _profiling_cells(case, modes), _runtime_cells(case)
-        positions = rows.case_positions(case.signature)
-        unexplained = [] if case.replaced else rows.unexplained(positions, known)
+        positions = fold.case_positions(case.signature)
+        unexplained = [] if case.replaced else fold.unexplained(positions, known)
         if unexplained:
-            counts.problems.append(_unexplained_problem(database, kernel_type, rows, unexplained[0]))
+            counts.problems.append(_unexplained_problem(database, kernel_type, fold, unexplained[0]))
             continue
         if modes is not None:
             counts.mixed.append(TwoPopulations(kernel_type, _shapes(case.cells), modes))
         if not positions:
             base = {column: case.cells.get(column, "") for column in BASE}
-            rows.fold.append({**base, **profiling, **runtime})
+            fold.append({**base, **profiling, **runtime})
             counts.new += 1
             continue
-        before = {column: rows.edit[column][positions[0]] for column in REPORTED_COLUMNS}
-        changed = [rows.update(position, profiling, runtime) for position in positions]
+        before = {column: fold.rows[column][positions[0]] for column in REPORTED_COLUMNS}
+        changed = [fold.update(position, profiling, runtime) for position in positions]
         if any(changed):
             counts.updated += 1
         else:
@@ -186,7 +186,7 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
                 )
             )
     if counts.new or counts.updated:
-        rows.fold.write(database)
+        fold.write(database)
     counts.kernel_types.append(kernel_type)
     return counts
 
@@ -225,14 +225,14 @@ def unexplained_rows(
         except OpAtlasError:
             # apply_cases reports the problem of the file and leaves the file as it is.
             continue
-        rows = _CapturedRows(table)
-        if not rows.unexplained(range(len(table)), known):
+        fold = _CapturedRows(table)
+        if not fold.unexplained(range(len(table)), known):
             continue
         profiling = [name for name in table.columns if is_profiling_column(name)]
         for signature in wanted:
-            for at in rows.unexplained(rows.case_positions(signature), known):
-                cells = {column: rows.edit[column][at] for column in BASE}
-                held = {column: rows.edit[column][at] for column in profiling if rows.edit[column][at]}
+            for at in fold.unexplained(fold.case_positions(signature), known):
+                cells = {column: fold.rows[column][at] for column in BASE}
+                held = {column: fold.rows[column][at] for column in profiling if fold.rows[column][at]}
                 found.append(UnexplainedRow(kernel_type, signature, cells, held))
     return found
 
@@ -261,33 +261,29 @@ def clear_edited_rows(
             table = database.read(kernel_type)
         except OpAtlasError:
             continue
-        columns, rows = table.columns, _CapturedRows(table)
-        edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
+        columns, fold = table.columns, _CapturedRows(table)
+        edited = fold.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
-            found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
-            for name in filter(is_profiling_column, columns):
-                rows.edit[name][at] = ""
+            found.setdefault(kernel_type, []).append({name: fold.rows[name][at] for name in columns})
+            fold.rows.set_cells(at, dict.fromkeys(filter(is_profiling_column, columns), ""))
         if edited:
-            rows.fold.write(database)
+            fold.write(database)
     return found
 
 
-def _unexplained_problem(database: Database, kernel_type: str, rows: _CapturedRows, at: int) -> str:
+def _unexplained_problem(database: Database, kernel_type: str, fold: _CapturedRows, at: int) -> str:
     return (
-        f"{database.csv_path(kernel_type)}: the row {rows.edit[INPUT_SHAPES][at]} -> {rows.edit[OUTPUT_SHAPES][at]} "
-        f"has a captured duration of {rows.edit[PROFILING_AVERAGE][at]} us without samples in {database.runs_dir}, "
+        f"{database.csv_path(kernel_type)}: the row {fold.rows[INPUT_SHAPES][at]} -> {fold.rows[OUTPUT_SHAPES][at]} "
+        f"has a captured duration of {fold.rows[PROFILING_AVERAGE][at]} us without samples in {database.runs_dir}, "
         f"and was left unchanged: ingest with --replace to replace the duration"
     )
 
 
-class _CapturedRows:
+class _CapturedRows(TableFold):
     """The rows of a kernel type, found by the signatures of cases."""
 
     def __init__(self, table: RowTable) -> None:
-        self.fold = TableFold(table)
-        self.edit = self.fold.rows
-        self._table = table
-        self._exact = self.fold.positions
+        super().__init__(table)
         self._counters = [name for name in table.columns if name.startswith(profiling_counter(""))]
 
     @cached_property
@@ -302,15 +298,15 @@ class _CapturedRows:
         has a captured duration, which --attention-records copies from the captured row. A theory row with lengths is
         more specific than the capture.
         """
-        exact = self._exact.get(signature, [])
+        exact = self.positions.get(signature, [])
         if exact:
             return exact
         same_slots = self._by_slots.get(signature, [])
-        return [at for at in same_slots if valid_duration(self.edit[PROFILING_AVERAGE][at]) is not None]
+        return [at for at in same_slots if valid_duration(self.rows[PROFILING_AVERAGE][at]) is not None]
 
     def unexplained(self, positions: Iterable[int], known: Collection[str]) -> list[int]:
         """Returns the positions with a captured duration that names an unknown ingest, or none."""
-        durations, run_ids = self.edit[PROFILING_AVERAGE], self.edit[PROFILING_RUN_ID]
+        durations, run_ids = self.rows[PROFILING_AVERAGE], self.rows[PROFILING_RUN_ID]
         return [
             at
             for at in positions
@@ -322,12 +318,12 @@ class _CapturedRows:
         """Returns the positions of rows that name known ingests, although no ingest captured the row."""
         named = [
             at
-            for at, run_ids in enumerate(self.edit[PROFILING_RUN_ID])
+            for at, run_ids in enumerate(self.rows[PROFILING_RUN_ID])
             if run_ids and all(run_id in known for run_id in run_ids.split(_SEPARATOR))
         ]
         if not named:
             return []
-        there = {at for which in (self._exact, self._by_slots) for text in captured for at in which.get(text, ())}
+        there = {at for which in (self.positions, self._by_slots) for text in captured for at in which.get(text, ())}
         return [at for at in named if at not in there]
 
     def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
@@ -335,9 +331,9 @@ class _CapturedRows:
         cells = {**dict.fromkeys(self._counters, ""), **profiling}
         for column, text in runtime.items():
             # Values from --attention-records stay. The names of captures follow the durations.
-            if text and (column == SOURCE_PROFILE or not self.edit[column][position]):
+            if text and (column == SOURCE_PROFILE or not self.rows[column][position]):
                 cells[column] = text
-        return self.edit.set_cells(position, cells)
+        return self.rows.set_cells(position, cells)
 
 
 def _columns_of_new_table(kernel_type: str) -> list[str]:

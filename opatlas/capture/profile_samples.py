@@ -9,12 +9,12 @@ one row fits.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 
 from opatlas.capture.attention import runtime_cells
 from opatlas.capture.capture_discovery import distinct_captures, op_summaries, unparsed_profiles
@@ -27,7 +27,8 @@ from opatlas.row.columns import BASE, EP_SIZE, EXPERT_PARALLEL
 from opatlas.row.record import LaunchedCase, Measurement
 from opatlas.row.same_case import canonical_form
 from opatlas.row.siblings import MATMUL_FAMILY, siblings
-from opatlas.row.signature import signature, signatures
+from opatlas.row.signature import row_cells, signature, signatures_of
+from opatlas.row.table import RowTable
 
 #: Profiles do not tell whether the cache was flushed between launches.
 CACHE_UNKNOWN = "unknown"
@@ -111,19 +112,6 @@ def _is_summary(file: Path, problems: list[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class DatabaseRows:
-    """The rows of a kernel type in a database.
-
-    Attributes:
-        cells: the columns that identify a row and its call.
-        measured: positions of the rows with a replayed duration.
-    """
-
-    cells: Mapping[str, Sequence[str]]
-    measured: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
 class RowSamples:
     """The samples of a row.
 
@@ -166,18 +154,18 @@ class _SignatureIndex:
     ep_sizes: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, kernel_type: str, rows: DatabaseRows) -> _SignatureIndex:
-        frame = pd.DataFrame(dict(rows.cells), dtype=str)
-        exact = signatures(kernel_type, frame)
-        tensors = signatures(kernel_type, frame[[column for column in BASE if column in frame.columns]])
-        distinct = dict(zip(exact, tensors, strict=True))
+    def of(cls, table: RowTable) -> _SignatureIndex:
+        exact = table.signatures
+        columns = [column for column in BASE if column in table.columns]
+        tensors = signatures_of(table.kernel_type, columns, table.cells)
         ep_sizes: dict[str, frozenset[str]] = {}
-        for text, ep_size in zip(tensors, rows.cells.get(EP_SIZE, ()), strict=False):
-            ep_sizes[text] = ep_sizes.get(text, frozenset()) | {ep_size.strip()}
+        if EP_SIZE in table.columns:
+            for text, ep_size in zip(tensors, table.cells(EP_SIZE), strict=True):
+                ep_sizes[text] = ep_sizes.get(text, frozenset()) | {ep_size.strip()}
         return cls(
             frozenset(exact),
-            frozenset(exact[position] for position in rows.measured),
-            Counter(distinct.values()),
+            frozenset(exact[position] for position in np.flatnonzero(table.replayed.known)),
+            Counter(dict(zip(exact, tensors, strict=True)).values()),
             ep_sizes,
         )
 
@@ -185,7 +173,7 @@ class _SignatureIndex:
 class ProfileMatcher:
     """Finds the samples of rows in a profile."""
 
-    def __init__(self, profile: Profile, rows: Mapping[str, DatabaseRows], ep_size: int | None = None) -> None:
+    def __init__(self, profile: Profile, rows: Mapping[str, RowTable], ep_size: int | None = None) -> None:
         """Args:
         rows: rows of the database, by kernel type.
         ep_size: number of devices that shared the experts in the profiled run; None if unknown.
@@ -193,7 +181,7 @@ class ProfileMatcher:
         self.profile = profile
         self._no_sample = f"no sample in {profile.root.name}"
         self._ep_size = "" if ep_size is None else str(ep_size)
-        self._tables = {kernel_type: _SignatureIndex.of(kernel_type, known) for kernel_type, known in rows.items()}
+        self._tables = {kernel_type: _SignatureIndex.of(table) for kernel_type, table in rows.items()}
 
     def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
         """Returns the samples of a row, or the reason why it has none."""
@@ -288,22 +276,19 @@ def fits(profile: Profile, database: Database) -> bool:
     Returns:
         True also for a database without rows, and where a file that cannot be read may have such rows.
     """
-    rows: dict[str, DatabaseRows] = {}
+    rows: dict[str, RowTable] = {}
     names = database.kernel_types()
     for name in names:
         family = {name, *siblings(name), *(MATMUL_FAMILY if name in MATMUL_FAMILY else ())}
         if family.isdisjoint(profile.cases):
             continue
         try:
-            frame = database.read(name).frame
+            rows[name] = database.read(name)
         except TableError:
             return True
-        rows[name] = DatabaseRows({column: frame[column].tolist() for column in frame.columns}, frozenset())
     matcher = ProfileMatcher(profile, rows)
     return not names or any(
-        matcher.has(name, dict(zip(table.cells, cells, strict=True)))
-        for name, table in rows.items()
-        for cells in zip(*table.cells.values(), strict=True)
+        matcher.has(name, cells) for name, table in rows.items() for cells in row_cells(table.frame)
     )
 
 

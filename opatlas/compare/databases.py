@@ -10,7 +10,6 @@ from typing import Protocol
 
 from opatlas.compare.calls import RowCall, replayed_call
 from opatlas.data.database import Database, expect_tables
-from opatlas.data.ingests import ingest_paths
 from opatlas.data.origin import database_device
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
@@ -166,7 +165,4 @@ def _database(path: Path) -> ComparedDatabase:
     name, version = implementation_of(path)
     if name:
         return ComparedDatabase(name, path, version)
-    device = database_device(path)
-    # Captures come from NPUs, and need not name theirs.
-    kind = "npu" if not device and ingest_paths(Database(path)) else device_kind(device)
-    return ComparedDatabase(default_name(kind), path, is_default=True)
+    return ComparedDatabase(default_name(device_kind(database_device(path))), path, is_default=True)

@@ -204,11 +204,6 @@ class Ingest:
     samples: Path | None
 
 
-def ingest_paths(database: Database) -> list[Path]:
-    """Returns the paths of the manifests of ingests, sorted."""
-    return sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))
-
-
 def read_ingests(database: Database, problems: list[str] | None = None) -> list[Ingest]:
     """Returns all ingests of a database, in the order in which they began.
 
@@ -222,7 +217,7 @@ def read_ingests(database: Database, problems: list[str] | None = None) -> list[
     samples = sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*{SAMPLES_SUFFIX}"))
     # An ingest that was killed before it wrote its manifest has samples alone.
     alone = [path for path in samples if not manifest_path(database, path.name.removesuffix(SAMPLES_SUFFIX)).exists()]
-    for path in (*alone, *ingest_paths(database)):
+    for path in (*alone, *sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))):
         try:
             manifest = read_manifest(path)
         except OpAtlasError as error:

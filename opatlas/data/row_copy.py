@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pandas as pd
-
 from opatlas.data.cells import duration_columns, is_measured_column
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import POOLED, is_profiling_column
-from opatlas.row.signature import row_cells, signatures
+from opatlas.row.signature import row_cells
+from opatlas.row.table import RowTable
 
 
 def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
@@ -20,10 +19,9 @@ def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
     Raises:
         TableError: the file cannot be read.
     """
-    frame = database.read_or_empty(kernel_type).frame
-    columns = [name for name in frame.columns if not is_of_duration(kernel_type, name)]
-    first = dict(zip(reversed(signatures(kernel_type, frame)), reversed(range(len(frame))), strict=True))
-    return list(row_cells(frame[columns].iloc[sorted(first.values())]))
+    table = database.read_or_empty(kernel_type)
+    columns = [name for name in table.columns if not _is_of_duration(kernel_type, name)]
+    return list(row_cells(table.frame[columns].iloc[list(table.by_signature.values())]))
 
 
 def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> int:
@@ -46,17 +44,15 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
     return added
 
 
-def with_captured(kernel_type: str, frame: pd.DataFrame, captured: pd.DataFrame) -> pd.DataFrame:
+def with_captured(table: RowTable, captured: RowTable) -> RowTable:
     """Returns the rows of a table with the captured durations that another table has for them."""
-    columns = [name for name in captured.columns if is_profiling_column(name)]
-    by_signature = captured[columns].set_axis(signatures(kernel_type, captured))
-    found = by_signature[~by_signature.index.duplicated()].reindex(signatures(kernel_type, frame), fill_value="")
-    own = frame[[name for name in frame.columns if not is_profiling_column(name)]]
-    joined: pd.DataFrame = own.join(found.set_axis(own.index))
-    return joined
+    first, rows = captured.by_signature, captured.frame.filter([*filter(is_profiling_column, captured.columns)])
+    found = rows.reindex([first.get(name, -1) for name in table.signatures], fill_value="")
+    own = table.frame.filter([name for name in table.columns if not is_profiling_column(name)])
+    return RowTable(table.kernel_type, table.path, own.join(found.set_axis(own.index)))
 
 
-def is_of_duration(kernel_type: str, column: str) -> bool:
+def _is_of_duration(kernel_type: str, column: str) -> bool:
     """Returns whether a column belongs to a duration, replayed or captured, and not to the identity of a row."""
     return (
         column in (*duration_columns(kernel_type), *POOLED)

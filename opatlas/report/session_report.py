@@ -162,12 +162,13 @@ def find_gaps(
     gaps, problems = [], []
     for kernel_type in kernel_types:
         try:
-            frame = database.read(kernel_type).frame
+            table = database.read(kernel_type)
             if captures is not None:
-                frame = with_captured(kernel_type, frame, captures.read_or_empty(kernel_type).frame)
+                table = with_captured(table, captures.read_or_empty(kernel_type))
         except OpAtlasError as error:
             problems.append(str(error))
             continue
+        frame = table.frame
         if AVERAGE not in frame.columns or PROFILING_AVERAGE not in frame.columns:
             continue
         microbench = frame[AVERAGE].map(valid_duration)

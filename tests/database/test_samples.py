@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
 
 from opatlas.capture.launches import SkipReason
 from opatlas.capture.profile_samples import (
-    DatabaseRows,
     ProfileMatcher,
     RowSamples,
     read_profile,
 )
 from opatlas.errors import OpAtlasError
+from opatlas.row.columns import AVERAGE
+from opatlas.row.table import RowTable
 
 PROFILE = "PROF_000001_20240102030405678_ABCDEF"
 OUTPUT = f"{PROFILE}/mindstudio_profiler_output"
@@ -28,10 +30,9 @@ def samples(tmp_path: Path, launches: list[dict[str, str]], **rows: list[dict[st
     known = {}
     for kernel_type, of_type in rows.items():
         columns = dict.fromkeys(column for row in of_type for column in row if column != "measured")
-        known[kernel_type] = DatabaseRows(
-            {column: [row.get(column, "") for row in of_type] for column in columns},
-            frozenset(position for position, row in enumerate(of_type) if "measured" in row),
-        )
+        rows = [{column: row.get(column, "") for column in columns} for row in of_type]
+        durations = ["1" if "measured" in row else "" for row in of_type]
+        known[kernel_type] = RowTable(kernel_type, Path(), pd.DataFrame(rows, dtype=str).assign(**{AVERAGE: durations}))
     return ProfileMatcher(profile, known)
 
 
@@ -221,8 +222,8 @@ def test_samples_of_a_run_whose_ep_size_the_user_names_are_of_its_rows(tmp_path:
 
     def found(size: int, *rows: dict[str, str]) -> ProfileMatcher:
         plain = samples(tmp_path, launches)
-        columns = {column: [row[column] for row in rows] for column in (rows[0] if rows else {})}
-        return ProfileMatcher(plain.profile, {kernel_type: DatabaseRows(columns)} if rows else {}, ep_size=size)
+        table = RowTable(kernel_type, Path(), pd.DataFrame(rows, dtype=str))
+        return ProfileMatcher(plain.profile, {kernel_type: table} if rows else {}, ep_size=size)
 
     both = found(16, of_8, of_16)
     assert durations(both.of_row(kernel_type, of_16)) == (1.0,)
