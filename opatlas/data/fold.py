@@ -304,13 +304,21 @@ class TableFold:
     def _counts_in_run(self, position: int, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
         """Returns whether a duration replaces another one of the same run."""
         if part.is_record:
-            return new is None or part.run_id in new
+            return (new is None or part.run_id in new) and not self._has_later(position, part, measured=True)
         if self._log is None or not self._differ(own, part):
             return False
         # Two rows of one run differ if the run measured the row twice: the later record counts.
         column = self._kind.duration_columns[0]
-        name = RowName(self.kernel_type, signature(self.kernel_type, self._cells(position)))
-        return self._log.is_last(part.run_id, name, part.cells.get(column, ""))
+        return self._log.is_last(part.run_id, self._name(position), part.cells.get(column, ""))
+
+    def _has_later(self, position: int, part: RunCells, *, measured: bool) -> bool:
+        """Returns whether the log has a later record of the row in the same run, as of another process."""
+        return self._log is not None and part.at < self._log.last_at(
+            part.run_id, self._name(position), measured=measured
+        )
+
+    def _name(self, position: int) -> RowName:
+        return RowName(self.kernel_type, signature(self.kernel_type, self._cells(position)))
 
     def _fold_status(
         self,
@@ -336,10 +344,11 @@ class TableFold:
         if own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED):
             taken = True
         elif is_own_run and part.is_record:
-            taken = new is None or part.run_id in new
+            taken = (new is None or part.run_id in new) and not self._has_later(position, part, measured=False)
         elif is_own_run:
-            # Of two rows of one run that do not say which was later, the one with a duration counts.
-            taken = part.status is Status.MEASURED and own.status is not Status.MEASURED
+            # Of two rows of one run, of which the log does not say which was later, the one with a duration counts.
+            last = self._logged(newest.signature).get(part.run_id, Status.MEASURED)
+            taken = part.status is last and own.status is not last
         else:
             taken = self._order.age(part.run_id) > self._order.age(own.run_id)
         if not taken:

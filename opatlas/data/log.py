@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -235,11 +237,9 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._lines: dict[str, Sequence[_RecordFields]] = {}
-        self._samples: dict[str, dict[RowName, list[tuple[float, ...]]]] = {}
-        self._types: dict[str, dict[str, set[str]]] = {}
+        self._records: dict[str, dict[str, dict[str, list[_RecordFields]]]] = {}
         self._imported: set[tuple[str, RowName, str]] | None = None
-        self._statuses: dict[RowName, dict[str, Status]] | None = None
+        self._runs: Sequence[str] | None = None
 
     def explains(self, run_id: str, row: RowName, duration: str) -> bool:
         """Returns whether a run has samples of a row with a stored duration, which is a cell of the row."""
@@ -263,48 +263,53 @@ class Log:
         """Returns whether a run has samples of a row."""
         return bool(self._samples_of(run_id, row))
 
-    def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
-        """Returns the samples of each record of a row in a run, in the order of time."""
-        if run_id not in self._samples:
-            found = self._samples[run_id] = {}
-            for line in sorted(self._run_lines(run_id), key=lambda line: line.finished_at):
-                if line.measurement is not None:
-                    for name in line.rows():
-                        found.setdefault(name, []).append(line.measurement.samples_us)
-        return self._samples[run_id].get(row, ())
+    def last_at(self, run_id: str, row: RowName, *, measured: bool) -> float:
+        """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
+
+        Args:
+            measured: whether only records with samples count.
+        """
+        found = self._records_of(run_id, row)
+        times = (each.finished_at for each in found if not measured or each.measurement is not None)
+        return max(times, default=-math.inf)
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether a run has records of a kernel type, measured or not."""
-        return kernel_type in self._run_signatures(run_id)
+        return kernel_type in self._records_of_run(run_id)
 
     def has_row(self, run_id: str, row: RowName) -> bool:
         """Returns whether a run has a record of a row, measured or not."""
-        return row.signature in self._run_signatures(run_id).get(row.kernel_type, ())
+        return bool(self._records_of(run_id, row))
 
     def statuses(self, row: RowName) -> Mapping[str, Status]:
-        """Returns the status of a row in each run."""
-        if self._statuses is None:
-            self._statuses = {}
-            for run_id in runs(self.database):
-                for line in self._run_lines(run_id):
-                    for name in line.rows():
-                        self._statuses.setdefault(name, {})[run_id] = line.status
-        return self._statuses.get(row, {})
+        """Returns the last status of a row in each run; skipped only if the run did nothing else with the row."""
+        if self._runs is None:
+            self._runs = runs(self.database)
+        found = {}
+        for run_id in self._runs:
+            if statuses := [each.status for each in self._records_of(run_id, row)]:
+                found[run_id] = next((each for each in reversed(statuses) if each is not Status.SKIPPED), statuses[-1])
+        return found
 
-    def _run_signatures(self, run_id: str) -> Mapping[str, set[str]]:
-        if run_id not in self._types:
-            types = self._types[run_id] = {}
-            for row in (row for line in self._run_lines(run_id) for row in line.rows()):
-                types.setdefault(row.kernel_type, set()).add(row.signature)
-        return self._types[run_id]
+    def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
+        """Returns the samples of each record of a row in a run, in the order of time."""
+        records = self._records_of(run_id, row)
+        return [each.measurement.samples_us for each in records if each.measurement is not None]
 
-    def _run_lines(self, run_id: str) -> Sequence[_RecordFields]:
-        if run_id not in self._lines:
-            try:
-                self._lines[run_id] = list(_read_lines(file_path(self.database, run_id)))
-            except OpAtlasError:
-                self._lines[run_id] = ()
-        return self._lines[run_id]
+    def _records_of(self, run_id: str, row: RowName) -> Sequence[_RecordFields]:
+        """Returns the records of a row in a run, in the order of time."""
+        return self._records_of_run(run_id).get(row.kernel_type, {}).get(row.signature, ())
+
+    def _records_of_run(self, run_id: str) -> Mapping[str, Mapping[str, Sequence[_RecordFields]]]:
+        """Returns the records of a run by kernel type and signature."""
+        if run_id not in self._records:
+            found = self._records[run_id] = {}
+            with suppress(OpAtlasError):
+                lines = list(_read_lines(file_path(self.database, run_id)))
+                for line in sorted(lines, key=lambda line: line.finished_at):
+                    for row in line.rows():
+                        found.setdefault(row.kernel_type, {}).setdefault(row.signature, []).append(line)
+        return self._records[run_id]
 
 
 def _has_duration(samples_us: Sequence[float], cell: str) -> bool:
