@@ -122,7 +122,8 @@ class TableFold:
         self._pruned = pruned
         self._by = by
         self._kind = table.kind
-        self._columns = [name for name in table.columns if self._kind.is_replayed(name)]
+        self._replayed: list[str] = []
+        self._columns_before = 0
         #: The rows whose durations the log is to keep, by the run that replaces them.
         self._replaced: dict[str, list[Imported]] = {}
         #: The rows that have the duration of a record of this fold.
@@ -198,12 +199,12 @@ class TableFold:
         """Empties duration, status and pooled cells of a row, whose cells are of another case now."""
         if self.has_duration(position):
             self._keep(self._by, self._cells(position), edited=True)
-        self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self._table.columns), ""))
+        self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self.rows.columns), ""))
         self.clear_measured(position)
 
     def clear_measured(self, position: int) -> None:
         """Empties duration and status of a row, which its runs bring again."""
-        names = [name for name in self._table.columns if self._kind.is_measured(name)]
+        names = [name for name in self.rows.columns if self._kind.is_measured(name)]
         self.rows.set_cells(position, dict.fromkeys(names, ""))
 
     def prune(self, reasons: Mapping[int, str]) -> None:
@@ -280,7 +281,7 @@ class TableFold:
     def _own_duration(self, position: int) -> RunCells | None:
         if not self.has_duration(position):
             return None
-        names = (*self._columns, self._kind.duration_columns[0], RUN_ID)
+        names = (*self._replayed_columns(), self._kind.duration_columns[0], RUN_ID)
         return RunCells(self.rows[RUN_ID][position], {name: self.rows[name][position] for name in names})
 
     def _differ(self, own: RunCells, other: RunCells) -> bool:
@@ -430,7 +431,7 @@ class TableFold:
 
     def take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
         """Gives a row captured cells if they have a duration and the row has none; returns whether it took them."""
-        names = [name for name in self._table.columns if is_profiling_column(name)]
+        names = [name for name in self.rows.columns if is_profiling_column(name)]
         own = {name: self.rows[name][position] for name in names}
         if _captured_rank(cells) <= _captured_rank(own):
             return False
@@ -445,7 +446,14 @@ class TableFold:
     def _set_duration(self, position: int, part: RunCells) -> bool:
         self._name_run_of_status(position)
         (self._recorded.add if part.is_record else self._recorded.discard)(position)
-        return self.rows.set_cells(position, {**dict.fromkeys(self._columns, ""), **part.cells})
+        return self.rows.set_cells(position, {**dict.fromkeys(self._replayed_columns(), ""), **part.cells})
+
+    def _replayed_columns(self) -> Sequence[str]:
+        """Returns the columns of replayed durations; an earlier duration may have brought further counters."""
+        if self._columns_before != len(self.rows.columns):
+            self._columns_before = len(self.rows.columns)
+            self._replayed = [name for name in self.rows.columns if self._kind.is_replayed(name)]
+        return self._replayed
 
     def _keep_own(self, position: int, by: str) -> None:
         if position not in self._recorded:
@@ -464,7 +472,7 @@ class TableFold:
             self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
 
     def _cells(self, position: int) -> dict[str, str]:
-        return {name: self.rows[name][position] for name in self._table.columns}
+        return {name: self.rows[name][position] for name in self.rows.columns}
 
     def _key(self, part: RunCells | None) -> tuple[Age, float]:
         assert part is not None

@@ -153,26 +153,32 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse((line for line in _lines(path) if _event_type(line) is None), path)
 
 
-def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
-    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
+def records(database: Database, problems: list[str]) -> Iterator[Record]:
+    """Yields the records of all runs.
 
     Args:
         problems: receives a sentence for each log that cannot be read.
     """
     for run_id in runs(database):
         try:
-            records = read(database, run_id).records
+            yield from read(database, run_id).records
         except OpAtlasError as error:
             problems.append(str(error))
-            continue
-        for record in records:
-            yield record
-            if (launched := record.launched_record()) is not None:
-                yield launched
+
+
+def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
+    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
+
+    `problems` is as for `records`.
+    """
+    for record in records(database, problems):
+        yield record
+        if (launched := record.launched_record()) is not None:
+            yield launched
 
 
 def events(database: Database, problems: list[str]) -> Iterator[tuple[str, Event]]:
-    """Yields the events of all runs, with the run. `problems` is as for `all_records`."""
+    """Yields the events of all runs, with the run. `problems` is as for `records`."""
     for run_id in (*runs(database), COMBINE):
         path = file_path(database, run_id)
         try:
@@ -180,7 +186,7 @@ def events(database: Database, problems: list[str]) -> Iterator[tuple[str, Event
                 if (kind := _event_type(line)) is not None:
                     yield run_id, decode(line, kind, f"{path}:{number}")
         except OpAtlasError as error:
-            # `all_records` may have said so.
+            # `records` may have said so.
             problems += [str(error)] if str(error) not in problems else []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import zip_longest
 
 from abs_rows import read
 from combining import apply
@@ -57,6 +59,21 @@ def restored(database: Database) -> None:
 
 def csvs(database: Database) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(database.path.glob("*.csv"))}
+
+
+def differences(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
+    """The cells of CSVs that differ; whole files, if only their bytes do."""
+    found = list(before.keys() ^ after.keys())
+    for name in before.keys() & after.keys():
+        tables = [list(csv.DictReader(text[name].decode().splitlines())) for text in (before, after)]
+        cells = [
+            f"{name} {row['Input Shapes']}: {column} {row.get(column)!r} -> {other.get(column)!r}"
+            for row, other in zip_longest(*tables, fillvalue={"Input Shapes": "no row"})
+            for column in row | other
+            if (row.get(column) or "") != (other.get(column) or "")
+        ]
+        found += cells or ([name] if before[name] != after[name] else [])
+    return found
 
 
 def row_of(database: Database, size: int = 1, kernel_type: str = "Abs") -> dict[str, str]:
