@@ -140,7 +140,9 @@ class TableFold:
         changes = FoldChanges()
         by_signature: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            by_signature.setdefault(candidate.signature, []).append(candidate)
+            # What a run measured of the row itself counts, also if another process of the run had it.
+            if not (candidate.launched and self._has_own(candidate)):
+                by_signature.setdefault(candidate.signature, []).append(candidate)
         for name, of_row in by_signature.items():
             if name not in self.positions:
                 first = next((each for each in of_row if each.appends), None)
@@ -203,8 +205,10 @@ class TableFold:
         self.clear_measured(position)
 
     def clear_measured(self, position: int) -> None:
-        """Empties duration and status of a row, which its runs bring again."""
-        names = [name for name in self.rows.columns if self._kind.is_measured(name)]
+        """Empties duration and status of a row, which its runs bring again. A text that is no duration stays."""
+        column = self._kind.duration_columns[0]
+        kept = () if self.has_duration(position) else (column,)
+        names = [name for name in self.rows.columns if self._kind.is_measured(name) and name not in kept]
         self.rows.set_cells(position, dict.fromkeys(names, ""))
 
     def prune(self, reasons: Mapping[int, str]) -> None:
@@ -263,7 +267,7 @@ class TableFold:
             part = candidate.duration
             assert part is not None
             own = self._own_duration(position)
-            taken = self._is_newer(position, part, own, new)
+            taken = self._is_newer(position, candidate, part, own, new)
             if own is not None and self._differ(own, part):
                 kept, dropped = (part, own) if taken else (own, part)
                 changes.choices.append(DurationChoice(position, candidate, taken, kept, dropped))
@@ -291,35 +295,40 @@ class TableFold:
             valid_duration(own.cells[column]) != valid_duration(other.cells.get(column, ""))
         )
 
-    def _is_newer(self, position: int, part: RunCells, own: RunCells | None, new: Container[str] | None) -> bool:
+    def _is_newer(
+        self, position: int, candidate: Candidate, part: RunCells, own: RunCells | None, new: Container[str] | None
+    ) -> bool:
         if own is None:
             return True
         if own.run_id == part.run_id:
-            return self._counts_in_run(position, part, own, new)
+            return self._counts_in_run(candidate, part, own, new)
         pooled = self.rows[POOLED_RUN_DURATIONS][position]
         if pooled and own.run_id in pooled and part.run_id in pooled:
             # The row has the duration of the run that stands for both.
             return False
         return self._order.age(part.run_id) > self._order.age(own.run_id)
 
-    def _counts_in_run(self, position: int, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
+    def _counts_in_run(self, candidate: Candidate, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
         """Returns whether a duration replaces another one of the same run."""
         if part.is_record:
-            return (new is None or part.run_id in new) and not self._has_later(position, part, measured=True)
+            return (new is None or part.run_id in new) and not self._has_later(candidate, part, measured=True)
         if self._log is None or not self._differ(own, part):
             return False
         # Two rows of one run differ if the run measured the row twice: the later record counts.
         column = self._kind.duration_columns[0]
-        return self._log.is_last(part.run_id, self._name(position), part.cells.get(column, ""))
+        return self._log.is_last(part.run_id, self._name(candidate), part.cells.get(column, ""))
 
-    def _has_later(self, position: int, part: RunCells, *, measured: bool) -> bool:
+    def _has_later(self, candidate: Candidate, part: RunCells, *, measured: bool) -> bool:
         """Returns whether the log has a later record of the row in the same run, as of another process."""
         return self._log is not None and part.at < self._log.last_at(
-            part.run_id, self._name(position), measured=measured
+            part.run_id, self._name(candidate), launched=candidate.launched, measured=measured
         )
 
-    def _name(self, position: int) -> RowName:
-        return RowName(self.kernel_type, signature(self.kernel_type, self._cells(position)))
+    def _has_own(self, candidate: Candidate) -> bool:
+        return self._log is not None and self._log.has_own(candidate.run_id, self._name(candidate))
+
+    def _name(self, candidate: Candidate) -> RowName:
+        return RowName(self.kernel_type, candidate.signature)
 
     def _fold_status(
         self,
@@ -345,7 +354,7 @@ class TableFold:
         if own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED):
             taken = True
         elif is_own_run and part.is_record:
-            taken = (new is None or part.run_id in new) and not self._has_later(position, part, measured=False)
+            taken = (new is None or part.run_id in new) and not self._has_later(newest, part, measured=False)
         elif is_own_run:
             # Of two rows of one run, of which the log does not say which was later, the one with a duration counts.
             last = self._logged(newest.signature).get(part.run_id, Status.MEASURED)

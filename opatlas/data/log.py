@@ -269,15 +269,25 @@ class Log:
         """Returns whether a run has samples of a row."""
         return bool(self._samples_of(run_id, row))
 
-    def last_at(self, run_id: str, row: RowName, *, measured: bool) -> float:
+    def last_at(self, run_id: str, row: RowName, *, launched: bool, measured: bool) -> float:
         """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
 
         Args:
+            launched: whether records of other rows count that launched the row.
             measured: whether only records with samples count.
         """
-        found = self._records_of(run_id, row)
-        times = (each.finished_at for each in found if not measured or each.measurement is not None)
-        return max(times, default=-math.inf)
+        return max(
+            (
+                each.finished_at
+                for each in self._records_of(run_id, row)
+                if (launched or each.is_own) and (not measured or each.measurement is not None)
+            ),
+            default=-math.inf,
+        )
+
+    def has_own(self, run_id: str, row: RowName) -> bool:
+        """Returns whether a run had a row itself, and not only launched it for another one."""
+        return any(each.is_own for each in self._records_of(run_id, row))
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether a run has records of a kernel type, measured or not."""
@@ -344,6 +354,11 @@ class _RecordFields:
     status: Status
     finished_at: float
     measurement: _MeasurementFields | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether no other kernel was launched."""
+        return self.measurement is None or self.measurement.ran_as is None
 
     def rows(self) -> Iterator[RowName]:
         """Yields the requested row, and the launched row if it differs.  Signatures are computed from the cells."""

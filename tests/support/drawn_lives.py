@@ -170,7 +170,7 @@ def bases(draw: st.DrawFn) -> list[dict[str, str]]:
         if size in FOREIGN or draw(st.booleans()):
             row[AVERAGE] = draw(st.sampled_from(["", "0007.50", "1e1", "nan", "12"]))
             row[RUN_ID] = draw(st.sampled_from(["", "", "another-tool", "20240101T120000-aaaaaa"]))
-            row[STATUS] = draw(st.sampled_from(["", "measured", "crashed"]))
+            row[STATUS] = draw(st.sampled_from(["", "measured", "failed"]))
         if size in FOREIGN:
             row[PROFILING_AVERAGE] = draw(st.sampled_from(["", "3.25"]))
         rows.append(BaseRow(row))
