@@ -194,18 +194,24 @@ def imported(
     database: Database, problems: list[str], why: Literal["replaced", "edited"] = "replaced"
 ) -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
-    for _, event in events(database, problems):
+    for _, event in itertools.chain(events(database, problems), replaced_tables(database, problems)):
         if isinstance(event, Imported) and event.why == why:
             yield event
-    # Earlier versions kept these rows in tables.
-    for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
-        try:
-            frame = read_frame(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        for cells in row_cells(frame):
-            yield Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
+
+
+def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
+    """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
+    reasons: tuple[Literal["replaced", "edited"], ...] = ("replaced", "edited")
+    for why in reasons:
+        for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
+            try:
+                frame = read_frame(path)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            run_id = path.parent.name.removesuffix(f".{why}")
+            for cells in row_cells(frame):
+                yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
 
 
 def run_order(database: Database, manifests: Mapping[str, Manifest] | None = None) -> RunOrder:
@@ -280,7 +286,7 @@ class Log:
             (
                 each.finished_at
                 for each in self._records_of(run_id, row)
-                if (launched or each.is_own) and (not measured or each.measurement is not None)
+                if (launched or each.requests(row)) and (not measured or each.measurement is not None)
             ),
             default=-math.inf,
         )
@@ -359,6 +365,10 @@ class _RecordFields:
     def is_own(self) -> bool:
         """Whether no other kernel was launched."""
         return self.measurement is None or self.measurement.ran_as is None
+
+    def requests(self, row: RowName) -> bool:
+        """Returns whether this is a record of a row itself, whatever was launched."""
+        return self.is_own or row == RowName(self.kernel_type, signature(self.kernel_type, self.cells))
 
     def rows(self) -> Iterator[RowName]:
         """Yields the requested row, and the launched row if it differs.  Signatures are computed from the cells."""
