@@ -268,8 +268,9 @@ class Log:
         return (run_id, row, duration) in self._imported
 
     def is_last(self, run_id: str, row: RowName, duration: str) -> bool:
-        """Returns whether a stored duration is that of the last record of a row in a run."""
-        return any(_has_duration(samples, duration) for samples in self._samples_of(run_id, row)[-1:])
+        """Returns whether a stored duration is that of the record of a row in a run that counts."""
+        measured = [each for each in self._counting(run_id, row) if each.measurement is not None]
+        return any(_has_duration(each.measurement.samples_us, duration) for each in measured[-1:] if each.measurement)
 
     def has_duration(self, run_id: str, row: RowName) -> bool:
         """Returns whether a run has samples of a row."""
@@ -309,9 +310,14 @@ class Log:
             self._runs = runs(self.database)
         found = {}
         for run_id in self._runs:
-            if statuses := [each.status for each in self._records_of(run_id, row)]:
+            if statuses := [each.status for each in self._counting(run_id, row)]:
                 found[run_id] = next((each for each in reversed(statuses) if each is not Status.SKIPPED), statuses[-1])
         return found
+
+    def _counting(self, run_id: str, row: RowName) -> Sequence[_RecordFields]:
+        """Returns the records of a row in a run; those of other rows that launched it only if there are no others."""
+        found = self._records_of(run_id, row)
+        return [each for each in found if each.requests(row)] or found
 
     def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
         """Returns the samples of each record of a row in a run, in the order of time."""
