@@ -96,25 +96,21 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str]) 
     found: dict[str, list[Candidate]] = {}
     for run_id, of_run in by_run.items():
         appends = run_id in appending
-        # The last record of a row counts, whichever process wrote it.
-        own = {
-            RowName(record.kernel_type, record.signature): record
-            for record in sorted(of_run, key=lambda record: record.finished_at)
-        }
+        own: dict[RowName, list[Record]] = {}
+        for record in sorted(of_run, key=lambda record: record.finished_at):
+            own.setdefault(RowName(record.kernel_type, record.signature), []).append(record)
+        own = {name: _counting(records) for name, records in own.items()}
         launched: dict[RowName, Record] = {}
-        for requested in list(own.values()):
+        for requested in [record for records in own.values() for record in records]:
             sibling = requested.launched_record()
             if sibling is None:
                 continue
             name = RowName(sibling.kernel_type, sibling.signature)
-            there = own.get(name)
-            if there is not None and there.measurement is not None and there.measurement.ran_as is not None:
-                # The row's own record has samples of a sibling; these are samples of the row itself.
-                del own[name]
-                there = None
-            if there is None:
+            # The row's own record may have samples of a sibling; these are samples of the row itself.
+            own[name] = [record for record in own.get(name, ()) if record.launched_record() is None]
+            if not own[name]:
                 launched[name] = sibling
-        for record in own.values():
+        for record in (record for records in own.values() for record in records):
             is_other = record.measurement is not None and record.measurement.ran_as is not None
             one = _candidate(record, appends=appends and record.measurement is not None and not is_other)
             found.setdefault(record.kernel_type, []).append(one)
@@ -122,6 +118,16 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str]) 
             one = _candidate(record, appends=appends, launched=True)
             found.setdefault(record.kernel_type, []).append(one)
     return found
+
+
+def _counting(records: Sequence[Record]) -> list[Record]:
+    """Returns those of a row's records in a run, in the order of time, that count: the last, and the last with samples.
+
+    A row that was skipped keeps what the run found out.
+    """
+    ran = [record for record in records if record.status is not Status.SKIPPED] or records
+    measured = [record for record in ran[:-1] if record.measurement is not None]
+    return measured[-1:] * (ran[-1].measurement is None) + [ran[-1]]
 
 
 def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Candidate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -222,6 +222,12 @@ class TableEdit:
         self._columns = [str(name) for name in (frame.columns if columns is None else columns)]
         self._taken: dict[str, list[str]] = {}
         self._appended: list[Mapping[str, str]] = []
+        self._names = dict.fromkeys(self._columns)
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The columns of the table, and those that were read or changed since."""
+        return self._names.keys()
 
     def __len__(self) -> int:
         return len(self._frame) + len(self._appended)
@@ -233,6 +239,7 @@ class TableEdit:
             cells = column_cells(self._frame, name)
             cells += [row.get(name, "") for row in self._appended]
             self._taken[name] = cells
+            self._names[name] = None
         return cells
 
     def set_cells(self, position: int, cells: Mapping[str, str]) -> bool:
@@ -250,6 +257,7 @@ class TableEdit:
         for name, cells in self._taken.items():
             cells.append(row.get(name, ""))
         self._appended.append(row)
+        self._names.update(dict.fromkeys(row))
         return len(self) - 1
 
     def frame(self) -> pd.DataFrame:

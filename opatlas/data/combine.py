@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -89,7 +90,7 @@ def copy_log(target: Database, source: Database, journal: JournalContents | None
             contents = log.read(source, run_id)
             log.add(target, contents.header, contents.records)
             problems += [f"{log.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
-    for run_id, event in log.events(source, problems):
+    for run_id, event in chain(log.events(source, problems), log.replaced_tables(source, problems)):
         with _damaged_logs(problems):
             log.add_events(target, run_id, [event])
     if journal is not None:

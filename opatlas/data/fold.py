@@ -124,7 +124,8 @@ class TableFold:
         self._pruned = pruned
         self._by = by
         self._kind = table.kind
-        self._columns = [name for name in table.columns if self._kind.is_replayed(name)]
+        self._replayed: list[str] = []
+        self._columns_before = 0
         #: The rows whose durations the log is to keep, by the run that replaces them.
         self._replaced: dict[str, list[Imported]] = {}
         #: The rows that have the duration of a record of this fold.
@@ -141,7 +142,9 @@ class TableFold:
         changes = FoldChanges()
         by_signature: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            by_signature.setdefault(candidate.signature, []).append(candidate)
+            # What a run measured of the row itself counts, also if another process of the run had it.
+            if not (candidate.launched and self._has_own(candidate)):
+                by_signature.setdefault(candidate.signature, []).append(candidate)
         for name, of_row in by_signature.items():
             if name not in self.positions:
                 first = next((each for each in of_row if each.appends), None)
@@ -201,12 +204,14 @@ class TableFold:
         """Empties duration, status and pooled cells of a row, whose cells are of another case now."""
         if self.has_duration(position):
             self._keep(self._by, self._cells(position), edited=True)
-        self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self._table.columns), ""))
+        self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self.rows.columns), ""))
         self.clear_measured(position)
 
     def clear_measured(self, position: int) -> None:
-        """Empties duration and status of a row, which its runs bring again."""
-        names = [name for name in self._table.columns if self._kind.is_measured(name)]
+        """Empties duration and status of a row, which its runs bring again. A text that is no duration stays."""
+        column = self._kind.duration_columns[0]
+        kept = () if self.has_duration(position) else (column,)
+        names = [name for name in self.rows.columns if self._kind.is_measured(name) and name not in kept]
         self.rows.set_cells(position, dict.fromkeys(names, ""))
 
     def prune(self, reasons: Mapping[int, str]) -> None:
@@ -265,7 +270,7 @@ class TableFold:
             part = candidate.duration
             assert part is not None
             own = self._own_duration(position)
-            taken = self._is_newer(position, part, own, new)
+            taken = self._is_newer(position, candidate, part, own, new)
             if own is not None and self._differ(own, part):
                 kept, dropped = (part, own) if taken else (own, part)
                 changes.choices.append(DurationChoice(position, candidate, taken, kept, dropped))
@@ -283,7 +288,7 @@ class TableFold:
     def _own_duration(self, position: int) -> RunCells | None:
         if not self.has_duration(position):
             return None
-        names = (*self._columns, self._kind.duration_columns[0], RUN_ID)
+        names = (*self._replayed_columns(), self._kind.duration_columns[0], RUN_ID)
         return RunCells(self.rows[RUN_ID][position], {name: self.rows[name][position] for name in names})
 
     def _differ(self, own: RunCells, other: RunCells) -> bool:
@@ -293,27 +298,40 @@ class TableFold:
             valid_duration(own.cells[column]) != valid_duration(other.cells.get(column, ""))
         )
 
-    def _is_newer(self, position: int, part: RunCells, own: RunCells | None, new: Container[str] | None) -> bool:
+    def _is_newer(
+        self, position: int, candidate: Candidate, part: RunCells, own: RunCells | None, new: Container[str] | None
+    ) -> bool:
         if own is None:
             return True
         if own.run_id == part.run_id:
-            return self._counts_in_run(position, part, own, new)
+            return self._counts_in_run(candidate, part, own, new)
         pooled = self.rows[POOLED_RUN_DURATIONS][position]
         if pooled and own.run_id in pooled and part.run_id in pooled:
             # The row has the duration of the run that stands for both.
             return False
         return self._order.age(part.run_id) > self._order.age(own.run_id)
 
-    def _counts_in_run(self, position: int, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
+    def _counts_in_run(self, candidate: Candidate, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
         """Returns whether a duration replaces another one of the same run."""
         if part.is_record:
-            return new is None or part.run_id in new
+            return (new is None or part.run_id in new) and not self._has_later(candidate, part, measured=True)
         if self._log is None or not self._differ(own, part):
             return False
         # Two rows of one run differ if the run measured the row twice: the later record counts.
         column = self._kind.duration_columns[0]
-        name = RowName(self.kernel_type, signature(self.kernel_type, self._cells(position)))
-        return self._log.is_last(part.run_id, name, part.cells.get(column, ""))
+        return self._log.is_last(part.run_id, self._name(candidate), part.cells.get(column, ""))
+
+    def _has_later(self, candidate: Candidate, part: RunCells, *, measured: bool) -> bool:
+        """Returns whether the log has a later record of the row in the same run, as of another process."""
+        return self._log is not None and part.at < self._log.last_at(
+            part.run_id, self._name(candidate), launched=candidate.launched, measured=measured
+        )
+
+    def _has_own(self, candidate: Candidate) -> bool:
+        return self._log is not None and self._log.has_own(candidate.run_id, self._name(candidate))
+
+    def _name(self, candidate: Candidate) -> RowName:
+        return RowName(self.kernel_type, candidate.signature)
 
     def _fold_status(
         self,
@@ -339,10 +357,11 @@ class TableFold:
         if own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED):
             taken = True
         elif is_own_run and part.is_record:
-            taken = new is None or part.run_id in new
+            taken = (new is None or part.run_id in new) and not self._has_later(newest, part, measured=False)
         elif is_own_run:
-            # Of two rows of one run that do not say which was later, the one with a duration counts.
-            taken = part.status is Status.MEASURED and own.status is not Status.MEASURED
+            # Of two rows of one run, of which the log does not say which was later, the one with a duration counts.
+            last = self._logged(newest.signature).get(part.run_id, Status.MEASURED)
+            taken = part.status is last and own.status is not last
         else:
             taken = self._order.age(part.run_id) > self._order.age(own.run_id)
         if not taken:
@@ -424,7 +443,7 @@ class TableFold:
 
     def take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
         """Gives a row captured cells if they have a duration and the row has none; returns whether it took them."""
-        names = [name for name in self._table.columns if is_profiling_column(name)]
+        names = [name for name in self.rows.columns if is_profiling_column(name)]
         own = {name: self.rows[name][position] for name in names}
         if _captured_rank(cells) <= _captured_rank(own):
             return False
@@ -439,7 +458,14 @@ class TableFold:
     def _set_duration(self, position: int, part: RunCells) -> bool:
         self._name_run_of_status(position)
         (self._recorded.add if part.is_record else self._recorded.discard)(position)
-        return self.rows.set_cells(position, {**dict.fromkeys(self._columns, ""), **part.cells})
+        return self.rows.set_cells(position, {**dict.fromkeys(self._replayed_columns(), ""), **part.cells})
+
+    def _replayed_columns(self) -> Sequence[str]:
+        """Returns the columns of replayed durations; an earlier duration may have brought further counters."""
+        if self._columns_before != len(self.rows.columns):
+            self._columns_before = len(self.rows.columns)
+            self._replayed = [name for name in self.rows.columns if self._kind.is_replayed(name)]
+        return self._replayed
 
     def _keep_own(self, position: int, by: str) -> None:
         if position not in self._recorded:
@@ -458,7 +484,7 @@ class TableFold:
             self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
 
     def _cells(self, position: int) -> dict[str, str]:
-        return {name: self.rows[name][position] for name in self._table.columns}
+        return {name: self.rows[name][position] for name in self.rows.columns}
 
     def _key(self, part: RunCells | None) -> tuple[Age, float]:
         assert part is not None

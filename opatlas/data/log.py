@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -151,26 +153,32 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse((line for line in _lines(path) if _event_type(line) is None), path)
 
 
-def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
-    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
+def records(database: Database, problems: list[str]) -> Iterator[Record]:
+    """Yields the records of all runs.
 
     Args:
         problems: receives a sentence for each log that cannot be read.
     """
     for run_id in runs(database):
         try:
-            records = read(database, run_id).records
+            yield from read(database, run_id).records
         except OpAtlasError as error:
             problems.append(str(error))
-            continue
-        for record in records:
-            yield record
-            if (launched := record.launched_record()) is not None:
-                yield launched
+
+
+def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
+    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
+
+    `problems` is as for `records`.
+    """
+    for record in records(database, problems):
+        yield record
+        if (launched := record.launched_record()) is not None:
+            yield launched
 
 
 def events(database: Database, problems: list[str]) -> Iterator[tuple[str, Event]]:
-    """Yields the events of all runs, with the run. `problems` is as for `all_records`."""
+    """Yields the events of all runs, with the run. `problems` is as for `records`."""
     for run_id in (*runs(database), COMBINE):
         path = file_path(database, run_id)
         try:
@@ -178,7 +186,7 @@ def events(database: Database, problems: list[str]) -> Iterator[tuple[str, Event
                 if (kind := _event_type(line)) is not None:
                     yield run_id, decode(line, kind, f"{path}:{number}")
         except OpAtlasError as error:
-            # `all_records` may have said so.
+            # `records` may have said so.
             problems += [str(error)] if str(error) not in problems else []
 
 
@@ -186,18 +194,24 @@ def imported(
     database: Database, problems: list[str], why: Literal["replaced", "edited"] = "replaced"
 ) -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
-    for _, event in events(database, problems):
+    for _, event in itertools.chain(events(database, problems), replaced_tables(database, problems)):
         if isinstance(event, Imported) and event.why == why:
             yield event
-    # Earlier versions kept these rows in tables.
-    for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
-        try:
-            frame = read_frame(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
-            continue
-        for cells in row_cells(frame):
-            yield Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
+
+
+def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
+    """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
+    reasons: tuple[Literal["replaced", "edited"], ...] = ("replaced", "edited")
+    for why in reasons:
+        for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
+            try:
+                frame = read_frame(path)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            run_id = path.parent.name.removesuffix(f".{why}")
+            for cells in row_cells(frame):
+                yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
 
 
 def run_order(database: Database, manifests: Mapping[str, Manifest] | None = None) -> RunOrder:
@@ -235,11 +249,9 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._lines: dict[str, Sequence[_RecordFields]] = {}
-        self._samples: dict[str, dict[RowName, list[tuple[float, ...]]]] = {}
-        self._types: dict[str, dict[str, set[str]]] = {}
+        self._records: dict[str, dict[str, dict[str, list[_RecordFields]]]] = {}
         self._imported: set[tuple[str, RowName, str]] | None = None
-        self._statuses: dict[RowName, dict[str, Status]] | None = None
+        self._runs: Sequence[str] | None = None
 
     def explains(self, run_id: str, row: RowName, duration: str) -> bool:
         """Returns whether a run has samples of a row with a stored duration, which is a cell of the row."""
@@ -256,55 +268,76 @@ class Log:
         return (run_id, row, duration) in self._imported
 
     def is_last(self, run_id: str, row: RowName, duration: str) -> bool:
-        """Returns whether a stored duration is that of the last record of a row in a run."""
-        return any(_has_duration(samples, duration) for samples in self._samples_of(run_id, row)[-1:])
+        """Returns whether a stored duration is that of the record of a row in a run that counts."""
+        measured = [each for each in self._counting(run_id, row) if each.measurement is not None]
+        return any(_has_duration(each.measurement.samples_us, duration) for each in measured[-1:] if each.measurement)
 
     def has_duration(self, run_id: str, row: RowName) -> bool:
         """Returns whether a run has samples of a row."""
         return bool(self._samples_of(run_id, row))
 
-    def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
-        """Returns the samples of each record of a row in a run, in the order of time."""
-        if run_id not in self._samples:
-            found = self._samples[run_id] = {}
-            for line in sorted(self._run_lines(run_id), key=lambda line: line.finished_at):
-                if line.measurement is not None:
-                    for name in line.rows():
-                        found.setdefault(name, []).append(line.measurement.samples_us)
-        return self._samples[run_id].get(row, ())
+    def last_at(self, run_id: str, row: RowName, *, launched: bool, measured: bool) -> float:
+        """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
+
+        Args:
+            launched: whether records of other rows count that launched the row.
+            measured: whether only records with samples count.
+        """
+        return max(
+            (
+                each.finished_at
+                for each in self._records_of(run_id, row)
+                if (launched or each.requests(row)) and (not measured or each.measurement is not None)
+            ),
+            default=-math.inf,
+        )
+
+    def has_own(self, run_id: str, row: RowName) -> bool:
+        """Returns whether a run had a row itself, and not only launched it for another one."""
+        return any(each.is_own for each in self._records_of(run_id, row))
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether a run has records of a kernel type, measured or not."""
-        return kernel_type in self._run_signatures(run_id)
+        return kernel_type in self._records_of_run(run_id)
 
     def has_row(self, run_id: str, row: RowName) -> bool:
         """Returns whether a run has a record of a row, measured or not."""
-        return row.signature in self._run_signatures(run_id).get(row.kernel_type, ())
+        return bool(self._records_of(run_id, row))
 
     def statuses(self, row: RowName) -> Mapping[str, Status]:
-        """Returns the status of a row in each run."""
-        if self._statuses is None:
-            self._statuses = {}
-            for run_id in runs(self.database):
-                for line in self._run_lines(run_id):
-                    for name in line.rows():
-                        self._statuses.setdefault(name, {})[run_id] = line.status
-        return self._statuses.get(row, {})
+        """Returns the last status of a row in each run; skipped only if the run did nothing else with the row."""
+        if self._runs is None:
+            self._runs = runs(self.database)
+        found = {}
+        for run_id in self._runs:
+            if statuses := [each.status for each in self._counting(run_id, row)]:
+                found[run_id] = next((each for each in reversed(statuses) if each is not Status.SKIPPED), statuses[-1])
+        return found
 
-    def _run_signatures(self, run_id: str) -> Mapping[str, set[str]]:
-        if run_id not in self._types:
-            types = self._types[run_id] = {}
-            for row in (row for line in self._run_lines(run_id) for row in line.rows()):
-                types.setdefault(row.kernel_type, set()).add(row.signature)
-        return self._types[run_id]
+    def _counting(self, run_id: str, row: RowName) -> Sequence[_RecordFields]:
+        """Returns the records of a row in a run; those of other rows that launched it only if there are no others."""
+        found = self._records_of(run_id, row)
+        return [each for each in found if each.requests(row)] or found
 
-    def _run_lines(self, run_id: str) -> Sequence[_RecordFields]:
-        if run_id not in self._lines:
-            try:
-                self._lines[run_id] = list(_read_lines(file_path(self.database, run_id)))
-            except OpAtlasError:
-                self._lines[run_id] = ()
-        return self._lines[run_id]
+    def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
+        """Returns the samples of each record of a row in a run, in the order of time."""
+        records = self._records_of(run_id, row)
+        return [each.measurement.samples_us for each in records if each.measurement is not None]
+
+    def _records_of(self, run_id: str, row: RowName) -> Sequence[_RecordFields]:
+        """Returns the records of a row in a run, in the order of time."""
+        return self._records_of_run(run_id).get(row.kernel_type, {}).get(row.signature, ())
+
+    def _records_of_run(self, run_id: str) -> Mapping[str, Mapping[str, Sequence[_RecordFields]]]:
+        """Returns the records of a run by kernel type and signature."""
+        if run_id not in self._records:
+            found = self._records[run_id] = {}
+            with suppress(OpAtlasError):
+                lines = list(_read_lines(file_path(self.database, run_id)))
+                for line in sorted(lines, key=lambda line: line.finished_at):
+                    for row in line.rows():
+                        found.setdefault(row.kernel_type, {}).setdefault(row.signature, []).append(line)
+        return self._records[run_id]
 
 
 def _has_duration(samples_us: Sequence[float], cell: str) -> bool:
@@ -333,6 +366,15 @@ class _RecordFields:
     status: Status
     finished_at: float
     measurement: _MeasurementFields | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether no other kernel was launched."""
+        return self.measurement is None or self.measurement.ran_as is None
+
+    def requests(self, row: RowName) -> bool:
+        """Returns whether this is a record of a row itself, whatever was launched."""
+        return self.is_own or row == RowName(self.kernel_type, signature(self.kernel_type, self.cells))
 
     def rows(self) -> Iterator[RowName]:
         """Yields the requested row, and the launched row if it differs.  Signatures are computed from the cells."""

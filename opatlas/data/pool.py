@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from opatlas.data import log
-from opatlas.data.candidates import RunCells
+from opatlas.data.candidates import RunCells, candidates_of_records
 from opatlas.data.cells import duration_cells, microseconds, status_cells
 from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database
@@ -176,10 +176,11 @@ def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -
 def _durations(database: Database, problems: list[str]) -> Durations:
     """Returns the durations in the log of a database."""
     durations: Durations = {}
-    for record in log.all_records(database, problems):
-        if record.measurement is not None:
-            row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
-            row[record.run_id] = _record_duration(record)
+    for candidates in candidates_of_records(log.records(database, problems), ()).values():
+        for candidate in candidates:
+            if (record := candidate.record) is not None and record.measurement is not None:
+                row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
+                row[record.run_id] = _record_duration(record)
     for kept in log.imported(database, problems):
         there = durations.setdefault(RowName(kept.kernel_type, signature(kept.kernel_type, kept.row)), {})
         for run_id, duration in _row_durations(kept.row):

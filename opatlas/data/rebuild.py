@@ -168,7 +168,8 @@ def _explained(table: RowTable, known: Log) -> list[int]:
             is_known = known.has_duration(run_id, row)
         else:
             named = of_status or run_id
-            is_known = not named or known.has_row(named, row)
+            # Cells of no run are of another tool, or of a person.
+            is_known = bool(named) and known.has_row(named, row)
         if is_known:
             found.append(position)
     return found
