@@ -265,8 +265,7 @@ def clear_edited_rows(
         edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
             found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
-            for name in filter(is_profiling_column, columns):
-                rows.edit[name][at] = ""
+            rows.edit.set_cells(at, dict.fromkeys(filter(is_profiling_column, columns), ""))
         if edited:
             rows.fold.write(database)
     return found

@@ -221,13 +221,14 @@ class TableEdit:
         self._frame = frame
         self._columns = [str(name) for name in (frame.columns if columns is None else columns)]
         self._taken: dict[str, list[str]] = {}
+        self._changed: set[str] = set()
         self._appended: list[Mapping[str, str]] = []
 
     def __len__(self) -> int:
         return len(self._frame) + len(self._appended)
 
     def __getitem__(self, name: str) -> list[str]:
-        """Returns the cells of a column, to be read or changed in place; empty cells if the column is missing."""
+        """Returns the cells of a column, which `set_cells` alone changes; empty cells if the column is missing."""
         cells = self._taken.get(name)
         if cells is None:
             cells = column_cells(self._frame, name)
@@ -242,6 +243,7 @@ class TableEdit:
             column = self._taken.get(name) or self[name]
             if column[position] != cell:
                 column[position] = cell
+                self._changed.add(name)
                 changed = True
         return changed
 
@@ -267,7 +269,7 @@ class TableEdit:
         if self._frame.empty:
             only: pd.DataFrame = pd.DataFrame({name: cells.get(name, appended[name]) for name in columns}, dtype=object)
             return only
-        changed = {name: column[: len(self._frame)] for name, column in cells.items()}
+        changed = {name: column[: len(self._frame)] for name, column in cells.items() if name in self._changed}
         frame: pd.DataFrame = self._frame.assign(**changed).reindex(columns=columns, fill_value="")
         if self._appended:
             added = pd.DataFrame(

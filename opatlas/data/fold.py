@@ -116,6 +116,7 @@ class TableFold:
         self.kernel_type = table.kernel_type
         self.rows = TableEdit(table.frame)
         self.positions = positions_by_key(table.signatures)
+        self._signatures = [*table.signatures]
         self._table = table
         self._order = order or RunOrder()
         self._log = log
@@ -171,7 +172,9 @@ class TableFold:
             cells = {**cells, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if not cells.get(name)}}
         # A column that the CSV lacks is added only for a cell.
         position = self.rows.append({key: cell for key, cell in cells.items() if cell or key in self._table.columns})
-        self.positions.setdefault(name or signature(self.kernel_type, cells), []).append(position)
+        name = name or signature(self.kernel_type, cells)
+        self.positions.setdefault(name, []).append(position)
+        self._signatures.append(name)
         return position
 
     def append_missing(self, rows: Iterable[Mapping[str, str]], pruned: Collection[str]) -> int:
@@ -309,7 +312,7 @@ class TableFold:
             return False
         # Two rows of one run differ if the run measured the row twice: the later record counts.
         column = self._kind.duration_columns[0]
-        name = RowName(self.kernel_type, signature(self.kernel_type, self._cells(position)))
+        name = RowName(self.kernel_type, self._signatures[position])
         return self._log.is_last(part.run_id, name, part.cells.get(column, ""))
 
     def _fold_status(
@@ -439,20 +442,25 @@ class TableFold:
         return self.rows.set_cells(position, {**dict.fromkeys(self._columns, ""), **part.cells})
 
     def _keep_own(self, position: int, by: str) -> None:
-        if position not in self._recorded:
+        names = RUN_ID, self._kind.duration_columns[0]
+        own = {name: self.rows[name][position] for name in names}
+        if position not in self._recorded and not self._is_kept(self._signatures[position], own):
             self._keep(self._by or by, self._cells(position))
 
     def _keep(self, by: str, cells: Mapping[str, str], *, edited: bool = False) -> None:
         """Has the log keep the duration of a row, unless a record explains it."""
-        if self._log is None:
-            return
-        name = RowName(self.kernel_type, signature(self.kernel_type, cells))
-        run_id, duration = cells.get(RUN_ID, ""), cells.get(self._kind.duration_columns[0], "")
-        is_kept = self._log.explains(run_id, name, duration) or self._log.has_imported(run_id, name, duration)
-        if edited or not is_kept:
+        if self._log is not None and (edited or not self._is_kept(signature(self.kernel_type, cells), cells)):
             row = {column: cell for column, cell in cells.items() if cell}
             why: Literal["replaced", "edited"] = "edited" if edited else "replaced"
             self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
+
+    def _is_kept(self, name: str, cells: Mapping[str, str]) -> bool:
+        """Returns whether the log has the duration of a row."""
+        if self._log is None:
+            return False
+        row, run_id = RowName(self.kernel_type, name), cells.get(RUN_ID, "")
+        duration = cells.get(self._kind.duration_columns[0], "")
+        return self._log.explains(run_id, row, duration) or self._log.has_imported(run_id, row, duration)
 
     def _cells(self, position: int) -> dict[str, str]:
         return {name: self.rows[name][position] for name in self._table.columns}

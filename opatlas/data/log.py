@@ -12,10 +12,12 @@ import itertools
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
 
 from opatlas.data import journal
 from opatlas.data.cells import microseconds
@@ -25,12 +27,13 @@ from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
+from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import RUN_ID, Status
 from opatlas.row.quality import typical_mean
 from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.row_kind import row_kind
 from opatlas.row.signature import row_cells, signature
-from opatlas.typed_json import decode, json_line
+from opatlas.typed_json import DecodeError, decode, json_line
 
 _SUFFIX = ".jsonl.gz"
 _REMEDY = "move it away, or restore it"
@@ -87,6 +90,8 @@ _EVENTS: Mapping[bytes, type[Imported] | type[Pooled] | type[ClocksAhead]] = {
     b'{"kind":"pooled"': Pooled,
     b'{"kind":"clocks-ahead"': ClocksAhead,
 }
+#: What the lines of all events begin with, and no record.
+_ANY_EVENT = b'{"kind":'
 
 
 def file_path(database: Database, run_id: str) -> Path:
@@ -224,6 +229,8 @@ def start_of_run(database: Database, run_id: str, now: float) -> float:
 
 
 def _event_type(line: bytes) -> type[Imported] | type[Pooled] | type[ClocksAhead] | None:
+    if not line.startswith(_ANY_EVENT):
+        return None
     return next((kind for start, kind in _EVENTS.items() if line.startswith(start)), None)
 
 
@@ -235,8 +242,8 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._lines: dict[str, Sequence[_RecordFields]] = {}
-        self._samples: dict[str, dict[RowName, list[tuple[float, ...]]]] = {}
+        self._rows: dict[str, Sequence[_LoggedRow]] = {}
+        self._samples: dict[str, dict[RowName, list[msgspec.Raw]]] = {}
         self._types: dict[str, dict[str, set[str]]] = {}
         self._imported: set[tuple[str, RowName, str]] | None = None
         self._statuses: dict[RowName, dict[str, Status]] | None = None
@@ -267,11 +274,13 @@ class Log:
         """Returns the samples of each record of a row in a run, in the order of time."""
         if run_id not in self._samples:
             found = self._samples[run_id] = {}
-            for line in sorted(self._run_lines(run_id), key=lambda line: line.finished_at):
-                if line.measurement is not None:
-                    for name in line.rows():
-                        found.setdefault(name, []).append(line.measurement.samples_us)
-        return self._samples[run_id].get(row, ())
+            for each in sorted(self._run_rows(run_id), key=lambda each: each.finished_at):
+                if each.samples_us is not None:
+                    found.setdefault(each.name, []).append(each.samples_us)
+        try:
+            return [decode(text, _Samples, "samples") for text in self._samples[run_id].get(row, ())]
+        except DecodeError:
+            return ()
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether a run has records of a kernel type, measured or not."""
@@ -286,25 +295,25 @@ class Log:
         if self._statuses is None:
             self._statuses = {}
             for run_id in runs(self.database):
-                for line in self._run_lines(run_id):
-                    for name in line.rows():
-                        self._statuses.setdefault(name, {})[run_id] = line.status
+                for each in self._run_rows(run_id):
+                    self._statuses.setdefault(each.name, {})[run_id] = each.status
         return self._statuses.get(row, {})
 
     def _run_signatures(self, run_id: str) -> Mapping[str, set[str]]:
         if run_id not in self._types:
             types = self._types[run_id] = {}
-            for row in (row for line in self._run_lines(run_id) for row in line.rows()):
-                types.setdefault(row.kernel_type, set()).add(row.signature)
+            for each in self._run_rows(run_id):
+                types.setdefault(each.name.kernel_type, set()).add(each.name.signature)
         return self._types[run_id]
 
-    def _run_lines(self, run_id: str) -> Sequence[_RecordFields]:
-        if run_id not in self._lines:
+    def _run_rows(self, run_id: str) -> Sequence[_LoggedRow]:
+        if run_id not in self._rows:
             try:
-                self._lines[run_id] = list(_read_lines(file_path(self.database, run_id)))
+                with gc_paused():
+                    self._rows[run_id] = list(_read_rows(file_path(self.database, run_id)))
             except OpAtlasError:
-                self._lines[run_id] = ()
-        return self._lines[run_id]
+                self._rows[run_id] = ()
+        return self._rows[run_id]
 
 
 def _has_duration(samples_us: Sequence[float], cell: str) -> bool:
@@ -312,44 +321,57 @@ def _has_duration(samples_us: Sequence[float], cell: str) -> bool:
     return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
 
 
-@dataclass(frozen=True)
-class _LaunchedFields:
+_Samples = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+
+
+class _LoggedRow(NamedTuple):
+    """A row in a record. Of the samples it has the text, because most are not asked for."""
+
+    name: RowName
+    status: Status
+    finished_at: float
+    samples_us: msgspec.Raw | None
+
+
+class _LaunchedFields(msgspec.Struct):
     kernel_type: str
-    cells: Mapping[str, str] = field(default_factory=dict)
+    cells: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class _MeasurementFields:
-    samples_us: tuple[float, ...]
+class _MeasurementFields(msgspec.Struct):
+    samples_us: msgspec.Raw
     ran_as: _LaunchedFields | None = None
 
 
-@dataclass(frozen=True)
-class _RecordFields:
+class _RecordFields(msgspec.Struct):
     """The fields of a record that name its rows, and its samples; decoding only these is faster."""
 
     kernel_type: str
-    cells: Mapping[str, str]
+    cells: dict[str, str]
     status: Status
     finished_at: float
     measurement: _MeasurementFields | None = None
 
-    def rows(self) -> Iterator[RowName]:
-        """Yields the requested row, and the launched row if it differs.  Signatures are computed from the cells."""
-        yield RowName(self.kernel_type, signature(self.kernel_type, self.cells))
-        ran_as = self.measurement.ran_as if self.measurement is not None else None
+
+def _read_rows(path: Path) -> Iterator[_LoggedRow]:
+    """Yields the rows of a log: of each record the requested row, and the launched one if it differs.
+
+    Signatures are computed from the cells. Raises OpAtlasError.
+    """
+    for number, line in enumerate(_lines(path) if path.exists() else (), start=1):
+        if number == 1 or _event_type(line) is not None:
+            continue
+        record = decode(line, _RecordFields, f"{path}:{number}")
+        measurement = record.measurement
+        # A part of a line keeps the whole line in memory, a copy does not.
+        samples = None if measurement is None else measurement.samples_us.copy()
+        ran_as = None if measurement is None else measurement.ran_as
+        cases = [(record.kernel_type, record.cells)]
         if ran_as is not None:
-            yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or self.cells))
-
-
-def _read_lines(path: Path) -> Iterator[_RecordFields]:
-    """Yields the records of a log, reduced to `_RecordFields`. Raises OpAtlasError."""
-    if path.exists():
-        seen = set[bytes]()
-        for number, line in enumerate(_lines(path), start=1):
-            if number > 1 and line not in seen and _event_type(line) is None:
-                seen.add(line)
-                yield decode(line, _RecordFields, f"{path}:{number}")
+            cases.append((ran_as.kernel_type, ran_as.cells or record.cells))
+        for kernel_type, cells in cases:
+            name = RowName(kernel_type, signature(kernel_type, cells))
+            yield _LoggedRow(name, record.status, record.finished_at, samples)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -17,9 +17,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from opatlas.data.database import Database
-from tests.benchmarks.children import ROOT, Cost, load, measure
-from tests.benchmarks.databases import add_records, write_adds, write_run
+from tests.benchmarks.children import ROOT, Cost, apart, load, measure
+from tests.benchmarks.databases import write_adds, write_run
 
 TARGET_S, TARGET_MB, TARGET_RATIO = 5, 700, 1.2
 _EARLIER, _LATER = "20261101T000000-aaaaaa", "20261102T000000-bbbbbb"
@@ -43,12 +42,12 @@ def main() -> int:
         bare = write_adds(Path(folder, "bare"), arguments.rows, counters=True).parent
         target = Path(folder, "target")
         shutil.copytree(bare, target)
-        write_run(Database(target), _EARLIER, list(add_records(Database(target), _EARLIER, samples=30)))
+        apart(write_run, target, _EARLIER, samples=30)
         commands: dict[str, tuple[Path, Callable[[Path], list[str]]]] = {}
         for name, every in (("some", arguments.rows // arguments.differing), ("all", 1)):
             source = Path(folder, name)
             shutil.copytree(target, source)
-            write_run(Database(source), _LATER, list(add_records(Database(source), _LATER, samples=3, every=every)))
+            apart(write_run, source, _LATER, samples=3, every=every)
             commands[f"combine, {name} rows differ"] = target, _combine(source)
         commands["restore, nothing to do"] = target, _restore
         lost = Path(folder, "lost")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def measure(command: Sequence[str], checkout: Path = ROOT) -> Cost:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command))
     return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def apart(function: Callable[..., object], *arguments: object, **named: object) -> None:
+    """Calls a function in a process of its own: the peak memory of a child is at least what its parent has used."""
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments, kwargs=named)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def load() -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from opatlas.data import log
 from opatlas.data.database import Database
-from opatlas.data.journal import JournalHeader
+from opatlas.data.journal import Journal, JournalHeader
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.columns import (
@@ -56,7 +56,18 @@ def add_records(database: Database, run_id: str, *, samples: int, every: int = 1
         yield Record("Add", signature, cells, Status.MEASURED, "", run_id, float(number), measurement)
 
 
-def write_run(database: Database, run_id: str, records: Sequence[Record]) -> None:
-    """Leaves a run of some records in a database, as a session does: in the CSV and in the log."""
+def write_run(folder: Path, run_id: str, *, samples: int, every: int = 1) -> None:
+    """Leaves a run with `add_records` in a database, as a session does: in the CSV and in the log."""
+    database = Database(folder)
+    records = list(add_records(database, run_id, samples=samples, every=every))
     assert not write_back(database, records, UpdateMode.ALL, prune=False).problems
     log.add(database, JournalHeader(run_id, UpdateMode.ALL.value, prune=False), records)
+
+
+def write_journal(folder: Path, run_id: str, *, samples: int, every: int = 1) -> None:
+    """Leaves a journal with `add_records` in a database, as a killed session does."""
+    database = Database(folder)
+    journal = Journal(database, JournalHeader(run_id, UpdateMode.ALL.value, prune=False))
+    for record in add_records(database, run_id, samples=samples, every=every):
+        journal.append(record.to_json())
+    journal.close()
