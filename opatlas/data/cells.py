@@ -247,6 +247,22 @@ class TableEdit:
                 changed = True
         return changed
 
+    def empty(self, positions: Sequence[int], columns: Iterable[str]) -> None:
+        """Empties the cells of some rows in some columns."""
+        for name in columns:
+            cells = self[name]
+            self._changed.add(name)
+            for position in positions:
+                cells[position] = ""
+
+    def changed(self) -> list[int]:
+        """Returns the positions of the rows of which a cell differs from what it was, without appended rows."""
+        found: set[int] = set()
+        for name in self._changed:
+            pairs = zip(column_cells(self._frame, name), self._taken[name], strict=False)
+            found.update(position for position, (before, after) in enumerate(pairs) if before != after)
+        return sorted(found)
+
     def append(self, row: Mapping[str, str]) -> int:
         """Adds a row at the end; returns its position."""
         for name, cells in self._taken.items():

@@ -202,12 +202,11 @@ class TableFold:
         if self.has_duration(position):
             self._keep(self._by, self._cells(position), edited=True)
         self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self._table.columns), ""))
-        self.clear_measured(position)
+        self.clear_measured([position])
 
-    def clear_measured(self, position: int) -> None:
-        """Empties duration and status of a row, which its runs bring again."""
-        names = [name for name in self._table.columns if self._kind.is_measured(name)]
-        self.rows.set_cells(position, dict.fromkeys(names, ""))
+    def clear_measured(self, positions: Sequence[int]) -> None:
+        """Empties duration and status of rows, which their runs bring again."""
+        self.rows.empty(positions, filter(self._kind.is_measured, self._table.columns))
 
     def prune(self, reasons: Mapping[int, str]) -> None:
         """Moves rows to the pruned ones, each with its reason."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
+from sys import intern
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -242,11 +243,10 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._rows: dict[str, Sequence[_LoggedRow]] = {}
-        self._samples: dict[str, dict[RowName, list[msgspec.Raw]]] = {}
-        self._types: dict[str, dict[str, set[str]]] = {}
+        self._runs: dict[str, _LoggedRun] = {}
+        self._types: dict[str, set[str]] = {}
         self._imported: set[tuple[str, RowName, str]] | None = None
-        self._statuses: dict[RowName, dict[str, Status]] | None = None
+        self._run_ids: list[str] | None = None
 
     def explains(self, run_id: str, row: RowName, duration: str) -> bool:
         """Returns whether a run has samples of a row with a stored duration, which is a cell of the row."""
@@ -272,48 +272,41 @@ class Log:
 
     def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
         """Returns the samples of each record of a row in a run, in the order of time."""
-        if run_id not in self._samples:
-            found = self._samples[run_id] = {}
-            for each in sorted(self._run_rows(run_id), key=lambda each: each.finished_at):
-                if each.samples_us is not None:
-                    found.setdefault(each.name, []).append(each.samples_us)
+        rows = [each for each in self._run(run_id).get(row, ()) if each.samples_us is not None]
         try:
-            return [decode(text, _Samples, "samples") for text in self._samples[run_id].get(row, ())]
+            in_time = sorted(rows, key=lambda each: each.finished_at)
+            return [decode(each.samples_us or b"", _Samples, "samples") for each in in_time]
         except DecodeError:
             return ()
 
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether a run has records of a kernel type, measured or not."""
-        return kernel_type in self._run_signatures(run_id)
+        if run_id not in self._types:
+            self._types[run_id] = {row.kernel_type for row in self._run(run_id)}
+        return kernel_type in self._types[run_id]
 
     def has_row(self, run_id: str, row: RowName) -> bool:
         """Returns whether a run has a record of a row, measured or not."""
-        return row.signature in self._run_signatures(run_id).get(row.kernel_type, ())
+        return row in self._run(run_id)
 
     def statuses(self, row: RowName) -> Mapping[str, Status]:
         """Returns the status of a row in each run."""
-        if self._statuses is None:
-            self._statuses = {}
-            for run_id in runs(self.database):
-                for each in self._run_rows(run_id):
-                    self._statuses.setdefault(each.name, {})[run_id] = each.status
-        return self._statuses.get(row, {})
+        if self._run_ids is None:
+            self._run_ids = runs(self.database)
+        found = {run_id: self._run(run_id).get(row) for run_id in self._run_ids}
+        return {run_id: logged[-1].status for run_id, logged in found.items() if logged}
 
-    def _run_signatures(self, run_id: str) -> Mapping[str, set[str]]:
-        if run_id not in self._types:
-            types = self._types[run_id] = {}
-            for each in self._run_rows(run_id):
-                types.setdefault(each.name.kernel_type, set()).add(each.name.signature)
-        return self._types[run_id]
-
-    def _run_rows(self, run_id: str) -> Sequence[_LoggedRow]:
-        if run_id not in self._rows:
+    def _run(self, run_id: str) -> _LoggedRun:
+        if run_id not in self._runs:
+            found: _LoggedRun = {}
             try:
                 with gc_paused():
-                    self._rows[run_id] = list(_read_rows(file_path(self.database, run_id)))
+                    for row, logged in _read_rows(file_path(self.database, run_id)):
+                        found.setdefault(row, []).append(logged)
             except OpAtlasError:
-                self._rows[run_id] = ()
-        return self._rows[run_id]
+                found = {}
+            self._runs[run_id] = found
+        return self._runs[run_id]
 
 
 def _has_duration(samples_us: Sequence[float], cell: str) -> bool:
@@ -325,12 +318,15 @@ _Samples = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
 
 
 class _LoggedRow(NamedTuple):
-    """A row in a record. Of the samples it has the text, because most are not asked for."""
+    """What a record says of a row. Of the samples it has the text, because most are not asked for."""
 
-    name: RowName
     status: Status
     finished_at: float
-    samples_us: msgspec.Raw | None
+    samples_us: bytes | None
+
+
+#: The rows of a run, in the order of its records.
+_LoggedRun = dict[RowName, list[_LoggedRow]]
 
 
 class _LaunchedFields(msgspec.Struct):
@@ -353,7 +349,7 @@ class _RecordFields(msgspec.Struct):
     measurement: _MeasurementFields | None = None
 
 
-def _read_rows(path: Path) -> Iterator[_LoggedRow]:
+def _read_rows(path: Path) -> Iterator[tuple[RowName, _LoggedRow]]:
     """Yields the rows of a log: of each record the requested row, and the launched one if it differs.
 
     Signatures are computed from the cells. Raises OpAtlasError.
@@ -362,16 +358,13 @@ def _read_rows(path: Path) -> Iterator[_LoggedRow]:
         if number == 1 or _event_type(line) is not None:
             continue
         record = decode(line, _RecordFields, f"{path}:{number}")
-        measurement = record.measurement
-        # A part of a line keeps the whole line in memory, a copy does not.
-        samples = None if measurement is None else measurement.samples_us.copy()
-        ran_as = None if measurement is None else measurement.ran_as
-        cases = [(record.kernel_type, record.cells)]
-        if ran_as is not None:
-            cases.append((ran_as.kernel_type, ran_as.cells or record.cells))
-        for kernel_type, cells in cases:
-            name = RowName(kernel_type, signature(kernel_type, cells))
-            yield _LoggedRow(name, record.status, record.finished_at, samples)
+        measurement, kernel_type = record.measurement, intern(record.kernel_type)
+        samples = None if measurement is None else bytes(measurement.samples_us)
+        logged = _LoggedRow(record.status, record.finished_at, samples)
+        yield RowName(kernel_type, signature(kernel_type, record.cells)), logged
+        if measurement is not None and (ran_as := measurement.ran_as) is not None:
+            cells = ran_as.cells or record.cells
+            yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, cells)), logged
 
 
 def _lines(path: Path) -> Iterator[bytes]:
