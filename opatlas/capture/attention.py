@@ -309,15 +309,11 @@ class _AttentionRows:
     def _set(self, position: int, values: CallValues) -> bool:
         """Fills the empty cells of a row. Returns whether there were any."""
         before = self._case(position)
-        changed = False
-        for name, text in values.cells().items():
-            column = self.edit[name]
-            if text and not column[position].strip():
-                column[position] = text
-                changed = True
+        found = {name: text for name, text in values.cells().items() if text and not self.edit[name][position].strip()}
+        changed = self.edit.set_cells(position, found)
         now = {name: self.edit[name][position] for name in values.cells()}
         if changed or not self.edit[COMPLETENESS][position]:
-            self.edit[COMPLETENESS][position] = _completeness(now)
+            self.edit.set_cells(position, {COMPLETENESS: _completeness(now)})
         if self._case(position) != before:
             if valid_duration(self.edit[AVERAGE][position]) is not None:
                 self.measured.append(position)

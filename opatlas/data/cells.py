@@ -221,6 +221,7 @@ class TableEdit:
         self._frame = frame
         self._columns = [str(name) for name in (frame.columns if columns is None else columns)]
         self._taken: dict[str, list[str]] = {}
+        self._changed: set[str] = set()
         self._appended: list[Mapping[str, str]] = []
         self._names = dict.fromkeys(self._columns)
 
@@ -233,7 +234,7 @@ class TableEdit:
         return len(self._frame) + len(self._appended)
 
     def __getitem__(self, name: str) -> list[str]:
-        """Returns the cells of a column, to be read or changed in place; empty cells if the column is missing."""
+        """Returns the cells of a column, which `set_cells` alone changes; empty cells if the column is missing."""
         cells = self._taken.get(name)
         if cells is None:
             cells = column_cells(self._frame, name)
@@ -249,8 +250,25 @@ class TableEdit:
             column = self._taken.get(name) or self[name]
             if column[position] != cell:
                 column[position] = cell
+                self._changed.add(name)
                 changed = True
         return changed
+
+    def empty(self, positions: Sequence[int], columns: Iterable[str]) -> None:
+        """Empties the cells of some rows in some columns."""
+        for name in columns:
+            cells = self[name]
+            self._changed.add(name)
+            for position in positions:
+                cells[position] = ""
+
+    def changed(self) -> list[int]:
+        """Returns the positions of the rows of which a cell differs from what it was, without appended rows."""
+        found: set[int] = set()
+        for name in self._changed:
+            pairs = zip(column_cells(self._frame, name), self._taken[name], strict=False)
+            found.update(position for position, (before, after) in enumerate(pairs) if before != after)
+        return sorted(found)
 
     def append(self, row: Mapping[str, str]) -> int:
         """Adds a row at the end; returns its position."""
@@ -275,7 +293,7 @@ class TableEdit:
         if self._frame.empty:
             only: pd.DataFrame = pd.DataFrame({name: cells.get(name, appended[name]) for name in columns}, dtype=object)
             return only
-        changed = {name: column[: len(self._frame)] for name, column in cells.items()}
+        changed = {name: column[: len(self._frame)] for name, column in cells.items() if name in self._changed}
         frame: pd.DataFrame = self._frame.assign(**changed).reindex(columns=columns, fill_value="")
         if self._appended:
             added = pd.DataFrame(

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from opatlas.data.candidates import Candidate, RunCells, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
-from opatlas.data.log import Imported, Log, add_events
+from opatlas.data.log import Imported, add_events
+from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import Age, RunOrder
 from opatlas.data.pruned import PRUNED_REASON, add_pruned
 from opatlas.row.columns import (
@@ -118,6 +119,7 @@ class TableFold:
         self.kernel_type = table.kernel_type
         self.rows = TableEdit(table.frame)
         self.positions = positions_by_key(table.signatures)
+        self._signatures = [*table.signatures]
         self._table = table
         self._order = order or RunOrder()
         self._log = log
@@ -177,7 +179,9 @@ class TableFold:
                 cells = {**cells, shapes: EMPTY_SHAPE}
         # A column that the CSV lacks is added only for a cell.
         position = self.rows.append({key: cell for key, cell in cells.items() if cell or key in self._table.columns})
-        self.positions.setdefault(name or signature(self.kernel_type, cells), []).append(position)
+        name = name or signature(self.kernel_type, cells)
+        self.positions.setdefault(name, []).append(position)
+        self._signatures.append(name)
         return position
 
     def append_missing(self, rows: Iterable[Mapping[str, str]], pruned: Collection[str]) -> int:
@@ -205,14 +209,14 @@ class TableFold:
         if self.has_duration(position):
             self._keep(self._by, self._cells(position), edited=True)
         self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self.rows.columns), ""))
-        self.clear_measured(position)
+        self.clear_measured([position])
 
-    def clear_measured(self, position: int) -> None:
-        """Empties duration and status of a row, which its runs bring again. A text that is no duration stays."""
+    def clear_measured(self, positions: Sequence[int]) -> None:
+        """Empties duration and status of rows, which their runs bring again. A text that is no duration stays."""
         column = self._kind.duration_columns[0]
-        kept = () if self.has_duration(position) else (column,)
-        names = [name for name in self.rows.columns if self._kind.is_measured(name) and name not in kept]
-        self.rows.set_cells(position, dict.fromkeys(names, ""))
+        names = [name for name in self.rows.columns if self._kind.is_measured(name)]
+        self.rows.empty([at for at in positions if self.has_duration(at)], [column])
+        self.rows.empty(positions, [name for name in names if name != column])
 
     def prune(self, reasons: Mapping[int, str]) -> None:
         """Moves rows to the pruned ones, each with its reason."""
@@ -468,20 +472,25 @@ class TableFold:
         return self._replayed
 
     def _keep_own(self, position: int, by: str) -> None:
-        if position not in self._recorded:
+        names = RUN_ID, self._kind.duration_columns[0]
+        own = {name: self.rows[name][position] for name in names}
+        if position not in self._recorded and not self._is_kept(self._signatures[position], own):
             self._keep(self._by or by, self._cells(position))
 
     def _keep(self, by: str, cells: Mapping[str, str], *, edited: bool = False) -> None:
         """Has the log keep the duration of a row, unless a record explains it."""
-        if self._log is None:
-            return
-        name = RowName(self.kernel_type, signature(self.kernel_type, cells))
-        run_id, duration = cells.get(RUN_ID, ""), cells.get(self._kind.duration_columns[0], "")
-        is_kept = self._log.explains(run_id, name, duration) or self._log.has_imported(run_id, name, duration)
-        if edited or not is_kept:
+        if self._log is not None and (edited or not self._is_kept(signature(self.kernel_type, cells), cells)):
             row = {column: cell for column, cell in cells.items() if cell}
             why: Literal["replaced", "edited"] = "edited" if edited else "replaced"
             self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
+
+    def _is_kept(self, name: str, cells: Mapping[str, str]) -> bool:
+        """Returns whether the log has the duration of a row."""
+        if self._log is None:
+            return False
+        row, run_id = RowName(self.kernel_type, name), cells.get(RUN_ID, "")
+        duration = cells.get(self._kind.duration_columns[0], "")
+        return self._log.explains(run_id, row, duration) or self._log.has_imported(run_id, row, duration)
 
     def _cells(self, position: int) -> dict[str, str]:
         return {name: self.rows[name][position] for name in self.rows.columns}

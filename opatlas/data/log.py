@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
 from typing import Literal
 
 from opatlas.data import journal
-from opatlas.data.cells import microseconds
 from opatlas.data.csv_files import read_frame, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.row.columns import RUN_ID, Status
-from opatlas.row.quality import typical_mean
-from opatlas.row.record import Record, RowName, is_run_id
-from opatlas.row.row_kind import row_kind
-from opatlas.row.signature import row_cells, signature
+from opatlas.row.record import Record, is_run_id
+from opatlas.row.signature import row_cells
 from opatlas.typed_json import decode, json_line
 
 _SUFFIX = ".jsonl.gz"
@@ -89,6 +82,8 @@ _EVENTS: Mapping[bytes, type[Imported] | type[Pooled] | type[ClocksAhead]] = {
     b'{"kind":"pooled"': Pooled,
     b'{"kind":"clocks-ahead"': ClocksAhead,
 }
+#: What the lines of all events begin with, and no record.
+_ANY_EVENT = b'{"kind":'
 
 
 def file_path(database: Database, run_id: str) -> Path:
@@ -101,7 +96,7 @@ def file_path(database: Database, run_id: str) -> Path:
 def runs(database: Database) -> list[str]:
     """Returns the run ids that have a log, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
-    # The samples of ingests have another format (opatlas/capture/samples.py).
+    # The samples of ingests have another format (opatlas/capture/manifest.py).
     return sorted(stem for stem in stems if stem != COMBINE and not stem.startswith(INGEST_PREFIX))
 
 
@@ -136,7 +131,7 @@ def _event_line(event: Event) -> bytes:
 
 def _add_lines(database: Database, header: JournalHeader, new: Sequence[bytes]) -> None:
     path = file_path(database, header.run_id)
-    there = list(_lines(path)) if path.exists() else [journal.line(asdict(header))]
+    there = list(read_lines(path)) if path.exists() else [journal.line(asdict(header))]
     lines = dict.fromkeys([*there, *new])
     if len(lines) > len(there):
         write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))
@@ -150,7 +145,7 @@ def read(database: Database, run_id: str) -> JournalContents:
         DamagedLog: the file cannot be read.
     """
     path = file_path(database, run_id)
-    return journal.parse((line for line in _lines(path) if _event_type(line) is None), path)
+    return journal.parse((line for line in read_lines(path) if event_type(line) is None), path)
 
 
 def records(database: Database, problems: list[str]) -> Iterator[Record]:
@@ -182,8 +177,8 @@ def events(database: Database, problems: list[str]) -> Iterator[tuple[str, Event
     for run_id in (*runs(database), COMBINE):
         path = file_path(database, run_id)
         try:
-            for number, line in enumerate(_lines(path) if path.exists() else (), start=1):
-                if (kind := _event_type(line)) is not None:
+            for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
+                if (kind := event_type(line)) is not None:
                     yield run_id, decode(line, kind, f"{path}:{number}")
         except OpAtlasError as error:
             # `records` may have said so.
@@ -237,165 +232,15 @@ def start_of_run(database: Database, run_id: str, now: float) -> float:
     return max([now, *(started_at + _STEP_S for started_at in starts)])
 
 
-def _event_type(line: bytes) -> type[Imported] | type[Pooled] | type[ClocksAhead] | None:
+def event_type(line: bytes) -> type[Imported] | type[Pooled] | type[ClocksAhead] | None:
+    """Returns the type of the event in a line; None for a record."""
+    if not line.startswith(_ANY_EVENT):
+        return None
     return next((kind for start, kind in _EVENTS.items() if line.startswith(start)), None)
 
 
-class Log:
-    """Looks up rows in the log of a database. The file of a run is read when it is first needed.
-
-    A file that cannot be read counts as empty.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self._records: dict[str, dict[str, dict[str, list[_RecordFields]]]] = {}
-        self._imported: set[tuple[str, RowName, str]] | None = None
-        self._runs: Sequence[str] | None = None
-
-    def explains(self, run_id: str, row: RowName, duration: str) -> bool:
-        """Returns whether a run has samples of a row with a stored duration, which is a cell of the row."""
-        return any(_has_duration(samples, duration) for samples in self._samples_of(run_id, row))
-
-    def has_imported(self, run_id: str, row: RowName, duration: str) -> bool:
-        """Returns whether the log keeps a duration that a fold replaced, of a row that names a run."""
-        if self._imported is None:
-            self._imported = {
-                (each.row.get(RUN_ID, ""), RowName(each.kernel_type, signature(each.kernel_type, each.row)), cell)
-                for each in imported(self.database, [])
-                if (cell := each.row.get(row_kind(each.kernel_type).duration_columns[0], ""))
-            }
-        return (run_id, row, duration) in self._imported
-
-    def is_last(self, run_id: str, row: RowName, duration: str) -> bool:
-        """Returns whether a stored duration is that of the record of a row in a run that counts."""
-        measured = [each for each in self._counting(run_id, row) if each.measurement is not None]
-        return any(_has_duration(each.measurement.samples_us, duration) for each in measured[-1:] if each.measurement)
-
-    def has_duration(self, run_id: str, row: RowName) -> bool:
-        """Returns whether a run has samples of a row."""
-        return bool(self._samples_of(run_id, row))
-
-    def last_at(self, run_id: str, row: RowName, *, launched: bool, measured: bool) -> float:
-        """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
-
-        Args:
-            launched: whether records of other rows count that launched the row.
-            measured: whether only records with samples count.
-        """
-        return max(
-            (
-                each.finished_at
-                for each in self._records_of(run_id, row)
-                if (launched or each.requests(row)) and (not measured or each.measurement is not None)
-            ),
-            default=-math.inf,
-        )
-
-    def has_own(self, run_id: str, row: RowName) -> bool:
-        """Returns whether a run had a row itself, and not only launched it for another one."""
-        return any(each.is_own for each in self._records_of(run_id, row))
-
-    def has_type(self, run_id: str, kernel_type: str) -> bool:
-        """Returns whether a run has records of a kernel type, measured or not."""
-        return kernel_type in self._records_of_run(run_id)
-
-    def has_row(self, run_id: str, row: RowName) -> bool:
-        """Returns whether a run has a record of a row, measured or not."""
-        return bool(self._records_of(run_id, row))
-
-    def statuses(self, row: RowName) -> Mapping[str, Status]:
-        """Returns the last status of a row in each run; skipped only if the run did nothing else with the row."""
-        if self._runs is None:
-            self._runs = runs(self.database)
-        found = {}
-        for run_id in self._runs:
-            if statuses := [each.status for each in self._counting(run_id, row)]:
-                found[run_id] = next((each for each in reversed(statuses) if each is not Status.SKIPPED), statuses[-1])
-        return found
-
-    def _counting(self, run_id: str, row: RowName) -> Sequence[_RecordFields]:
-        """Returns the records of a row in a run; those of other rows that launched it only if there are no others."""
-        found = self._records_of(run_id, row)
-        return [each for each in found if each.requests(row)] or found
-
-    def _samples_of(self, run_id: str, row: RowName) -> Sequence[tuple[float, ...]]:
-        """Returns the samples of each record of a row in a run, in the order of time."""
-        records = self._records_of(run_id, row)
-        return [each.measurement.samples_us for each in records if each.measurement is not None]
-
-    def _records_of(self, run_id: str, row: RowName) -> Sequence[_RecordFields]:
-        """Returns the records of a row in a run, in the order of time."""
-        return self._records_of_run(run_id).get(row.kernel_type, {}).get(row.signature, ())
-
-    def _records_of_run(self, run_id: str) -> Mapping[str, Mapping[str, Sequence[_RecordFields]]]:
-        """Returns the records of a run by kernel type and signature."""
-        if run_id not in self._records:
-            found = self._records[run_id] = {}
-            with suppress(OpAtlasError):
-                lines = list(_read_lines(file_path(self.database, run_id)))
-                for line in sorted(lines, key=lambda line: line.finished_at):
-                    for row in line.rows():
-                        found.setdefault(row.kernel_type, {}).setdefault(row.signature, []).append(line)
-        return self._records[run_id]
-
-
-def _has_duration(samples_us: Sequence[float], cell: str) -> bool:
-    """Returns whether a stored duration follows from samples; earlier versions stored the mean of all of them."""
-    return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
-
-
-@dataclass(frozen=True)
-class _LaunchedFields:
-    kernel_type: str
-    cells: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _MeasurementFields:
-    samples_us: tuple[float, ...]
-    ran_as: _LaunchedFields | None = None
-
-
-@dataclass(frozen=True)
-class _RecordFields:
-    """The fields of a record that name its rows, and its samples; decoding only these is faster."""
-
-    kernel_type: str
-    cells: Mapping[str, str]
-    status: Status
-    finished_at: float
-    measurement: _MeasurementFields | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether no other kernel was launched."""
-        return self.measurement is None or self.measurement.ran_as is None
-
-    def requests(self, row: RowName) -> bool:
-        """Returns whether this is a record of a row itself, whatever was launched."""
-        return self.is_own or row == RowName(self.kernel_type, signature(self.kernel_type, self.cells))
-
-    def rows(self) -> Iterator[RowName]:
-        """Yields the requested row, and the launched row if it differs.  Signatures are computed from the cells."""
-        yield RowName(self.kernel_type, signature(self.kernel_type, self.cells))
-        ran_as = self.measurement.ran_as if self.measurement is not None else None
-        if ran_as is not None:
-            yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or self.cells))
-
-
-def _read_lines(path: Path) -> Iterator[_RecordFields]:
-    """Yields the records of a log, reduced to `_RecordFields`. Raises OpAtlasError."""
-    if path.exists():
-        seen = set[bytes]()
-        for number, line in enumerate(_lines(path), start=1):
-            if number > 1 and line not in seen and _event_type(line) is None:
-                seen.add(line)
-                yield decode(line, _RecordFields, f"{path}:{number}")
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a log, with line ends. Raises DamagedLog."""
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of the log of a run, with line ends. Raises DamagedLog."""
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
             most = left = max(_MOST_BYTES, _MOST_TIMES * os.fstat(packed.fileno()).st_size)

@@ -13,7 +13,8 @@ from opatlas.data import log
 from opatlas.data.candidates import candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import Log, Pooled
+from opatlas.data.log import Pooled
+from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pool import Pooling
 from opatlas.data.pruned import pruned_signatures
@@ -132,19 +133,12 @@ class _RebuiltTable:
     def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log) -> None:
         self.added: set[int] = set()
         self._before = database.read_or_empty(kernel_type)
-        cleared = TableFold(self._before, order)
-        for position in _explained(self._before, known):
-            cleared.clear_measured(position)
-        table = RowTable(kernel_type, self._before.path, cleared.rows.frame())
-        self.fold = TableFold(table, order, known, pruned=pruned_signatures(database, kernel_type))
+        self.fold = TableFold(self._before, order, known, pruned=pruned_signatures(database, kernel_type))
+        self.fold.clear_measured(_explained(self._before, known))
 
     def write(self, database: Database, rebuilt: RebuiltRows) -> None:
         """Writes the table if it changed."""
-        before, kernel_type = self._before.frame, self._before.kernel_type
-        after = self.fold.rows.frame()
-        there = after.iloc[: len(before)]
-        same = before.reindex(columns=after.columns, fill_value="").to_numpy() == there.to_numpy()
-        changed = [position for position, is_same in enumerate(same.all(axis=1)) if not is_same]
+        changed, kernel_type = self.fold.rows.changed(), self._before.kernel_type
         if not changed and not self.added:
             return
         try:

@@ -18,7 +18,8 @@ from opatlas.data.candidates import Candidate, candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import FoldChanges, TableFold
 from opatlas.data.journal import JournalContents, JournalHeader
-from opatlas.data.log import Log, run_order
+from opatlas.data.log import run_order
+from opatlas.data.logged_rows import Log
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from sys import intern
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -132,8 +132,7 @@ class Measurement:
         return summarize(self.samples_us)
 
 
-@dataclass(frozen=True)
-class RowName:
+class RowName(NamedTuple):
     """The name of a row in reports: kernel type and signature."""
 
     kernel_type: str

@@ -1,32 +1,27 @@
-"""What it takes to combine a large CSV into another of the same rows, each measured by a newer run.
+"""What it takes to combine a large CSV into another of the same rows, and to restore it from the log of its run.
 
-    python -m tests.benchmarks.bench_combine [--rows N] [--rounds N]
+    python -m tests.benchmarks.bench_combine [--rows N] [--differing N] [--rounds N] [--baseline CHECKOUT]
 
-Every row is a conflict: its duration is taken, and the report lists both. The command runs in a
-child process. The baseline is pandas reading both files and writing one.
+A newer run has measured some of the rows (1,000), or every row: their durations are taken, and the report lists both.
+`opatlas history --restore csvs` gets a CSV whose durations are those of the log, and one that has lost them. Each
+command runs in a child process. The baseline is pandas reading both files and writing one, or the same command in
+another checkout of this repository with a virtual environment of its own, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from opatlas.data.database import Database
-from opatlas.row.columns import (
-    AVERAGE,
-    CACHE_STATE,
-    INSTRUMENT,
-    RUN_ID,
-    STATUS,
-    Status,
-)
-from opatlas.row.table import RowTable
-from tests.benchmarks.children import Cost, measure
-from tests.benchmarks.databases import write_adds
+from tests.benchmarks.children import ROOT, Cost, apart, load, measure
+from tests.benchmarks.databases import write_adds, write_run
 
-TARGET_S, TARGET_MB = 5, 700
+TARGET_S, TARGET_MB, TARGET_RATIO = 5, 700, 1.2
+_EARLIER, _LATER = "20261101T000000-aaaaaa", "20261102T000000-bbbbbb"
 _PANDAS = """
 import sys
 import pandas as pd
@@ -38,33 +33,72 @@ frames[0].to_csv(sys.argv[1] + ".copy", index=False)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000, help="rows of each CSV (default: 100000)")
+    parser.add_argument("--differing", type=int, default=1_000, help="rows that a newer run has (default: 1000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
+    parser.add_argument("--baseline", type=Path, help="another checkout (default: pandas is the baseline)")
     arguments = parser.parse_args()
+    met = True
     with tempfile.TemporaryDirectory() as folder:
-        combinations, copies = [], []
-        source = write_measured(Path(folder, "source"), arguments.rows, "20261102T000000-bbbbbb")
-        for i in range(arguments.rounds):
-            target = write_measured(Path(folder, f"target{i}"), arguments.rows, "20261101T000000-aaaaaa")
-            copies.append(measure([sys.executable, "-c", _PANDAS, str(target), str(source)]))
-            combinations.append(
-                measure([sys.executable, "-m", "opatlas", "combine", str(target.parent), str(source.parent)])
-            )
-            print(f"  pandas {copies[-1]}; combine {combinations[-1]}")
-    best = Cost.best(combinations)
-    print(f"combining {arguments.rows:,} rows into as many: {best} (target: {TARGET_S} s, {TARGET_MB} MB)")
-    print(f"{best.seconds / Cost.best(copies).seconds:.2f} times pandas reading both files and writing one")
-    return 0 if best.seconds < TARGET_S and best.peak_mb < TARGET_MB else 1
+        bare = write_adds(Path(folder, "bare"), arguments.rows, counters=True).parent
+        target = Path(folder, "target")
+        shutil.copytree(bare, target)
+        apart(write_run, target, _EARLIER, samples=30)
+        commands: dict[str, tuple[Path, Callable[[Path], list[str]]]] = {}
+        for name, every in (("some", arguments.rows // arguments.differing), ("all", 1)):
+            source = Path(folder, name)
+            shutil.copytree(target, source)
+            apart(write_run, source, _LATER, samples=3, every=every)
+            commands[f"combine, {name} rows differ"] = target, _combine(source)
+        commands["restore, nothing to do"] = target, _restore
+        lost = Path(folder, "lost")
+        shutil.copytree(target, lost)
+        shutil.copy(bare / "Add.csv", lost)
+        commands["restore of a CSV without durations"] = lost, _restore
+        for title, (database, command) in commands.items():
+            met &= _compare(title, database, command, arguments.rounds, arguments.baseline)
+    return 0 if met else 1
 
 
-def write_measured(folder: Path, rows: int, run_id: str) -> Path:
-    """An Add.csv with the columns of a capture, all of whose rows a run has measured."""
-    path = write_adds(folder, rows, counters=True)
-    database = Database(folder)
-    frame = database.read("Add").frame
-    measured = {CACHE_STATE: "cold", INSTRUMENT: "wall-clock", STATUS: Status.MEASURED.value, RUN_ID: run_id}
-    durations = [f"{int(run_id[6:8])}.{number:06d}" for number in range(rows)]
-    database.write(RowTable("Add", path, frame.assign(**{AVERAGE: durations, **measured})))
-    return path
+def _combine(source: Path) -> Callable[[Path], list[str]]:
+    return lambda target: ["combine", str(target), str(source)]
+
+
+def _restore(target: Path) -> list[str]:
+    return ["history", str(target), "--restore", "csvs"]
+
+
+def _compare(
+    title: str, database: Path, command: Callable[[Path], list[str]], rounds: int, baseline: Path | None
+) -> bool:
+    """Prints what a command takes, and its baseline; returns whether the target is met."""
+    ours, theirs = [], []
+    for _ in range(rounds):
+        if baseline is None:
+            csv = str(database / "Add.csv")
+            theirs.append(measure([sys.executable, "-c", _PANDAS, csv, csv]))
+            Path(f"{csv}.copy").unlink()
+        else:
+            python = baseline.absolute() / ".venv" / "bin" / "python"
+            theirs.append(_on_copy(database, command, str(python), baseline))
+        ours.append(_on_copy(database, command, sys.executable, ROOT))
+        print(f"  {title}: {ours[-1]}; {baseline or 'pandas'} {theirs[-1]}")
+    best, base = Cost.best(ours), Cost.best(theirs)
+    ratio = best.cpu_s / base.cpu_s
+    if baseline is None:
+        print(f"{title}: {best}, {ratio:.2f} times pandas (target: {TARGET_S} s, {TARGET_MB} MB; {load()})")
+        return best.cpu_s < TARGET_S and best.peak_mb < TARGET_MB
+    print(f"{title}: {best}, {ratio:.2f} times the CPU of the baseline (target: {TARGET_RATIO} times; {load()})")
+    return ratio <= TARGET_RATIO
+
+
+def _on_copy(database: Path, command: Callable[[Path], list[str]], python: str, checkout: Path) -> Cost:
+    """Runs a command in a checkout with a copy of a database that it may change."""
+    copy = database.with_name("copy")
+    shutil.copytree(database, copy)
+    try:
+        return measure([python, "-m", "opatlas", *command(copy)], checkout)
+    finally:
+        shutil.rmtree(copy)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import csv
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
+from opatlas.data import log
+from opatlas.data.database import Database
+from opatlas.data.journal import Journal, JournalHeader
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import write_back
 from opatlas.row.columns import (
     BASE,
     PROFILING_DURATIONS,
+    Status,
     profiling_counter,
 )
 from opatlas.row.pipe_utilization import PIPE_UTILIZATION
+from opatlas.row.record import Measurement, Record
+from opatlas.row.signature import signatures
 
 
 def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:
@@ -33,3 +43,31 @@ def write_plain_test(path: Path, rows: int) -> None:
     path.write_text(
         f"import pytest\n\n\n@pytest.mark.parametrize('row', range({rows}))\ndef test_add(row):\n    pass\n"
     )
+
+
+def add_records(database: Database, run_id: str, *, samples: int, every: int = 1) -> Iterator[Record]:
+    """A record of the first row of each `every` rows of an Add.csv. Each row has a duration of its own, also by run."""
+    frame = database.read("Add").frame
+    rows = zip(signatures("Add", frame), frame[list(BASE)].to_dict("records"), strict=True)
+    offset = sum(map(ord, run_id)) * 1e-3
+    for number, (signature, cells) in enumerate(itertools.islice(rows, 0, None, every)):
+        samples_us = tuple(3.0 + offset + number * 1e-3 + sample * 1e-4 for sample in range(samples))
+        measurement = Measurement(samples_us, "wall-clock", "cold")
+        yield Record("Add", signature, cells, Status.MEASURED, "", run_id, float(number), measurement)
+
+
+def write_run(folder: Path, run_id: str, *, samples: int, every: int = 1) -> None:
+    """Leaves a run with `add_records` in a database, as a session does: in the CSV and in the log."""
+    database = Database(folder)
+    records = list(add_records(database, run_id, samples=samples, every=every))
+    assert not write_back(database, records, UpdateMode.ALL, prune=False).problems
+    log.add(database, JournalHeader(run_id, UpdateMode.ALL.value, prune=False), records)
+
+
+def write_journal(folder: Path, run_id: str, *, samples: int, every: int = 1) -> None:
+    """Leaves a journal with `add_records` in a database, as a killed session does."""
+    database = Database(folder)
+    journal = Journal(database, JournalHeader(run_id, UpdateMode.ALL.value, prune=False))
+    for record in add_records(database, run_id, samples=samples, every=every):
+        journal.append(record.to_json())
+    journal.close()

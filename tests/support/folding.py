@@ -10,11 +10,11 @@ from itertools import zip_longest
 from abs_rows import read
 from combining import apply
 
-from opatlas.combine.pool import pool
-from opatlas.combine.rebuild import rebuild
 from opatlas.data import journal, log
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
+from opatlas.data.pool import pool
+from opatlas.data.rebuild import rebuild
 from opatlas.data.write_back import RunWriteBack, recover, write_back_run
 from opatlas.row.record import Record
 
