@@ -61,6 +61,7 @@ from opatlas.row.columns import (
     POOLED_MEDIAN,
     RUN_ID,
     STATUS,
+    STATUS_RUN_ID,
     Status,
 )
 from opatlas.row.record import Measurement, Record
@@ -371,6 +372,13 @@ def test_a_row_that_was_skipped_keeps_what_earlier_runs_found_out(database: Data
     elif by == "restore":
         restored(database)
     assert csvs(database) == before
+
+
+def test_a_newer_run_with_the_same_status_is_the_run_of_the_status(database: Database, other: Database) -> None:
+    session(database, record(1, run=OLD))
+    session(other, record(1, run=NEW))
+    joined(database, other)
+    assert row_of(database)[STATUS_RUN_ID] == NEW
 
 
 def test_collectives_are_combined_and_come_back(database: Database, other: Database) -> None:
