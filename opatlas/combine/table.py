@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opatlas.data.candidates import Candidate, candidates_of_rows
-from opatlas.data.fold import FoldChanges, TableFold
+from opatlas.data.fold import TableFold
+from opatlas.data.fold_changes import FoldChanges
 from opatlas.row.columns import (
     AVERAGE,
     DURATION,
