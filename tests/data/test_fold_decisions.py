@@ -340,6 +340,17 @@ def test_a_run_that_appended_nothing_appends_nothing_when_the_csvs_are_made_agai
     assert {each.cells[INPUT_SHAPES] for each in log.read(database, OLD).records} == {"1,4", "3,4"}
 
 
+def test_a_run_that_appended_rows_and_replaced_a_typed_duration_appends_when_the_csvs_are_made_again(
+    database: Database,
+) -> None:
+    write(database, [{**cells(1), AVERAGE: "7.5"}])
+    session(database, record(1, 1.0, run=OLD), record(3, 3.0, run=OLD))
+    before = csvs(database)
+    write(database, read(database)[:1])
+    restored(database)
+    assert csvs(database) == before
+
+
 @pytest.mark.parametrize("by", ["session", "combine", "theory", "copy", "unprune"])
 def test_the_empty_shape_of_an_appended_row(database: Database, other: Database, by: str) -> None:
     name = signature("Abs", SCALAR)

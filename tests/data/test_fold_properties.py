@@ -32,7 +32,7 @@ from opatlas.row.quality import valid_duration
 
 Rows = Sequence[dict[str, str]]
 #: Examples of a property; the slow variant tries more.
-FEW, MANY = 10, 250
+FEW, MANY = 60, 250
 
 
 def property_of(*strategies: st.SearchStrategy[Any], few: int = FEW) -> Callable[[Callable[..., None]], Any]:
