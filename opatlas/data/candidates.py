@@ -6,12 +6,13 @@ opatlas/data/fold.py decides between them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from opatlas.data.cells import duration_cells, status_cells
 from opatlas.row.columns import (
+    CRASHES_IN_A_ROW,
     MAX_ERROR,
     RUN_ID,
     STATUS,
@@ -24,6 +25,7 @@ from opatlas.row.columns import (
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import row_cells
 from opatlas.row.table import RowTable
+from opatlas.text import parse_whole
 
 _RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
@@ -189,3 +191,43 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
 def runs_of(table: RowTable) -> set[str]:
     """Returns the runs that the rows of a table name."""
     return {run_id for name in (RUN_ID, STATUS_RUN_ID) for run_id in table.cells(name) if run_id}
+
+
+def crashes_in_a_row(
+    newest: RunCells,
+    own: RunCells | None,
+    others: Iterable[RunCells],
+    logged: Callable[[], Mapping[str, Status]],
+    age: Callable[[RunCells], Any],
+) -> str:
+    """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass.
+
+    Args:
+        own: the status that the row had; None if it had none.
+        others: statuses of further runs, which may be later ones.
+        logged: gives the statuses of the row in the log, by run.
+        age: the sort key of a status.
+    """
+    if newest.status is None or not newest.status.crash:
+        return ""
+    counted = [*others, *([own] if own is not None else [])]
+    counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, _crash_count(part)))
+    # Of other tables a status without a run has no place in the order.
+    parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
+    if not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts):
+        # Late; the count in a cell does not say which runs it counted.
+        parts |= {run: RunCells(run, {STATUS: status.value}) for run, status in logged().items()}
+    count = 0
+    for part in sorted(parts.values(), key=age):
+        if part.status is not None and part.status.crash:
+            count = max(count + 1, _crash_count(part))
+        elif part.status is not Status.SKIPPED:
+            count = 0
+        if part.run_id == newest.run_id:
+            break
+    return str(count or "")
+
+
+def _crash_count(part: RunCells) -> int:
+    """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
+    return parse_whole(part.cells.get(CRASHES_IN_A_ROW, "")) or 0

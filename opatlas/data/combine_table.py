@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opatlas.data.candidates import Candidate, candidates_of_rows
-from opatlas.data.fold import FoldChanges, TableFold
+from opatlas.data.fold import TableFold
+from opatlas.data.fold_changes import FoldChanges
 from opatlas.row.columns import (
     AVERAGE,
     DURATION,
@@ -108,6 +109,7 @@ class CombineTally:
         kept: rows that keep their duration, although the source has an older or equal one.
         statuses: rows that have the source's status now, with the status.
         profiled: rows whose Profiling columns were filled.
+        touched: rows of which such a cell changed, be it only the run of a status.
         filled: the number of other cells that were filled.
         conflicts: in the order of the column groups, then of the rows.
     """
@@ -117,13 +119,14 @@ class CombineTally:
     kept: set[int] = field(default_factory=set)
     statuses: dict[int, str] = field(default_factory=dict)
     profiled: set[int] = field(default_factory=set)
+    touched: set[int] = field(default_factory=set)
     filled: int = 0
     conflicts: list[Conflict] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
         """Whether a row of the target changed, or was added."""
-        return bool(self.added or self.taken or self.statuses or self.profiled or self.filled)
+        return bool(self.added or self.touched or self.filled)
 
 
 def combine_rows(fold: TableFold, source: RowTable, source_name: str) -> CombineTally:
@@ -185,7 +188,8 @@ class _Combination:
         captured = self._unlike_captures(dict(zip(rows, candidates, strict=True)))
         changes = self._fold.fold(candidates)
         tally = self.tally
-        tally.added, tally.taken = changes.appended, set(changes.measured) - changes.appended
+        tally.added, tally.touched = changes.appended, changes.changed
+        tally.taken = set(changes.measured) - changes.appended
         tally.kept -= tally.taken
         tally.profiled = changes.captured - changes.appended
         tally.statuses = {at: self._fold.rows[STATUS][at] for at in changes.statuses if at in ours}

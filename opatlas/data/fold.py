@@ -16,12 +16,12 @@ measures the row. They are then kept in the log.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from opatlas.data.candidates import Candidate, RunCells, status_part
+from opatlas.data.candidates import Candidate, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
+from opatlas.data.fold_changes import DurationChoice, FoldChanges
 from opatlas.data.log import Imported, add_events
 from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import Age, RunOrder
@@ -37,7 +37,6 @@ from opatlas.row.columns import (
     POOLED_RUN_DURATIONS,
     PROFILING_AVERAGE,
     RUN_ID,
-    STATUS,
     STATUS_GROUP,
     STATUS_REASON,
     STATUS_RUN_ID,
@@ -49,47 +48,9 @@ from opatlas.row.record import RowName
 from opatlas.row.signature import signature
 from opatlas.row.slots import EMPTY_SHAPE
 from opatlas.row.table import RowTable
-from opatlas.text import parse_whole
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class DurationChoice(NamedTuple):
-    """Two durations of a row, of which one was chosen: the row's own, and that of a candidate."""
-
-    position: int
-    candidate: Candidate
-    taken: bool
-    kept: RunCells
-    dropped: RunCells
-
-
-@dataclass
-class FoldChanges:
-    """The changes of a table, by position of the row.
-
-    Attributes:
-        measured: rows that have the duration of a candidate, with it: also if their cells were the same before.
-        marked: rows that have the status alone of a candidate, with it, likewise.
-        statuses: rows whose status changed.
-        captured: rows that have the captured durations of a candidate.
-        appended: rows that were missing.
-        changed: rows of which a cell changed.
-        outdated: candidates that a later run overrules, with the position.
-        missing: candidates without a row that were not appended.
-        choices: durations of which one was chosen.
-    """
-
-    measured: dict[int, Candidate] = field(default_factory=dict)
-    marked: dict[int, Candidate] = field(default_factory=dict)
-    statuses: set[int] = field(default_factory=set)
-    captured: set[int] = field(default_factory=set)
-    appended: set[int] = field(default_factory=set)
-    changed: set[int] = field(default_factory=set)
-    outdated: list[tuple[int, Candidate]] = field(default_factory=list)
-    missing: list[Candidate] = field(default_factory=list)
-    choices: list[DurationChoice] = field(default_factory=list)
 
 
 class TableFold:
@@ -365,7 +326,7 @@ class TableFold:
         elif is_own_run:
             # Of two rows of one run, of which the log does not say which was later, the one with a duration counts.
             last = self._logged(newest.signature).get(part.run_id, Status.MEASURED)
-            taken = part.status is last and own.status is not last
+            taken = part.status is last and (own.status is not last or changes.measured.get(position) is newest)
         else:
             taken = self._order.age(part.run_id) > self._order.age(own.run_id)
         if not taken:
@@ -413,27 +374,8 @@ class TableFold:
                 changes.statuses.add(position)
 
     def _crashes(self, newest: RunCells, own: RunCells | None, candidates: Sequence[Candidate]) -> str:
-        """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass."""
-        if newest.status is None or not newest.status.crash:
-            return ""
-        counted = [each.status for each in candidates if each.status is not None] + ([own] if own is not None else [])
-        counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, _count(part)))
-        # Of other tables a status without a run has no place in the order.
-        parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
-        is_late = not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts)
-        if is_late:
-            # The count in a cell does not say which runs it counted.
-            logged = self._logged(candidates[0].signature)
-            parts |= {run: RunCells(run, {STATUS: status.value}) for run, status in logged.items()}
-        count = 0
-        for part in sorted(parts.values(), key=self._key):
-            if part.status is not None and part.status.crash:
-                count = max(count + 1, _count(part))
-            elif part.status is not Status.SKIPPED:
-                count = 0
-            if part.run_id == newest.run_id:
-                break
-        return str(count or "")
+        parts = [each.status for each in candidates if each.status is not None]
+        return crashes_in_a_row(newest, own, parts, lambda: self._logged(candidates[0].signature), self._key)
 
     def _logged(self, name: str) -> Mapping[str, Status]:
         """Returns the statuses of a row in the runs of the log."""
@@ -498,11 +440,6 @@ class TableFold:
     def _key(self, part: RunCells | None) -> tuple[Age, float]:
         assert part is not None
         return self._order.age(part.run_id), part.at
-
-
-def _count(part: RunCells) -> int:
-    """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
-    return parse_whole(part.cells.get(CRASHES_IN_A_ROW, "")) or 0
 
 
 def _captured_rank(cells: Mapping[str, str]) -> int:

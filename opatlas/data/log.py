@@ -131,7 +131,10 @@ def _event_line(event: Event) -> bytes:
 
 def _add_lines(database: Database, header: JournalHeader, new: Sequence[bytes]) -> None:
     path = file_path(database, header.run_id)
-    there = list(read_lines(path)) if path.exists() else [journal.line(asdict(header))]
+    there = list(read_lines(path)) if path.exists() else []
+    if all(event_type(line) is not None for line in there[1:]):
+        # Events may come before the records, which tell whether the run appends rows.
+        there[:1] = [journal.line(asdict(header))]
     lines = dict.fromkeys([*there, *new])
     if len(lines) > len(there):
         write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))

@@ -16,7 +16,8 @@ from typing import Any
 from opatlas.data import journal, log
 from opatlas.data.candidates import Candidate, candidates_of_records
 from opatlas.data.database import Database
-from opatlas.data.fold import FoldChanges, TableFold
+from opatlas.data.fold import TableFold
+from opatlas.data.fold_changes import FoldChanges
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import run_order
 from opatlas.data.logged_rows import Log

@@ -61,6 +61,7 @@ from opatlas.row.columns import (
     POOLED_MEDIAN,
     RUN_ID,
     STATUS,
+    STATUS_RUN_ID,
     Status,
 )
 from opatlas.row.record import Measurement, Record
@@ -339,6 +340,17 @@ def test_a_run_that_appended_nothing_appends_nothing_when_the_csvs_are_made_agai
     assert {each.cells[INPUT_SHAPES] for each in log.read(database, OLD).records} == {"1,4", "3,4"}
 
 
+def test_a_run_that_appended_rows_and_replaced_a_typed_duration_appends_when_the_csvs_are_made_again(
+    database: Database,
+) -> None:
+    write(database, [{**cells(1), AVERAGE: "7.5"}])
+    session(database, record(1, 1.0, run=OLD), record(3, 3.0, run=OLD))
+    before = csvs(database)
+    write(database, read(database)[:1])
+    restored(database)
+    assert csvs(database) == before
+
+
 @pytest.mark.parametrize("by", ["session", "combine", "theory", "copy", "unprune"])
 def test_the_empty_shape_of_an_appended_row(database: Database, other: Database, by: str) -> None:
     name = signature("Abs", SCALAR)
@@ -371,6 +383,13 @@ def test_a_row_that_was_skipped_keeps_what_earlier_runs_found_out(database: Data
     elif by == "restore":
         restored(database)
     assert csvs(database) == before
+
+
+def test_a_newer_run_with_the_same_status_is_the_run_of_the_status(database: Database, other: Database) -> None:
+    session(database, record(1, run=OLD))
+    session(other, record(1, run=NEW))
+    joined(database, other)
+    assert row_of(database)[STATUS_RUN_ID] == NEW
 
 
 def test_collectives_are_combined_and_come_back(database: Database, other: Database) -> None:

@@ -150,9 +150,14 @@ def _runs(draw: st.DrawFn, number: int, may_be_ahead: bool) -> DrawnRun:
 
 
 @st.composite
-def lives(draw: st.DrawFn, most: int = 4, *, may_be_ahead: bool = False) -> list[Event]:
-    """Events in the order in which they come, which is not that of the starts of the runs."""
-    events: list[Event] = [draw(_runs(number, may_be_ahead)) for number in range(draw(st.integers(1, most)))]
+def lives(draw: st.DrawFn, most: int = 4, *, other: bool = False, may_be_ahead: bool = False) -> list[Event]:
+    """Events in the order in which they come, which is not that of the starts of the runs.
+
+    Args:
+        other: whether the runs start between those of other lives.
+    """
+    numbers = range(other, other + 2 * draw(st.integers(1, most)), 2)
+    events: list[Event] = [draw(_runs(number, may_be_ahead)) for number in numbers]
     for number in range(draw(st.sampled_from([0, 0, 1, 2]))):
         durations = st.lists(st.integers(1, 400).map(lambda n: n / 8), min_size=1, max_size=2)
         events.append(DrawnIngest(number, draw(st.dictionaries(st.sampled_from(SIZES), durations, min_size=1))))
