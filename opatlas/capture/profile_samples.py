@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import pandas as pd
-
 from opatlas.capture.attention import runtime_cells
 from opatlas.capture.capture_discovery import distinct_captures, op_summaries, unparsed_profiles
 from opatlas.capture.capture_reader import read_capture_header
@@ -167,6 +165,8 @@ class _SignatureIndex:
 
     @classmethod
     def of(cls, kernel_type: str, rows: DatabaseRows) -> _SignatureIndex:
+        import pandas as pd
+
         frame = pd.DataFrame(dict(rows.cells), dtype=str)
         exact = signatures(kernel_type, frame)
         tensors = signatures(kernel_type, frame[[column for column in BASE if column in frame.columns]])

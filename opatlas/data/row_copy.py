@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from opatlas.data.cells import duration_columns, is_measured_column
 from opatlas.data.database import Database
@@ -12,6 +11,9 @@ from opatlas.data.fold import TableFold
 from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import POOLED, is_profiling_column
 from opatlas.row.signature import row_cells, signatures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
