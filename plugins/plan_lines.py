@@ -6,6 +6,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from opatlas.capture.time_shares import without_replay as shares_without_replay
@@ -238,7 +239,8 @@ def _estimate(plan: Plan, settings: Settings, replayable: Collection[str], reque
     for table in plan.tables.values():
         if table.kernel_type not in replayable:
             continue
-        for case_id, row, known_failure in table.rows():
+        # What is read of the rows is not kept.
+        for case_id, row, known_failure in replace(table, table=table.table.without_derived()).rows():
             if (known_failure is None or known_failure.run) and requested(table.kernel_type, case_id):
                 rows += 1
                 largest = max(largest, (row_bytes(table.kernel_type, row.cells) or 0, table.kernel_type))

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-import pandas as pd
-
 from opatlas.capture.time_shares import captured_time_us
 from opatlas.data.cells import identity_columns
 from opatlas.data.comparable import StaleRuns
@@ -118,7 +116,10 @@ def _table(database: Database, name: str, requested: Mapping[str, Sequence[Mappi
     """Returns the rows in the file of a kernel type, followed by the requested rows that the file lacks."""
     if requested is None:
         table = database.read(name)
-        return _Rows(table, len(table.frame))
+        return _Rows(table, len(table))
+    # It takes 40 MB, which the rows of a database do without.
+    import pandas as pd
+
     path = database.csv_path(name)
     frame = (
         database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in identity_columns(name)})

@@ -120,7 +120,9 @@ class ReplaySession:
         for table in plan.tables.values():
             # A worker of xdist has admitted them too.
             table.admit(without_replay)
-        selected = plan.case_ids().intersection(map(case_id_in, nodeids))
+        # The ids of the plan, not equal ones: there may be very many.
+        known = {case_id: case_id for case_id in plan.case_ids()}
+        selected = {known[case_id] for case_id in map(case_id_in, nodeids) if case_id in known}
         if not plan.error and (context.settings.writes or context.settings.rehearses):
             specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}

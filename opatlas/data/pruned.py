@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from opatlas.data.csv_files import read_frame, write_frame
 from opatlas.data.database import Database
 from opatlas.row.signature import signatures
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PRUNED_REASON = "Pruned Reason"
 
@@ -31,6 +33,8 @@ def add_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> int:
     Raises:
         OpAtlasError: the file cannot be read or written.
     """
+    import pandas as pd
+
     path = pruned_path(database, kernel_type)
     there = [read_frame(path, kernel_type)] if path.exists() else []
     together = pd.concat([*there, rows], ignore_index=True).fillna("")

@@ -43,7 +43,7 @@ from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.models import TP_SIZES
 from opatlas.theory.sources import model_shapes, resolve_model, resolve_targets
-from tests.benchmarks.children import ROOT
+from tests.benchmarks.children import ROOT, Cost, load, measure
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -59,6 +59,7 @@ TARGETS = {
     ("QuantBatchMatmulV3", "weight"): 5.5,
 }
 FAMILY_MEDIAN, FAMILIES_BELOW_10 = 5.0, 45 / 57
+_QUESTION = ("query", "NVIDIA_H200", "MatMulV2", "64,7168", "4608,7168")
 _TIMED_ROWS = 500_000
 _LEAST_ROWS = 70
 
@@ -355,6 +356,8 @@ def speeds(folder: Path) -> None:
     exact, both, memory = (min(float(line[i]) for line in started) for i in range(3))
     print(f"\na process: first stored row {exact:.2f} s, then first prediction {both:.2f} s, {memory:.0f} MB")
     print("    target: 0.5 s and 150 MB")
+    costs = [measure([sys.executable, "-m", "opatlas", *_QUESTION]) for _ in range(10)]
+    print(f"opatlas {' '.join(_QUESTION)}: {Cost.best(costs)}, best of 10 (target: 0.5 s; {load()})")
     database = opatlas.open(folder)
     frame = Database(folder).read("MatMulV2").frame
     many = pd.concat([frame] * -(-_TIMED_ROWS // len(frame)), ignore_index=True)
