@@ -151,6 +151,13 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse((line for line in _lines(path) if _event_type(line) is None), path)
 
 
+def records_of(database: Database, run_ids: Iterable[str]) -> Iterator[Record]:
+    """Yields the records of runs that have a log, as `read` does. Raises OpAtlasError."""
+    for run_id in run_ids:
+        if file_path(database, run_id).exists():
+            yield from read(database, run_id).records
+
+
 def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
     """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from opatlas.data.database import Database
 from opatlas.data.fold import FoldChanges, TableFold
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import Log, run_order
+from opatlas.data.own_lines import contradictions, first_of, free_name
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
@@ -141,8 +141,6 @@ def _count(
     result.pruned += [RowName(kernel_type, signatures[position]) for position in pruned]
 
 
-#: The number of unreadable lines of a journal that are reported.
-_LINES_TOLD = 5
 _REMEDY = "make it readable and writable"
 
 
@@ -229,11 +227,13 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
     # Named by journal: a killed session may have several.
     kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
     try:
+        earlier = log.records_of(database, {record.run_id for record in contents.records})
+        contradicting = contradictions(path, contents.records, earlier)
         log.add(database, header, contents.records)
     except OpAtlasError as error:
         problems = [*kept, f"{error}; its records are in the CSVs, and {path} stays until this is repaired"]
         return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
-    problems = [*kept, *_put_away(path, contents)]
+    problems = [*kept, *contradicting, *_put_away(path, contents)]
     outdated, unmatched = set(result.outdated), set(result.unmatched)
     # The last record of a row counts.
     records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
@@ -243,7 +243,7 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
         Counter(record.status.value for record in merged),
         len(outdated.intersection(records)),
         tuple(problems),
-        incomplete=bool(kept or contents.unreadable),
+        incomplete=bool(kept or contradicting or contents.unreadable),
     )
 
 
@@ -306,9 +306,7 @@ def _decode_records(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -
 
 def _put_away(path: Path, contents: JournalContents) -> list[str]:
     """Removes a journal after write-back; renames it if lines could not be read. Raises OSError."""
-    problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
-    if more := contents.unreadable[_LINES_TOLD:]:
-        problems.append(f"{path}: {pluralize(len(more), 'more line')} that cannot be read")
+    problems = first_of(f"{path}:{line}: {problem}" for line, problem in contents.unreadable)
     if problems:
         problems.append(f"the unreadable lines are kept in {_set_aside(path)}")
     else:
@@ -322,10 +320,7 @@ def _put_away(path: Path, contents: JournalContents) -> list[str]:
 
 def _set_aside(path: Path) -> Path:
     """Renames a journal so that later sessions ignore it; returns the new path. Raises OSError."""
-    names = chain([f"{path.name}.unreadable"], (f"{path.name}.unreadable{number}" for number in count(2)))
-    kept = next(kept for kept in map(path.with_name, names) if not kept.exists())
-    path.rename(kept)
-    return kept
+    return path.rename(free_name(path, "unreadable"))
 
 
 def _keep_unmatched(
