@@ -231,12 +231,15 @@ def journal_text(header: JournalHeader, records: Iterable[Mapping[str, Any]]) ->
     return b"".join(map(line, (asdict(header), *records))).decode()
 
 
-def save_in_temporary_folder(text: str, path: Path) -> str:
-    """Writes a journal that does not fit at `path` to the folder for temporary files.
+def keep(text: str, path: Path) -> str:
+    """Writes a journal at its path, or else in the folder for temporary files.
 
     Returns:
-        A phrase with the path and the command that adds the journal; with the text itself if it cannot be written.
+        A phrase with the place and what adds the records; with the text itself if it cannot be written.
     """
+    with suppress(OpAtlasError):
+        write_text(path, text)
+        return f"kept in {path}: the next session merges them"
     with suppress(OSError, OpAtlasError):
         elsewhere = Path(tempfile.gettempdir()) / path.name
         write_text(elsewhere, text)
@@ -369,7 +372,7 @@ def _expect_in_place(file: BinaryIO, path: Path) -> None:
         write_text(path, text)
     except (OSError, OpAtlasError) as error:
         reason = describe_error(error, path, "cannot be written")
-        raise OpAtlasError(f"{reason}; its records are {save_in_temporary_folder(text, path)}") from None
+        raise OpAtlasError(f"{reason}; its records are {keep(text, path)}") from None
     if kept:
         raise OpAtlasError(f"{path}: another process replaced this journal while rows ran: its file is kept in {kept}")
 

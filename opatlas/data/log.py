@@ -11,7 +11,7 @@ import gzip
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -151,20 +151,16 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse((line for line in _lines(path) if _event_type(line) is None), path)
 
 
-def records_of(database: Database, run_ids: Iterable[str]) -> Iterator[Record]:
-    """Yields the records of runs that have a log, as `read` does. Raises OpAtlasError."""
-    for run_id in run_ids:
-        if file_path(database, run_id).exists():
-            yield from read(database, run_id).records
-
-
-def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
-    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
+def all_records(database: Database, problems: list[str], of_runs: Container[str] | None = None) -> Iterator[Record]:
+    """Yields the records of runs; after the record of a row, the record of the kernel launched in its place.
 
     Args:
         problems: receives a sentence for each log that cannot be read.
+        of_runs: these runs only; None: all.
     """
     for run_id in runs(database):
+        if of_runs is not None and run_id not in of_runs:
+            continue
         try:
             records = read(database, run_id).records
         except OpAtlasError as error:
