@@ -189,6 +189,8 @@ class SessionRecords:
         output = getattr(node, "workeroutput", {})
         self._unsaved += map(tuple, output.get(_UNSAVED, ()))
         self.problems += output.get(_PROBLEMS, ())
+        if _WRITTEN in output:
+            self._context.silent_workers.discard(node.workerinput["workerid"])
         for path, *values in output.get(_WRITTEN, ()):
             self._worker_journals.own_lines[Path(path)] = OwnLines(*values)
         try:
@@ -246,7 +248,9 @@ class SessionRecords:
 
     def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
         unsaved = [record for target, record in self._unsaved if target == number]
-        done = write_back_run(own.database, self._context.journal_header, unsaved)
+        run_id, workers = self._context.run_id, self._context.silent_workers
+        known = {*self._worker_journals.own_lines, *(journal.path_of(own.database, run_id, part) for part in workers)}
+        done = write_back_run(own.database, self._context.journal_header, unsaved, known)
         self.problems += done.problems
         if done.result is not None and done.result.pruned:
             self.pruned_in.append(own.database)

@@ -82,7 +82,7 @@ class Journal:
         Raises:
             OpAtlasError: the database cannot be written.
         """
-        self.path = database.journal_dir / f"{header.run_id}{part and '-' + part}{_SUFFIX}"
+        self.path = path_of(database, header.run_id, part)
         self._lock = _owner_lock(self.path)
         try:
             database.journal_dir.mkdir(parents=True, exist_ok=True)
@@ -250,6 +250,11 @@ def keep(text: str, path: Path) -> str:
 def combine_command(database: Path, path: Path) -> str:
     """Returns the command that adds a journal to a database."""
     return shlex.join(["opatlas", "combine", str(database), str(path)])
+
+
+def path_of(database: Database, run_id: str, part: str = "") -> Path:
+    """Returns the path of the journal of a process; `part` is as for `Journal`."""
+    return database.journal_dir / f"{run_id}{part and '-' + part}{_SUFFIX}"
 
 
 def journals(database: Database) -> list[Path]:

@@ -245,7 +245,10 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
 
 
 def write_back_run(
-    database: Database, header: JournalHeader, unsaved: Iterable[Mapping[str, Any]] = ()
+    database: Database,
+    header: JournalHeader,
+    unsaved: Iterable[Mapping[str, Any]] = (),
+    known: Collection[Path] | None = None,
 ) -> RunWriteBack:
     """Writes the journals of a session back, and moves them to the history of the run.
 
@@ -254,11 +257,17 @@ def write_back_run(
     Args:
         header: the header of the session's journals.
         unsaved: records that could not be written to a journal.
+        known: the journals of the session's processes; others are refused, and kept under another name. None: all.
     """
     problems: list[str] = []
     journals: dict[Path, JournalContents] = {}
     for path in journal.run_journals(database, header.run_id):
         try:
+            if known is not None and path not in known:
+                kept = path.rename(free_name(path, "refused"))
+                raise OpAtlasError(
+                    f"{path}: no process of this session wrote it: it does not count, and is kept as {kept}"
+                )
             with journal.hold_if_abandoned(path) as closed:
                 if not closed:
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
