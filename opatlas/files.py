@@ -81,9 +81,15 @@ def safe_file(path: Path) -> Path:
     return found
 
 
-def open_safely(path: Path) -> BinaryIO:
-    """Opens a file for reading. Raises UnsafePath, as `safe_file` does, and OSError."""
-    file = open(os.open(safe_file(path), _OPEN_FLAGS), "rb", closefd=True)  # noqa: SIM115 - the caller closes it
+def open_safely(path: Path, *, writable: bool = False) -> BinaryIO:
+    """Opens a file for reading; `writable`: unbuffered, and for writing too.
+
+    Raises:
+        OSError: the file cannot be opened.
+        UnsafePath: as `safe_file`.
+    """
+    handle = os.open(safe_file(path), _OPEN_FLAGS | os.O_RDWR if writable else _OPEN_FLAGS)
+    file: BinaryIO = os.fdopen(handle, "r+b", 0) if writable else os.fdopen(handle, "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise UnsafePath(path, "not a regular file")

@@ -17,6 +17,7 @@ from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database
 from opatlas.data.journal import Journal
 from opatlas.data.manifest import Manifest
+from opatlas.data.own_lines import OwnLines
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
 from opatlas.devices.device import DeviceDescription
@@ -28,8 +29,8 @@ from .run_manifest import facts_of
 from .session_context import SessionContext
 from .target import TargetDatabase
 
-#: Keys of a worker's output: the records that its journal lacks, and why the journal could not be closed.
-_UNSAVED, _LOST = "opatlas_unsaved", "opatlas_lost"
+#: Keys of a worker's output: the records that its journal lacks, what it wrote to its journals, and their problems.
+_UNSAVED, _WRITTEN, _PROBLEMS = "opatlas_unsaved", "opatlas_written", "opatlas_problems"
 
 
 class SessionJournal:
@@ -98,16 +99,13 @@ class SessionJournal:
         self._context.stop(reason)
         return reason
 
-    def close(self) -> None:
-        """Releases the journals to be merged. Raises what `Journal.close` does, after all are released."""
-        errors: list[OSError | OpAtlasError] = []
-        for each in self._journals.values():
-            try:
-                each.close()
-            except (OSError, OpAtlasError) as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+    def close(self) -> list[str]:
+        """Releases the journals to be merged. Returns their problems."""
+        return [problem for each in self._journals.values() for problem in each.close()]
+
+    def own_lines(self) -> dict[Path, OwnLines]:
+        """Returns what this process wrote to each journal."""
+        return {each.path: each.own_lines for each in self._journals.values()}
 
 
 class SessionRecords:
@@ -190,21 +188,24 @@ class SessionRecords:
         # A worker that was killed leaves no output.
         output = getattr(node, "workeroutput", {})
         self._unsaved += map(tuple, output.get(_UNSAVED, ()))
-        self.problems += filter(None, [output.get(_LOST)])
+        self.problems += output.get(_PROBLEMS, ())
+        if _WRITTEN in output:
+            self._context.silent_workers.discard(node.workerinput["workerid"])
+        for path, *values in output.get(_WRITTEN, ()):
+            self._worker_journals.own_lines[Path(path)] = OwnLines(*values)
         try:
             for each in self._context.databases:
                 self._worker_journals.hold(journal.run_journals(each.database, self._context.run_id))
-        except OSError as error:
+        except (OSError, OpAtlasError) as error:
             self.problems.append(f"the journal of a worker cannot be read: {error}")
 
     def hand_over(self, output: dict[str, Any]) -> None:
         """In a worker: leaves the records to the controller, which receives `output`."""
         if self._unsaved:
             output[_UNSAVED] = list(map(list, self._unsaved))
-        try:
-            self._own_journal.close()
-        except (OpAtlasError, OSError) as error:
-            output[_LOST] = str(error)
+        output[_PROBLEMS] = self._own_journal.close()
+        own_lines = self._own_journal.own_lines()
+        output[_WRITTEN] = [(str(path), each.header, each.numbers, each.count) for path, each in own_lines.items()]
 
     def merge(self) -> Iterable[tuple[str, Record]]:
         """Merges the records of the session into the CSVs and completes the manifests.
@@ -247,7 +248,9 @@ class SessionRecords:
 
     def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
         unsaved = [record for target, record in self._unsaved if target == number]
-        done = write_back_run(own.database, self._context.journal_header, unsaved)
+        run_id, workers = self._context.run_id, self._context.silent_workers
+        known = {*self._worker_journals.own_lines, *(journal.path_of(own.database, run_id, part) for part in workers)}
+        done = write_back_run(own.database, self._context.journal_header, unsaved, known)
         self.problems += done.problems
         if done.result is not None and done.result.pruned:
             self.pruned_in.append(own.database)
@@ -272,12 +275,8 @@ class SessionRecords:
 
     def close_journals(self) -> None:
         """Releases the journals, to be merged now or by the next session."""
-        try:
-            self._own_journal.close()
-        except OpAtlasError as error:
-            self.problems.append(str(error))
-        except OSError as error:
-            self.problems.append(f"the journal may be incomplete: {error}")
+        self.problems += self._own_journal.close()
+        self._worker_journals.own_lines |= self._own_journal.own_lines()
         self.problems += self._worker_journals.give_up()
 
     def _removed_tables(self) -> list[Path]:

@@ -82,6 +82,8 @@ class SessionContext:
         self._stop_reason = ""
         #: In the controller: the place of each worker's device.
         self._places: dict[Any, int] = {}
+        #: In the controller: the ids of workers that have not said what they wrote; they run, or were killed.
+        self.silent_workers: set[str] = set()
         if self.is_worker:
             # The controller may have ended while this process imported its modules.
             die_with_parent(int(received["controller"]))
@@ -178,6 +180,7 @@ class SessionContext:
     def start_worker(self, node: Any) -> None:
         """Prepares the input of a worker of xdist, which takes the lowest free place."""
         self._places[node] = next(place for place in itertools.count() if place not in self._places.values())
+        self.silent_workers.add(node.workerinput["workerid"])
         node.workerinput[_WORKER_INPUT] = {
             "run_id": self.run_id,
             "shared_dir": str(self.shared.path),

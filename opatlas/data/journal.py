@@ -26,9 +26,10 @@ from filelock import FileLock, Timeout
 
 from opatlas.data.csv_files import not_writable, write_text
 from opatlas.data.database import Database
+from opatlas.data.own_lines import OwnLines, contradictions, free_name, write_whole
 from opatlas.data.update_mode import UpdateMode
-from opatlas.errors import OpAtlasError
-from opatlas.files import open_safely, read_safely, safe_lock
+from opatlas.errors import OpAtlasError, describe_error
+from opatlas.files import UnsafePath, open_safely, read_safely, safe_lock
 from opatlas.gc_pause import gc_paused
 from opatlas.row.record import Record
 from opatlas.typed_json import DecodeError, decode, json_line
@@ -81,7 +82,7 @@ class Journal:
         Raises:
             OpAtlasError: the database cannot be written.
         """
-        self.path = database.journal_dir / f"{header.run_id}{part and '-' + part}{_SUFFIX}"
+        self.path = path_of(database, header.run_id, part)
         self._lock = _owner_lock(self.path)
         try:
             database.journal_dir.mkdir(parents=True, exist_ok=True)
@@ -89,13 +90,16 @@ class Journal:
             # In one step, so that the file has a header even after a power failure.
             write(self.path, header, ())
             self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
-            self._size = self._file.seek(0, os.SEEK_END)
+            self._end = self._size = self._file.seek(0, os.SEEK_END)
         except (OSError, OpAtlasError) as error:
             if self._lock.is_locked:
                 _give_up(self._lock)
             if isinstance(error, OpAtlasError):
                 raise
             raise OpAtlasError(not_writable(database.path, error)) from None
+        #: What this process wrote, for the process that merges it.
+        self.own_lines = OwnLines(line(asdict(header)))
+        self._problems: list[str] = []
         self._dirty = threading.Event()
         self._sync_error: OSError | None = None
         self._closed = False
@@ -111,44 +115,58 @@ class Journal:
         if self._sync_error is not None:
             raise self._sync_error
         encoded = line(record)
+        if os.fstat(self._file.fileno()).st_size != self._end:
+            self._restore()
         try:
-            # If only a part fits, the write of the rest raises the reason.
-            rest = memoryview(encoded)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            write_whole(self._file, encoded)
         except OSError:
             # A partial line would make the next line unreadable. If it cannot be cut off, the next line replaces it.
+            self._end = max(self._end, self._file.seek(0, os.SEEK_CUR))
             self._file.seek(self._size)
             os.ftruncate(self._file.fileno(), self._size)
+            self._end = self._size
             raise
+        self.own_lines.add(encoded)
         self._size += len(encoded)
+        self._end = max(self._end, self._size)
         self._dirty.set()
 
-    def close(self) -> None:
-        """Syncs the file to disk and releases it for write-back.
+    def _restore(self) -> None:
+        """Takes lines of other processes out. Raises OSError."""
+        self._problems += self.own_lines.restore(self._file, self.path)
+        self._end = self._size = self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> list[str]:
+        """Syncs the file to disk and releases it for write-back, without lines that other processes wrote.
 
         If the file was removed meanwhile (by a checkout, by a clean-up), it is written again: at its path, or else in
         the folder for temporary files.
 
-        Raises:
-            OSError: the disk is full or gone.
-            OpAtlasError: the journal is not at its path; the message names the other path.
+        Returns:
+            Each problem, as a sentence: records that may be lost, lines of others, a journal that is at another path.
         """
         if self._closed:
-            return
+            return []
         self._closed = True
         self._dirty.set()
         self._syncer.join()
         try:
             with self._file as file:
-                if not _is_in_place(file, self.path):
-                    file.seek(0)
-                    _put_back(file.read(), self.path)
+                if self._end > self._size:
+                    # The end of a partial line that could not be cut off before.
+                    os.ftruncate(file.fileno(), self._size)
+                self._restore()
+                _expect_in_place(file, self.path)
                 os.fsync(file.fileno())
             if self._sync_error is not None:
                 raise self._sync_error
+        except OSError as error:
+            self._problems.append(f"the journal {self.path} may be incomplete: {error}")
+        except OpAtlasError as error:
+            self._problems.append(str(error))
         finally:
             _give_up(self._lock)
+        return self._problems
 
     def _keep_synced(self) -> None:
         """Syncs in groups: records that arrive during one fsync share the next."""
@@ -170,26 +188,32 @@ class EndedJournals:
 
     def __init__(self) -> None:
         self._files: dict[Path, BinaryIO] = {}
+        #: What processes wrote that were not killed.
+        self.own_lines: dict[Path, OwnLines] = {}
 
     def hold(self, paths: Iterable[Path]) -> None:
-        """Opens journals. Raises OSError if one cannot be read."""
+        """Opens journals. Raises OSError, UnsafePath if one cannot be opened."""
         for path in paths:
             if path not in self._files:
-                self._files[path] = open_safely(path)
+                self._files[path] = open_safely(path, writable=True)
 
     def give_up(self) -> list[str]:
-        """Closes the journals, and writes removed journals again, as `Journal.close` does.
+        """Closes the journals. Removes lines of others, and writes removed journals again, as `Journal.close` does.
 
         Returns:
-            A sentence for each journal that is not at its path, with the other path.
+            Each problem, as a sentence.
         """
         problems = []
         while self._files:
             path, file = self._files.popitem()
             try:
                 with file:
-                    if not _is_in_place(file, path):
-                        _put_back(file.read(), path)
+                    if path in self.own_lines:
+                        problems += self.own_lines[path].restore(file, path)
+                    else:
+                        with suppress(NotAJournal):
+                            problems += contradictions(path, parse(file, path).records)
+                    _expect_in_place(file, path)
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}: its records cannot be read any more")
             except OpAtlasError as error:
@@ -207,12 +231,15 @@ def journal_text(header: JournalHeader, records: Iterable[Mapping[str, Any]]) ->
     return b"".join(map(line, (asdict(header), *records))).decode()
 
 
-def save_in_temporary_folder(text: str, path: Path) -> str:
-    """Writes a journal that does not fit at `path` to the folder for temporary files.
+def keep(text: str, path: Path) -> str:
+    """Writes a journal at its path, or else in the folder for temporary files.
 
     Returns:
-        A phrase with the path and the command that adds the journal; with the text itself if it cannot be written.
+        A phrase with the place and what adds the records; with the text itself if it cannot be written.
     """
+    with suppress(OpAtlasError):
+        write_text(path, text)
+        return f"kept in {path}: the next session merges them"
     with suppress(OSError, OpAtlasError):
         elsewhere = Path(tempfile.gettempdir()) / path.name
         write_text(elsewhere, text)
@@ -223,6 +250,11 @@ def save_in_temporary_folder(text: str, path: Path) -> str:
 def combine_command(database: Path, path: Path) -> str:
     """Returns the command that adds a journal to a database."""
     return shlex.join(["opatlas", "combine", str(database), str(path)])
+
+
+def path_of(database: Database, run_id: str, part: str = "") -> Path:
+    """Returns the path of the journal of a process; `part` is as for `Journal`."""
+    return database.journal_dir / f"{run_id}{part and '-' + part}{_SUFFIX}"
 
 
 def journals(database: Database) -> list[Path]:
@@ -323,21 +355,31 @@ def _header(text: bytes) -> tuple[JournalHeader | None, str]:
     return replace(header, prune=False), why_not
 
 
-def _is_in_place(file: BinaryIO, path: Path) -> bool:
-    """Returns whether a path still names an open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False
+def _expect_in_place(file: BinaryIO, path: Path) -> None:
+    """Writes an open journal again if its path does not name it any more.
 
-
-def _put_back(content: bytes, path: Path) -> None:
-    """Writes a journal again. Raises OpAtlasError with the other path if that fails."""
+    Raises:
+        OSError: the file cannot be read.
+        OpAtlasError: the journal cannot be written at its path, and the message names another; or the path was that of
+            another file, which is kept under another name.
+    """
+    file.seek(0)
+    content = file.read()
+    with suppress(OSError, UnsafePath):
+        # The process of an ended journal may have written it again.
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()) or read_safely(path, len(content)) == content:
+            return
     text = content.decode(errors="replace")
+    kept = None
     try:
+        if path.is_file():
+            kept = path.rename(free_name(path, "refused"))
         write_text(path, text)
-    except OpAtlasError as error:
-        raise OpAtlasError(f"{error}; its records are {save_in_temporary_folder(text, path)}") from None
+    except (OSError, OpAtlasError) as error:
+        reason = describe_error(error, path, "cannot be written")
+        raise OpAtlasError(f"{reason}; its records are {keep(text, path)}") from None
+    if kept:
+        raise OpAtlasError(f"{path}: another process replaced this journal while rows ran: its file is kept in {kept}")
 
 
 def _owner_lock(path: Path) -> FileLock:

@@ -11,7 +11,7 @@ import gzip
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -151,25 +151,28 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse((line for line in read_lines(path) if event_type(line) is None), path)
 
 
-def records(database: Database, problems: list[str]) -> Iterator[Record]:
-    """Yields the records of all runs.
+def records(database: Database, problems: list[str], of_runs: Container[str] | None = None) -> Iterator[Record]:
+    """Yields the records of runs.
 
     Args:
         problems: receives a sentence for each log that cannot be read.
+        of_runs: these runs only; None: all.
     """
     for run_id in runs(database):
+        if of_runs is not None and run_id not in of_runs:
+            continue
         try:
             yield from read(database, run_id).records
         except OpAtlasError as error:
             problems.append(str(error))
 
 
-def all_records(database: Database, problems: list[str]) -> Iterator[Record]:
-    """Yields the records of all runs; after the record of a row, the record of the kernel launched in its place.
+def all_records(database: Database, problems: list[str], of_runs: Container[str] | None = None) -> Iterator[Record]:
+    """Yields the records of runs; after the record of a row, the record of the kernel launched in its place.
 
-    `problems` is as for `records`.
+    `problems` and `of_runs` are as for `records`.
     """
-    for record in records(database, problems):
+    for record in records(database, problems, of_runs):
         yield record
         if (launched := record.launched_record()) is not None:
             yield launched

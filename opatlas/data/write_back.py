@@ -6,10 +6,9 @@ Writing the same records twice gives the same files, so an interrupted write-bac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from opatlas.data.fold_changes import FoldChanges
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import run_order
 from opatlas.data.logged_rows import Log
+from opatlas.data.own_lines import contradictions, first_of, free_name
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
@@ -143,8 +143,6 @@ def _count(
     result.pruned += [RowName(kernel_type, signatures[position]) for position in pruned]
 
 
-#: The number of unreadable lines of a journal that are reported.
-_LINES_TOLD = 5
 _REMEDY = "make it readable and writable"
 
 
@@ -180,17 +178,21 @@ class RecoveredJournal:
 
 @dataclass(frozen=True)
 class RunWriteBack:
-    """The write-back of a session's own journals.
+    """The write-back of journals of one session.
 
     Attributes:
         result: the result; None if the write-back failed.
         records: all records of the journals.
         problems: why records are not in the CSVs, and where they are kept.
+        is_merged: whether the CSVs and the log have all records whose rows are in the CSVs.
+        incomplete: whether some records are not in the CSVs.
     """
 
     result: WriteBackResult | None
     records: Sequence[Record]
-    problems: Sequence[str]
+    problems: list[str]
+    is_merged: bool
+    incomplete: bool
 
 
 def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
@@ -221,36 +223,34 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
     try:
         contents = journal.read(path)
     except journal.NotAJournal as error:
-        set_aside = (str(error), f"it is kept as {_set_aside(path)}")
+        set_aside = (str(error), f"it is kept as {path.rename(free_name(path, 'unreadable'))}")
         return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
-    header = contents.header
-    result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune)
-    if result.problems:
-        problems = [*result.problems, f"its records stay in {path} until this is repaired"]
-        return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
+    earlier = log.all_records(database, [], {record.run_id for record in contents.records})
+    contradicting = contradictions(path, contents.records, earlier)
     # Named by journal: a killed session may have several.
-    kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
-    try:
-        log.add(database, header, contents.records)
-    except OpAtlasError as error:
-        problems = [*kept, f"{error}; its records are in the CSVs, and {path} stays until this is repaired"]
-        return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
-    problems = [*kept, *_put_away(path, contents)]
-    outdated, unmatched = set(result.outdated), set(result.unmatched)
+    header = replace(contents.header, run_id=path.stem)
+    merged = _merge(database, header, {path: contents}, contents.records)
+    problems = (*contradicting, *merged.problems)
+    if merged.result is None or not merged.is_merged:
+        return RecoveredJournal(contents.header.run_id, problems=problems, incomplete=True)
+    outdated, unmatched = set(merged.result.outdated), set(merged.result.unmatched)
     # The last record of a row counts.
     records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
-    merged = [record for name, record in records.items() if name not in outdated and name not in unmatched]
+    counted = (record for name, record in records.items() if name not in outdated and name not in unmatched)
     return RecoveredJournal(
-        header.run_id,
-        Counter(record.status.value for record in merged),
+        contents.header.run_id,
+        Counter(record.status.value for record in counted),
         len(outdated.intersection(records)),
-        tuple(problems),
-        incomplete=bool(kept or contents.unreadable),
+        problems,
+        incomplete=merged.incomplete or bool(contradicting),
     )
 
 
 def write_back_run(
-    database: Database, header: JournalHeader, unsaved: Iterable[Mapping[str, Any]] = ()
+    database: Database,
+    header: JournalHeader,
+    unsaved: Iterable[Mapping[str, Any]] = (),
+    known: Collection[Path] | None = None,
 ) -> RunWriteBack:
     """Writes the journals of a session back, and moves them to the history of the run.
 
@@ -259,32 +259,60 @@ def write_back_run(
     Args:
         header: the header of the session's journals.
         unsaved: records that could not be written to a journal.
+        known: the journals of the session's processes; others are refused, and kept under another name. None: all.
     """
     problems: list[str] = []
-    read: list[tuple[Path, JournalContents]] = []
+    journals: dict[Path, JournalContents] = {}
     for path in journal.run_journals(database, header.run_id):
         try:
+            if known is not None and path not in known:
+                kept = path.rename(free_name(path, "refused"))
+                raise OpAtlasError(
+                    f"{path}: no process of this session wrote it: it does not count, and is kept as {kept}"
+                )
             with journal.hold_if_abandoned(path) as closed:
                 if not closed:
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
-                read.append((path, journal.read(path)))
+                journals[path] = journal.read(path)
         except Exception as error:
             problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
-    unsaved = list(unsaved)
-    unsaved_records = list(_decode_records(unsaved, problems))
-    records = [record for _, contents in read for record in contents.records] + unsaved_records
-    result = None
+    records = [record for contents in journals.values() for record in contents.records]
+    unsaved, are_records = list(unsaved), True
+    for values in unsaved:
+        try:
+            records.append(Record.from_json(values))
+        except OpAtlasError as error:
+            problems.append(str(error))
+            are_records = False
+    merged = _merge(database, header, journals, records)
+    problems += merged.problems
+    if unsaved and not (merged.is_merged and are_records):
+        problems.append(_rescue(database, header, unsaved))
+    return replace(merged, problems=problems)
+
+
+def _merge(
+    database: Database, header: JournalHeader, journals: Mapping[Path, JournalContents], records: Sequence[Record]
+) -> RunWriteBack:
+    """Writes records to the CSVs and the log, and removes their journals if all records are there.
+
+    Args:
+        header: the header of the journals; its run id is part of the name of a file with rows that are in no CSV.
+        records: the records of the journals, and others.
+    """
+    problems: list[str] = []
+    result, is_merged = None, False
     try:
         result = write_back(database, records, UpdateMode(header.update_mode), prune=header.prune)
         problems += result.problems or _keep_unmatched(database, header, records, result)
-        all_kept = not result.problems
-        if all_kept and records:
+        if not result.problems:
             log.add(database, header, records)
+            is_merged = True
     except Exception as error:
         problems.append(describe_error(error, database.path, "the records stay in their journals"))
-        all_kept = False
-    for path, contents in read:
-        if all_kept or not contents.records:
+    incomplete = bool(problems) or any(contents.unreadable for contents in journals.values())
+    for path, contents in journals.items():
+        if is_merged or not contents.records:
             try:
                 problems += _put_away(path, contents)
             except OSError as error:
@@ -293,26 +321,14 @@ def write_back_run(
             problems.append(
                 f"{pluralize(len(contents.records), 'record')} stay in {path}: the next session merges them"
             )
-    if unsaved and not (all_kept and len(unsaved_records) == len(unsaved)):
-        problems.append(_rescue(database, header, unsaved))
-    return RunWriteBack(result, records, problems)
-
-
-def _decode_records(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
-    for values in unsaved:
-        try:
-            yield Record.from_json(values)
-        except OpAtlasError as error:
-            problems.append(str(error))
+    return RunWriteBack(result, records, problems, is_merged, incomplete)
 
 
 def _put_away(path: Path, contents: JournalContents) -> list[str]:
     """Removes a journal after write-back; renames it if lines could not be read. Raises OSError."""
-    problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
-    if more := contents.unreadable[_LINES_TOLD:]:
-        problems.append(f"{path}: {pluralize(len(more), 'more line')} that cannot be read")
+    problems = first_of(f"{path}:{line}: {problem}" for line, problem in contents.unreadable)
     if problems:
-        problems.append(f"the unreadable lines are kept in {_set_aside(path)}")
+        problems.append(f"the unreadable lines are kept in {path.rename(free_name(path, 'unreadable'))}")
     else:
         path.unlink()
     if contents.torn:
@@ -320,14 +336,6 @@ def _put_away(path: Path, contents: JournalContents) -> list[str]:
             f"{path}: the last record is cut off, because the session was killed; its row counts as not run"
         )
     return problems
-
-
-def _set_aside(path: Path) -> Path:
-    """Renames a journal so that later sessions ignore it; returns the new path. Raises OSError."""
-    names = chain([f"{path.name}.unreadable"], (f"{path.name}.unreadable{number}" for number in count(2)))
-    kept = next(kept for kept in map(path.with_name, names) if not kept.exists())
-    path.rename(kept)
-    return kept
 
 
 def _keep_unmatched(
@@ -344,16 +352,12 @@ def _keep_unmatched(
         return []
     path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
     journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
-    where = f"kept in {path}, to be added by `{journal.combine_command(database.path, path)}`"
     are = pluralize(len(lost), "measured row is", "measured rows are")
-    return [f"{are} not in the CSVs any more: {where}"]
+    add = journal.combine_command(database.path, path)
+    return [f"{are} not in the CSVs any more: kept in {path}, to be added by `{add}`"]
 
 
 def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
     """Saves records that are in no journal; returns a sentence with the path."""
-    path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
-    problem = f"no room in the journal for {pluralize(len(records), 'record')}"
-    with suppress(OpAtlasError):
-        journal.write(path, header, records)
-        return f"{problem}, kept in {path}: the next session merges them"
-    return f"{problem}, {journal.save_in_temporary_folder(journal.journal_text(header, records), path)}"
+    kept = journal.keep(journal.journal_text(header, records), database.journal_dir / f"{header.run_id}-rescued.jsonl")
+    return f"no room in the journal for {pluralize(len(records), 'record')}, {kept}"

@@ -189,8 +189,8 @@ def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypat
     # The thread records the error right after `sync` has raised it.
     with pytest.raises(OSError, match="Input/output error"):
         append_until_refused(kept)
-    with pytest.raises(OSError, match="Input/output error"):
-        kept.close()
+    (problem,) = kept.close()
+    assert "Input/output error" in problem
     assert not kept.path.with_suffix(".lock").exists()
 
 
@@ -235,7 +235,7 @@ def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database:
         kept.append(record(3, 30.0).to_json())
     assert full.value.errno == errno.EFBIG
     kept.append(record(4, 40.0).to_json())
-    kept.close()
+    assert kept.close() == []
     contents = journal.read(kept.path)
     assert contents.records == (record(1, 10.0), record(2, 20.0), record(4, 40.0))
     assert (contents.unreadable, contents.torn) == ((), False)
@@ -253,7 +253,7 @@ def test_a_record_that_can_be_neither_written_nor_cut_off_costs_no_later_one(
     with room_for(3, kept.path), pytest.raises(OSError):
         kept.append(record(3, 30.0).to_json())
     kept.append(record(4, 40.0).to_json())
-    kept.close()
+    assert kept.close() == []
     assert journal.read(kept.path).records == (record(1, 10.0), record(4, 40.0))
 
 
@@ -262,8 +262,8 @@ def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(d
     kept.append(record(1, 10.0).to_json())
     kept.path.unlink()
     kept.path.with_suffix(".lock").unlink()
-    kept.close()
-    kept.close()
+    assert kept.close() == []
+    assert kept.close() == []
     contents = journal.read(kept.path)
     assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
 
@@ -344,10 +344,8 @@ def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
         assert ended.give_up() == []
     else:
         take_away(database)
-        with pytest.raises(OpAtlasError) as raised:
-            kept.close()
-        problem = str(raised.value)
-        kept.close()
+        (problem,) = kept.close()
+        assert kept.close() == []
     (elsewhere,) = temporary.iterdir()
     assert journal.combine_command(database.path, elsewhere) in problem
     contents = journal.read(elsewhere)
@@ -373,8 +371,7 @@ def test_no_room_anywhere_gives_the_text_of_the_journal(database: Database, monk
     kept = Journal(database, JournalHeader("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
     file_in_place_of_the_folder(database)
-    with pytest.raises(OpAtlasError) as raised:
-        kept.close()
+    (problem,) = kept.close()
     copied = database.path.with_name("copied.jsonl")
-    copied.write_text(str(raised.value).partition("\n")[2])
+    copied.write_text(problem.partition("\n")[2])
     assert journal.read(copied).records == (record(1, 10.0),)

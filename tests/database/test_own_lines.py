@@ -1,0 +1,239 @@
+"""Only the process of a journal writes it: lines of others are refused, and its own that are missing are named."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from abs_rows import cells, read, record, write
+from test_journal import abandoned
+
+from opatlas.data import journal
+from opatlas.data.database import Database
+from opatlas.data.journal import EndedJournals, Journal, JournalHeader
+from opatlas.data.own_lines import OwnLines
+from opatlas.data.write_back import recover, write_back_run
+from opatlas.row.record import Record
+
+HEADER = JournalHeader("run-1", "all", prune=False)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    database = Database(tmp_path / "database")
+    write(database, [cells(size) for size in range(1, 10)])
+    return database
+
+
+def line(entry: Record) -> bytes:
+    return json.dumps(entry.to_json()).encode() + b"\n"
+
+
+def add_to(path: Path, *lines: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(b"".join(lines))
+
+
+def averages(database: Database) -> list[str]:
+    return [row["Average Duration(us)"] for row in read(database)]
+
+
+def refused(path: Path) -> bytes:
+    (kept,) = path.parent.glob(f"{path.name}.refused*")
+    return kept.read_bytes()
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_lines_of_another_process_are_refused_kept_and_named_with_their_row(database: Database, goes_on: bool) -> None:
+    kept = Journal(database, HEADER)
+    own = [record(1, 10.0), record(2, 20.0)]
+    kept.append(own[0].to_json())
+    kept.append(own[1].to_json())
+    forged = line(record(1, 0.5)), b"no record\n", line(record(3, 0.5))
+    add_to(kept.path, *forged)
+    if goes_on:
+        own.append(record(4, 40.0))
+        kept.append(own[2].to_json())
+    problems = kept.close()
+    assert refused(kept.path) == b"".join(forged)
+    for number, signature in ((4, record(1).signature), (6, record(3).signature)):
+        assert any(f"{kept.path}:{number}: " in each and f"Abs {signature}" in each for each in problems)
+    assert any(f"{kept.path}:5: " in problem for problem in problems)
+    assert any(f"{kept.path.name}.refused" in problem for problem in problems)
+    contents = journal.read(kept.path)
+    assert (contents.header, contents.records, contents.unreadable) == (HEADER, tuple(own), ())
+    write_back_run(database, HEADER)
+    assert averages(database)[:4] == ["10.0000", "20.0000", "", "40.0000" if goes_on else ""]
+
+
+def test_lines_that_come_twice_are_kept_in_two_files(database: Database) -> None:
+    kept = Journal(database, HEADER)
+    for size in (1, 2):
+        add_to(kept.path, line(record(size, 0.5)))
+        kept.append(record(size, 10.0).to_json())
+    kept.close()
+    found = sorted(path.read_bytes() for path in kept.path.parent.glob("*.refused*"))
+    assert found == [line(record(1, 0.5)), line(record(2, 0.5))]
+    assert recover(database, own_run="") != []
+    assert averages(database)[:2] == ["10.0000", "10.0000"]
+
+
+def test_many_lines_of_another_process_are_not_all_told(database: Database) -> None:
+    kept = Journal(database, HEADER)
+    add_to(kept.path, *(b"line %d\n" % number for number in range(1000)))
+    problems = kept.close()
+    assert len(problems) < 10
+    assert any("995" in problem for problem in problems)
+
+
+def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_named(database: Database) -> None:
+    kept = Journal(database, HEADER)
+    for size in (1, 2, 3):
+        kept.append(record(size, 22.0).to_json())
+    content = kept.path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    forged = lines[2].replace(b"22.0", b"11.0")
+    with open(kept.path, "r+b") as file:
+        file.write(b"".join([*lines[:2], forged, lines[3]]))
+    kept.append(record(4, 22.0).to_json())
+    problems = kept.close()
+    assert refused(kept.path) == forged
+    assert any(f"{kept.path}:3: " in problem for problem in problems)
+    assert any("1 record " in problem and "line 3" in problem for problem in problems)
+    assert [each.signature for each in journal.read(kept.path).records] == [record(n).signature for n in (1, 3, 4)]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_truncated_journal_names_the_records_that_are_lost(database: Database, goes_on: bool, cut: int) -> None:
+    kept = Journal(database, HEADER)
+    for size in (1, 2, 3, 4):
+        kept.append(record(size, 10.0).to_json())
+    lines = kept.path.read_bytes().splitlines(keepends=True)
+    os.truncate(kept.path, len(b"".join(lines[:3])) + cut * len(lines[3]) // 2)
+    if goes_on:
+        kept.append(record(5, 10.0).to_json())
+    problems = kept.close()
+    assert sum("2 records " in problem and "4, 5" in problem for problem in problems) == 1
+    expected = [record(size).signature for size in ((1, 2, 5) if goes_on else (1, 2))]
+    contents = journal.read(kept.path)
+    assert [each.signature for each in contents.records] == expected
+    assert (contents.header, contents.unreadable, contents.torn) == (HEADER, (), False)
+
+
+@pytest.mark.parametrize("header", [b"", b'{"run_id":"run-1","update_mode":"all","prune":true,"version":3}\n'])
+def test_a_header_that_another_process_changed_is_written_again(database: Database, header: bytes) -> None:
+    kept = Journal(database, HEADER)
+    kept.append(record(1, 10.0).to_json())
+    kept.path.write_bytes(header + kept.path.read_bytes().partition(b"\n")[2])
+    assert bool(kept.close()) == bool(header)
+    contents = journal.read(kept.path)
+    assert (contents.header, contents.records) == (HEADER, (record(1, 10.0),))
+
+
+def test_a_journal_that_another_process_replaced_is_written_again_and_the_other_kept(database: Database) -> None:
+    kept = Journal(database, HEADER)
+    kept.append(record(1, 10.0).to_json())
+    forged = kept.path.read_bytes().partition(b"\n")[0] + b"\n" + line(record(1, 0.5))
+    kept.path.unlink()
+    kept.path.write_bytes(forged)
+    (problem,) = kept.close()
+    assert str(kept.path) in problem
+    assert refused(kept.path) == forged
+    assert journal.read(kept.path).records == (record(1, 10.0),)
+
+
+def test_refused_lines_that_cannot_be_kept_are_refused_still(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opatlas.data import own_lines
+    from opatlas.errors import OpAtlasError
+
+    def full(*_: object) -> None:
+        raise OpAtlasError("the disk is full")
+
+    kept = Journal(database, HEADER)
+    kept.append(record(1, 10.0).to_json())
+    add_to(kept.path, line(record(2, 0.5)))
+    monkeypatch.setattr(own_lines, "write_bytes", full)
+    assert any("the disk is full" in problem for problem in kept.close())
+    assert journal.read(kept.path).records == (record(1, 10.0),)
+
+
+def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Database) -> None:
+    kept = Journal(database, HEADER, part="gw0")
+    kept.append(record(1, 10.0).to_json())
+    ended = EndedJournals()
+    ended.hold([kept.path])
+    assert kept.close() == []
+    ended.own_lines[kept.path] = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
+    add_to(kept.path, line(record(2, 0.5)))
+    problems = ended.give_up()
+    assert any(record(2).signature in problem for problem in problems)
+    assert refused(kept.path) == line(record(2, 0.5))
+    assert journal.read(kept.path).records == (record(1, 10.0),)
+
+
+def test_a_journal_that_its_worker_wrote_again_is_no_journal_of_another(database: Database) -> None:
+    kept = Journal(database, HEADER, part="gw0")
+    kept.append(record(1, 10.0).to_json())
+    ended = EndedJournals()
+    ended.hold([kept.path])
+    kept.path.unlink()
+    assert kept.close() == []
+    ended.own_lines[kept.path] = kept.own_lines
+    assert ended.give_up() == []
+
+
+CONTRADICTIONS: dict[str, Callable[[Record], Record]] = {
+    "the same time": lambda own: replace(own, reason="another"),
+    "other samples later": lambda own: replace(record(1, 0.5), finished_at=own.finished_at + 1),
+}
+
+
+@pytest.mark.parametrize("forge", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
+    database: Database, forge: Callable[[Record], Record]
+) -> None:
+    own = record(1, 10.0)
+    path = abandoned(database, own, record(2, 20.0), forge(own))
+    (found,) = recover(database, own_run="")
+    assert found.incomplete
+    (problem,) = found.problems
+    assert str(path) in problem
+    assert f"Abs {own.signature}" in problem
+    assert averages(database)[:2] == [f"{forge(own).measurement.samples_us[0]:.4f}", "20.0000"]
+    assert not path.exists()
+
+
+def test_records_of_two_killed_processes_that_contradict_each_other_are_named(database: Database) -> None:
+    for part, duration in (("gw0", 10.0), ("gw1", 0.5)):
+        kept = Journal(database, HEADER, part=part)
+        kept.append(record(1, duration).to_json())
+        kept.append(record(2, 20.0).to_json())
+        kept.close()
+    first, second = recover(database, own_run="")
+    assert (first.incomplete, second.incomplete) == (False, True)
+    assert record(1).signature in second.problems[0]
+
+
+def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: Database) -> None:
+    path = abandoned(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
+    ended = EndedJournals()
+    ended.hold([path])
+    (problem,) = ended.give_up()
+    assert record(1).signature in problem
+
+
+def test_records_that_agree_are_no_contradiction(database: Database) -> None:
+    own = record(1, 10.0)
+    abandoned(database, own, record(2), replace(record(2), finished_at=1.0), own)
+    (found,) = recover(database, own_run="")
+    assert (found.problems, found.incomplete) == ((), False)
+    abandoned(database, own)
+    (found,) = recover(database, own_run="")
+    assert (found.problems, found.incomplete) == ((), False)
