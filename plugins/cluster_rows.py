@@ -12,9 +12,9 @@ from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.dealer import Dealer
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.pool import GroupPool
-from opatlas.row.columns import Status
 from opatlas.row.errors import ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
+from opatlas.row.status import Status
 
 from .cluster import cluster_of
 from .collector import needs_group, row_of, will_run

@@ -25,8 +25,8 @@ from opatlas.generation.models_file import NamedModel
 from opatlas.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.implementations.contract import KernelSource, content_digest
-from opatlas.row.columns import Status
 from opatlas.row.location import implementation_label
+from opatlas.row.status import Status
 from opatlas.show.result import Column, Table
 from opatlas.tasks.candidate_files import candidate_function
 from opatlas.tasks.task import MODEL_NEW, Task

@@ -27,10 +27,10 @@ from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
 from opatlas.report.row_summary import summarize_row
-from opatlas.row.columns import Status
 from opatlas.row.record import Record
 from opatlas.row.roofline import device_peak
 from opatlas.row.signature import case_id_in
+from opatlas.row.status import Status
 
 from .cluster_rows import host_of
 from .collector import Collector, lacks_replay, row_of

@@ -30,8 +30,9 @@ from opatlas.isolation.in_process import InProcessExecutor
 from opatlas.isolation.msprof import executor as msprof
 from opatlas.isolation.msprof.command import accepts_profiles
 from opatlas.isolation.profile_executor import ProfileExecutor
-from opatlas.row.columns import FUNCTIONAL, Status
+from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
+from opatlas.row.status import Status
 from opatlas.text import exception_line
 
 from .cluster_rows import Arrived, ClusterRows

@@ -10,8 +10,8 @@ import pytest
 
 from opatlas.report.row_summary import duration_tables
 from opatlas.report.session_report import SessionFacts, cause_table, gap_table
-from opatlas.row.columns import Status
 from opatlas.row.signature import case_id_in
+from opatlas.row.status import Status
 from opatlas.show import formats
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import printable_lines

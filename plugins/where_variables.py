@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from opatlas.arrays import Floats
 from opatlas.data.manifest import run_id_time
 from opatlas.errors import CellError
-from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID, Status
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
 from opatlas.row.slots import Slot
+from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
 from opatlas.text import parse_real
 

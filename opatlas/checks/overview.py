@@ -13,9 +13,10 @@ from opatlas.data import journal
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance, joined
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import POOLED_MACHINES, QUALITY, STATUS, Status
+from opatlas.row.columns import POOLED_MACHINES, QUALITY, STATUS
 from opatlas.row.location import parse_path
 from opatlas.row.quality import Quality
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 #: The quality of a row without the column Quality.

@@ -25,11 +25,11 @@ from opatlas.row.columns import (
     RUN_ID,
     STATUS,
     STATUS_REASON,
-    Status,
 )
 from opatlas.row.communication import is_communication
 from opatlas.row.durations import Durations
 from opatlas.row.quality import LONGEST_US, names_outliers
+from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.show import formats
 

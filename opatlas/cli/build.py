@@ -20,9 +20,9 @@ from opatlas.implementations.implementation import Implementation
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.progress import track
-from opatlas.row.columns import Status
 from opatlas.row.location import default_path
 from opatlas.row.siblings import base_type
+from opatlas.row.status import Status
 from opatlas.row.versions import detect
 
 #: Deadline of a row, whose set-up may compile for minutes: as of a row that was never run before.

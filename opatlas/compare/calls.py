@@ -12,10 +12,10 @@ from opatlas.row.columns import (
     POOLED_RUN_DURATIONS,
     SPAN,
     STATUS_REASON,
-    Status,
 )
 from opatlas.row.durations import Duration, Source, run_medians
 from opatlas.row.quality import AMBIGUOUS_LIMIT, NOISE_LIMIT, Quality, valid_duration
+from opatlas.row.status import Status
 from opatlas.row.table import Row
 from opatlas.show.formats import percent
 from opatlas.text import parse_whole

@@ -15,9 +15,9 @@ from opatlas.compare.step import ModelStep, StepFigures
 from opatlas.compare.verdict import CallPair, PairVerdict, compare_calls
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.progress import track
-from opatlas.row.columns import Status
 from opatlas.row.communication import COLLECTIVES
 from opatlas.row.signature import make_case_id
+from opatlas.row.status import Status
 from opatlas.text import suggest
 
 #: fast_p is given for these p.

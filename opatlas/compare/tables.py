@@ -12,7 +12,8 @@ from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, R
 from opatlas.compare.databases import ComparedDatabase
 from opatlas.compare.step import total_of
 from opatlas.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
-from opatlas.row.columns import CONVERSIONS, IMPLEMENTATION, OUTPUTS_MISSING, Status
+from opatlas.row.columns import CONVERSIONS, IMPLEMENTATION, OUTPUTS_MISSING
+from opatlas.row.status import Status
 from opatlas.show.formats import microseconds, percent, ratio
 from opatlas.show.result import Column, Fields, Part, Table
 

@@ -19,11 +19,11 @@ from opatlas.row.columns import (
     STATUS_GROUP,
     STATUS_REASON,
     STATUS_RUN_ID,
-    Status,
     is_profiling_column,
 )
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import row_cells
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
 

@@ -40,13 +40,13 @@ from opatlas.row.columns import (
     STATUS_GROUP,
     STATUS_REASON,
     STATUS_RUN_ID,
-    Status,
     is_profiling_column,
 )
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import RowName
 from opatlas.row.signature import signature
 from opatlas.row.slots import EMPTY_SHAPE
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 if TYPE_CHECKING:

@@ -17,11 +17,12 @@ from opatlas.data.database import Database
 from opatlas.data.log import event_type, file_path, imported, read_lines, runs
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.row.columns import RUN_ID, Status
+from opatlas.row.columns import RUN_ID
 from opatlas.row.quality import typical_mean
 from opatlas.row.record import RowName
 from opatlas.row.row_kind import row_kind
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.typed_json import DecodeError, decode
 
 

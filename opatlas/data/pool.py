@@ -42,13 +42,13 @@ from opatlas.row.columns import (
     STAND_IN,
     STATUS,
     STATUS_REASON,
-    Status,
     is_microbench_column,
 )
 from opatlas.row.durations import run_medians
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import row_cells, signature, signatures
+from opatlas.row.status import Status
 from opatlas.text import parse_real
 
 #: Machines that disagree more are reported: as a share of the pooled median.

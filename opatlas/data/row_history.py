@@ -14,9 +14,10 @@ from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests, run_id_time
 from opatlas.errors import OpAtlasError
 from opatlas.progress import track
-from opatlas.row.columns import STATUS_REASON, Status
+from opatlas.row.columns import STATUS_REASON
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import RowChoice
+from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")

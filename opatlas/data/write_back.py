@@ -25,8 +25,9 @@ from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.gc_pause import gc_paused
-from opatlas.row.columns import STATUS_REASON, Status
+from opatlas.row.columns import STATUS_REASON
 from opatlas.row.record import Record, RowName
+from opatlas.row.status import Status
 from opatlas.text import pluralize
 
 

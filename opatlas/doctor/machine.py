@@ -87,8 +87,8 @@ def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
     from opatlas.doctor.sample_rows import SAMPLES, job_of
     from opatlas.engine.runner import Runner
     from opatlas.instruments.instrument import MeasureSettings
-    from opatlas.row.columns import Status
     from opatlas.row.quality import typical_mean
+    from opatlas.row.status import Status
 
     runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))
     runner.probe()

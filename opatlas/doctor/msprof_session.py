@@ -33,8 +33,8 @@ from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.msprof.executor import MsprofSession
 from opatlas.isolation.msprof.pending import MsprofOutput, read_output
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 _ENDED_PROCESS = {Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR}
 #: A profile without a summary goes into the report unless it is larger.

@@ -43,10 +43,11 @@ from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.executor import msprof_on_group
-from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.row.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.row.errors import DeviceGone
 from opatlas.row.quality import relative_noise
+from opatlas.row.status import Status
 from opatlas.show import formats
 
 _RANKS = 2

@@ -16,9 +16,9 @@ from opatlas.row.columns import (
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
-    Status,
 )
 from opatlas.row.quality import relative_noise, typical_mean
+from opatlas.row.status import Status
 from opatlas.show import formats
 
 #: Samples of each row.

@@ -25,8 +25,9 @@ from opatlas.errors import OpAtlasError
 from opatlas.installation import measuring_code
 from opatlas.isolation.executor import Executor
 from opatlas.progress import progress
-from opatlas.row.columns import EP_SIZE, Status
+from opatlas.row.columns import EP_SIZE
 from opatlas.row.record import new_run_id
+from opatlas.row.status import Status
 from opatlas.show.output import print_note
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
 

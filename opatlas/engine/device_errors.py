@@ -14,8 +14,8 @@ from pathlib import Path
 from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.devices.npu_operators import missing_kernel
 from opatlas.engine.job import RowOutcome
-from opatlas.row.columns import Status
 from opatlas.row.errors import MissingPrecondition, ReplayError
+from opatlas.row.status import Status
 from opatlas.text import cut_middle, exception_line, exception_message
 
 #: Longest searched part of an exception's message, because searching megabytes takes seconds.

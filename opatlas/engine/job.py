@@ -19,8 +19,9 @@ from opatlas.instruments.attribution import (
     own_kernel,
     whole_call,
 )
-from opatlas.row.columns import SAMPLE, Status
+from opatlas.row.columns import SAMPLE
 from opatlas.row.record import Measurement
+from opatlas.row.status import Status
 from opatlas.tasks.task import Task
 from opatlas.text import cut_middle, printable, printable_lines
 

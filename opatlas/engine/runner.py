@@ -21,9 +21,9 @@ from opatlas.engine.replay import Replay
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.instruments.sample_filters import count_stops
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
+from opatlas.row.status import Status
 
 
 def _nothing() -> None:

@@ -15,9 +15,9 @@ from opatlas.engine.result_check import Checked
 from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import StopRule
-from opatlas.row.columns import Status
 from opatlas.row.errors import OutOfMemory
 from opatlas.row.record import Execution, Measurement
+from opatlas.row.status import Status
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from opatlas.candidates.error_class import CandidateFailure, Phase, classify
 from opatlas.candidates.judgement import Judgement
 from opatlas.candidates.static_rules import static_check, static_notes
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 #: Characters of stderr that are read.
 _LONGEST = 64 << 10

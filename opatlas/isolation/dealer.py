@@ -18,8 +18,8 @@ from typing import Protocol
 
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 #: A device answers after this time, in seconds, and then gets as many jobs as fill it.
 BATCH_S = 0.5

@@ -19,8 +19,8 @@ from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady,
 from opatlas.isolation.child import show_stacks
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup, flush_streams
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceUnhealthy
+from opatlas.row.status import Status
 
 if TYPE_CHECKING:
     from opatlas.engine.runner import Runner

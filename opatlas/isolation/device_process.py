@@ -35,8 +35,8 @@ from opatlas.isolation.child import (
     write_stacks,
 )
 from opatlas.isolation.fresh_python import import_paths, module_command
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 #: Maximum time that a process takes to start. Imports of torch (and torch_npu) from a cold disk take tens of seconds.
 _START_TIMEOUT_S = 300.0

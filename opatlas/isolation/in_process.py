@@ -10,8 +10,8 @@ from opatlas.devices.discovery import device_environment
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 from opatlas.text import exception_line
 
 

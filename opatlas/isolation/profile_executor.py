@@ -5,8 +5,8 @@ from __future__ import annotations
 from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
-from opatlas.row.columns import Status
 from opatlas.row.location import UNNAMED_NPU
+from opatlas.row.status import Status
 
 
 class ProfileExecutor:

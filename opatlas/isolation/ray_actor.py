@@ -30,8 +30,8 @@ from opatlas.isolation.dealer import BATCH_S, BEAT_S, DeviceAnswer
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.executor import run_job
 from opatlas.isolation.process_end import die_with_parent
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 from opatlas.row.versions import detect
 
 #: The most bytes that are kept of the output of a row.

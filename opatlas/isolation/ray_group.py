@@ -22,8 +22,8 @@ from opatlas.isolation.dealer import BEAT_S, SILENCE_S
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.ray_api import beat, first_line, future, ray, start_actor
 from opatlas.isolation.ray_group_actor import GroupActor, HostAnswer
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone, GroupTimeout
+from opatlas.row.status import Status
 
 #: Longest time in which hosts become free, and in which an actor gives its first sign of life, in seconds.
 _START_S = 300.0

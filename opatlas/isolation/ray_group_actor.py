@@ -19,8 +19,8 @@ from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.ray_actor import HostActor
 from opatlas.isolation.ray_api import ray
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone, GroupTimeout
+from opatlas.row.status import Status
 
 
 @dataclass(frozen=True)

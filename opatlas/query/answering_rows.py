@@ -25,11 +25,11 @@ from opatlas.row.columns import (
     LENGTHS_IN_SIGNATURE,
     MICROBENCH_DEVICE_KERNELS,
     RUNTIME_IN_SIGNATURE,
-    Status,
 )
 from opatlas.row.durations import Duration, Durations, Source
 from opatlas.row.signature import signatures
 from opatlas.row.slots import normal_words
+from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
 
 if TYPE_CHECKING:

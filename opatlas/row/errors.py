@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 
 class ReplayError(OpAtlasError):

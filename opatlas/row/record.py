@@ -15,12 +15,12 @@ from msgspec import Meta
 from opatlas.row.columns import (
     MESSAGE_BYTES,
     NUM_DEVICES,
-    Status,
     is_file_name,
 )
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import QualityVerdict, Summary, judge, judge_composition, summarize
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.typed_json import (
     Count,
     DecodeError,

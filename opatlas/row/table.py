@@ -45,7 +45,6 @@ from opatlas.row.columns import (
     STAND_IN,
     STATUS,
     TOPOLOGY_TIER,
-    Status,
 )
 from opatlas.row.communication import is_communication
 from opatlas.row.durations import Duration, Durations, Source
@@ -54,6 +53,7 @@ from opatlas.row.row_kind import RowKind, row_kind
 from opatlas.row.signature import make_case_id, signatures_of
 from opatlas.row.sizes import row_sizes
 from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes
+from opatlas.row.status import Status
 from opatlas.text import parse_real, parse_whole
 
 if TYPE_CHECKING:

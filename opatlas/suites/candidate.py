@@ -23,8 +23,8 @@ from opatlas.engine.guards.verdict import Compared, compare_results, interface_p
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.implementations.contract import Prepared
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.row.columns import Status
 from opatlas.row.errors import WrongResult
+from opatlas.row.status import Status
 from opatlas.suites.case import SuiteRow, check_case
 from opatlas.suites.operators import Call, derive
 from opatlas.text import exception_line

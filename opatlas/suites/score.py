@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opatlas.data.database import Database
-from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT, Status
+from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import column_cells, signatures
+from opatlas.row.status import Status
 from opatlas.show.formats import percent, ratio
 from opatlas.suites.overload import is_folder, overload_of
 from opatlas.text import parse_whole

@@ -21,10 +21,10 @@ from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.sampling import Sampling
 from opatlas.implementations.contract import KernelSource, Prepared
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.row.columns import Status
 from opatlas.row.errors import ChangedInput, Unsupported, WrongResult
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
+from opatlas.row.status import Status
 from opatlas.suites.candidate import SuiteCandidate
 from opatlas.suites.case import SuiteRow, check_case
 from opatlas.suites.operators import Call, computed_by

@@ -15,7 +15,7 @@ from pathlib import Path
 from opatlas.data.csv_files import read_text_csv, write_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import safe_folder
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 _FILE = "DispatchFFNCombine.csv"
 

@@ -28,9 +28,9 @@ from opatlas.engine.job import Job
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
 from opatlas.row.communication import is_communication
 from opatlas.row.errors import ReplayError
+from opatlas.row.status import Status
 from tests.bench.real_rows import RealRow, sources
 from tests.bench.replaying import replay_functions
 

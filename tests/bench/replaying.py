@@ -26,9 +26,9 @@ from opatlas.row.columns import (
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
-    Status,
 )
 from opatlas.row.errors import WrongResult
+from opatlas.row.status import Status
 
 
 @cache

@@ -6,7 +6,7 @@ import pytest
 from replaying import replay_of, runner
 
 from opatlas.engine.job import Job
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from tests.bench.a3_reports import completed, kernel_type_of
 
 

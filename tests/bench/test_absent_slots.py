@@ -8,8 +8,8 @@ import pytest
 from replaying import cells_of, replay_row
 
 from opatlas.engine.inputs.row_slots import RowSlots
-from opatlas.row.columns import Status
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 #: Rows as CANN 8.5 writes them: absent slots have a dtype, and ND as format.
 ROWS = [

@@ -10,7 +10,8 @@ from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
-from opatlas.row.columns import RUNTIME_PREFIX, Status
+from opatlas.row.columns import RUNTIME_PREFIX
+from opatlas.row.status import Status
 
 FIA = "FusedInferAttentionScore"
 

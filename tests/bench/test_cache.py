@@ -12,7 +12,8 @@ from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.row.columns import INPUT_DTYPES, Status
+from opatlas.row.columns import INPUT_DTYPES
+from opatlas.row.status import Status
 
 FUSED, LOAD = "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
 BLOCKS, BLOCK_SIZE = 5, 4

@@ -17,7 +17,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,

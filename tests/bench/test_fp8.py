@@ -10,7 +10,8 @@ from sample_rows_moe import FP8_GROUPS
 from sample_rows_quantized import E4M3
 
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, Status
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES
+from opatlas.row.status import Status
 
 DTYPES = {"FLOAT8_E4M3FN": torch.float8_e4m3fn, "FLOAT8_E5M2": torch.float8_e5m2}
 

@@ -10,7 +10,8 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, assert_refused, assert_wrong, replay_row
 
 import opatlas.engine.replay
-from opatlas.row.columns import OUTPUT_DTYPES, Status
+from opatlas.row.columns import OUTPUT_DTYPES
+from opatlas.row.status import Status
 
 MUL = "3,1,1,128; | FLOAT;FLOAT | NCHW;NCHW -> 3,1,1,128 | FLOAT16 | NCHW"
 

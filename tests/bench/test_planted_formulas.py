@@ -14,8 +14,8 @@ from sample_rows import ROWS
 import opatlas.engine.replay
 from opatlas.engine.formula import Part
 from opatlas.engine.result_check import Largest, Picks, Rounded, check
-from opatlas.row.columns import Status
 from opatlas.row.errors import WrongResult
+from opatlas.row.status import Status
 
 
 def everything_off(tensor):

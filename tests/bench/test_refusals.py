@@ -12,7 +12,7 @@ from sample_rows import ROWS
 
 from opatlas.engine.device_errors import outcome_from_error
 from opatlas.engine.registry import replays
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Rows that replays refuse, by their status. A block of a file has `kernel type: row`, and in the next line the reason.

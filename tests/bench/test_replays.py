@@ -11,7 +11,7 @@ from sample_rows import ROWS, catalog_rows
 from opatlas.devices.npu_operators import resolve_npu_call
 from opatlas.engine.kernel_facts import runs_on_cpu
 from opatlas.engine.registry import replay_spec
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 
 def claimed_types() -> Counter[str]:

@@ -12,7 +12,8 @@ from replaying import assert_refused, replay_row, time_instead
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.row.columns import INPUT_DTYPES, Status
+from opatlas.row.columns import INPUT_DTYPES
+from opatlas.row.status import Status
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 modes = st.sampled_from(["half", "interleave"])

@@ -13,7 +13,7 @@ from replaying import assert_mistake_is_caught, assert_wrong, replay_row, time_i
 from sample_rows import ROWS
 
 from opatlas.engine.result_check import check
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 seeds = st.integers(0, 999)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)

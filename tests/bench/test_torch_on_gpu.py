@@ -13,7 +13,7 @@ from replaying import replay_row
 from sample_rows import ROWS
 
 from opatlas.engine.job import RowOutcome
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 _MODULES = (attention, cache, matmul, moe, quantized)
 _FEW_ROWS = "9,96;96,64;64;9 | INT8;INT8;DT_BF16;FLOAT -> 9,64 | DT_BF16"

@@ -23,7 +23,7 @@ from pathlib import Path
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.dealer import BATCH_S, Dealer, DeviceAnswer
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 

@@ -15,12 +15,12 @@ from opatlas.data.write_back import write_back
 from opatlas.row.columns import (
     BASE,
     PROFILING_DURATIONS,
-    Status,
     profiling_counter,
 )
 from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signatures
+from opatlas.row.status import Status
 
 
 def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:

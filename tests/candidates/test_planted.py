@@ -19,7 +19,7 @@ from opatlas.instruments import kernel_records, timers
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.candidate_run import run_candidate
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 CPU = DeviceSpec("cpu")
 SETTINGS = MeasureSettings(repeat_count=40, time_limit_s=60, cache="warm", threads=1)

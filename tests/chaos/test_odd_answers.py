@@ -16,8 +16,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 ODD = int(odd_device.ODD)
 #: Of a row whose answer never comes; of all others.

@@ -20,8 +20,8 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.pool import GroupPool
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone, GroupTimeout
+from opatlas.row.status import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 MODULE = ROOT / "bench" / "test_collectives.py"

@@ -15,8 +15,8 @@ from opatlas.engine.group import RANK_SPREAD, Group, SynchronizedInstrument
 from opatlas.instruments.attribution import NoSamples
 from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.instruments.timers import WallClock
-from opatlas.row.columns import Status
 from opatlas.row.errors import OutOfMemory, ReplayError, WrongResult
+from opatlas.row.status import Status
 
 CELLS = {"message_bytes": "64", "num_devices": "3", "dtype": "DT_FLOAT", "topology_tier": "1"}
 

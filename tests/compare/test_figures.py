@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from opatlas.compare.calls import RowCall
 from opatlas.compare.comparison import FAST, DatabaseComparison, RivalFigures, compare_row
 from opatlas.compare.databases import ComparedDatabase
-from opatlas.row.columns import CACHE_STATE, Status
+from opatlas.row.columns import CACHE_STATE
+from opatlas.row.status import Status
 
 COMPOSITION = "composition of 2 torch operators (pow, mean)"
 calls = st.one_of(

@@ -12,7 +12,7 @@ from replaying import job_of
 from opatlas.engine.job import Job
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 #: Four megabytes in, four out: all of it fits into the L2 cache, and none is left of it after a flush.
 MEMORY_BOUND = ("Neg", "1048576 | FLOAT -> 1048576 | FLOAT")

@@ -9,7 +9,7 @@ from sample_rows import ROWS
 from written_facts import write_calls
 
 from opatlas.engine.kernel_facts import read_calls
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from opatlas.data.row_copy import read_rows
 from opatlas.engine.kernel_facts import read_implementation_proofs, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.implementations.catalog import shipped
-from opatlas.row.columns import Status
 from opatlas.row.location import ROOT, list_databases, parse_path
 from opatlas.row.siblings import base_type
+from opatlas.row.status import Status
 
 #: One kernel type of each way in which torch.compile's kernels compute; it takes seconds for each row.
 COMPILED = (

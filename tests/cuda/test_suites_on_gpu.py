@@ -14,7 +14,7 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.job import Job
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from opatlas.suites import listing
 
 pytestmark = pytest.mark.usefixtures("gpu")

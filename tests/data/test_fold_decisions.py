@@ -62,10 +62,10 @@ from opatlas.row.columns import (
     RUN_ID,
     STATUS,
     STATUS_RUN_ID,
-    Status,
 )
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import RowChoice, signature
+from opatlas.row.status import Status
 from opatlas.theory.plan import append_rows
 
 COUNTER = "MicroBench aic_mac_ratio"

@@ -13,9 +13,10 @@ from test_combine_tables import combine_tables, combined, frame, rows_of
 
 from opatlas.data.database import Database
 from opatlas.data.manifest import RunOrder
-from opatlas.row.columns import AVERAGE, RUN_ID, Status
+from opatlas.row.columns import AVERAGE, RUN_ID
 from opatlas.row.columns import PROFILING_AVERAGE as PROFILED
 from opatlas.row.quality import valid_duration
+from opatlas.row.status import Status
 
 RUNS = st.sampled_from(["", *(f"2025112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
 STATUSES = st.sampled_from(["", *(status.value for status in Status)])

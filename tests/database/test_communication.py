@@ -15,7 +15,6 @@ from opatlas.data.database import Database
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import TableError
-from opatlas.row.columns import Status
 from opatlas.row.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -26,6 +25,7 @@ from opatlas.row.communication import (
 )
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
 RUN = "20260101T000000-aaaaaa"

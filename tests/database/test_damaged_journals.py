@@ -18,8 +18,8 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader, NotAJournal
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back, write_back_run
-from opatlas.row.columns import Status
 from opatlas.row.record import Record
+from opatlas.row.status import Status
 from opatlas.typed_json import DecodeError
 
 AVERAGE = "Average Duration(us)"

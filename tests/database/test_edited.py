@@ -16,10 +16,11 @@ from opatlas.data.edited import clear_edited, edited_rows
 from opatlas.data.journal import JournalHeader
 from opatlas.data.row_history import row_histories
 from opatlas.data.write_back import recover, write_back_run
-from opatlas.row.columns import BASE, MESSAGE, Status
+from opatlas.row.columns import BASE, MESSAGE
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.record import Measurement, Record, RowName
 from opatlas.row.signature import RowChoice, signature
+from opatlas.row.status import Status
 
 
 @pytest.fixture

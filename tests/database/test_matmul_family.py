@@ -18,11 +18,11 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back, write_back_run
-from opatlas.row.columns import Status
 from opatlas.row.record import LaunchedCase, Measurement, Record, RowName
 from opatlas.row.same_case import canonical_form
 from opatlas.row.siblings import MATMUL_FAMILY
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 V2, V3 = "MatMulV2", "MatMulV3"

@@ -14,9 +14,9 @@ from opatlas.data.database import Database
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row import columns as schema
-from opatlas.row.columns import Status
 from opatlas.row.record import Execution, LaunchedCase, Measurement, Record
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 PRODUCT = {
     "Input Shapes": "2,3;4,3",

@@ -18,9 +18,9 @@ from opatlas.data.manifest import Manifest
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import Status
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]

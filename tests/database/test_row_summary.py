@@ -18,10 +18,11 @@ from opatlas.report.row_summary import (
     summarize_row,
     summarize_types,
 )
-from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES, Status
+from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.quality import Quality
 from opatlas.row.record import Measurement, Record
 from opatlas.row.roofline import Peak
+from opatlas.row.status import Status
 from opatlas.show.formats import duration, noise
 
 H200 = Peak(4800.0, {"BF16": 989.5})

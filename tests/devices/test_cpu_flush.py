@@ -28,7 +28,7 @@ from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from tests.support.fake_system import write_files
 from tests.support.wrapper import Wrapper
 

@@ -22,8 +22,8 @@ from opatlas.devices.npu_operators import (
 )
 from opatlas.engine.device_errors import outcome_from_error
 from opatlas.isolation.child import start
-from opatlas.row.columns import Status
 from opatlas.row.errors import MissingPrecondition, Unsupported
+from opatlas.row.status import Status
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"
 

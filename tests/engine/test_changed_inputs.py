@@ -16,8 +16,8 @@ from opatlas.engine.formula import per_element, pointwise
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
 from opatlas.row.errors import ChangedInput, ReplayError
+from opatlas.row.status import Status
 from tests.support.wrapper import Wrapper
 
 SHAPE = "64,16"

@@ -14,8 +14,8 @@ from opatlas.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.engine.device_errors import error_text, outcome_from_error
 from opatlas.engine.job import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, RowOutcome
 from opatlas.engine.registry import replays
-from opatlas.row.columns import Status
 from opatlas.row.errors import InvalidRow
+from opatlas.row.status import Status
 from opatlas.text import cut_middle
 
 POISON = "CUDA error: an illegal memory access was encountered"

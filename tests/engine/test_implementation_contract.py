@@ -13,7 +13,7 @@ from opatlas.engine.runner import Runner
 from opatlas.implementations.contract import KernelSource, implements
 from opatlas.implementations.directory import read_directory
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 ROW = "24,32; 24,32; 32 | BF16; BF16; BF16 -> 24,32; 24,1; 24,32 | BF16; FLOAT; BF16"
 

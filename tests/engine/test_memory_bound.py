@@ -21,8 +21,8 @@ from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.replay import Replay
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
 from opatlas.row.errors import OutOfMemory
+from opatlas.row.status import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds the memory of a process so")
 

@@ -23,7 +23,7 @@ from opatlas.engine.process_state import ProcessState, changes
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from opatlas.engine.formula import per_element, pointwise
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 ROW = "4,5 | FLOAT -> 4,5 | FLOAT"
 

@@ -20,9 +20,10 @@ from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.engine.stand_in import REST, describe_stand_in
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import ASSUMPTIONS, STAND_IN, Status
+from opatlas.row.columns import ASSUMPTIONS, STAND_IN
 from opatlas.row.quality import Quality
 from opatlas.row.record import Record
+from opatlas.row.status import Status
 
 ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
 

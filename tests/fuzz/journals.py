@@ -16,9 +16,9 @@ from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.data.write_back import recover
-from opatlas.row.columns import Status
 from opatlas.row.record import LaunchedCase, Measurement, Record
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 from .target import Target, expect, files_of, packed, refusing, tables_of
 

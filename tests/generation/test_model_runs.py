@@ -22,7 +22,7 @@ from opatlas.experiment.attempts import ModelAttempt
 from opatlas.generation.attempt_log import AttemptLog
 from opatlas.generation.settings import KernelLanguage
 from opatlas.implementations.contract import KernelSource
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.tasks.task import read_tasks
 

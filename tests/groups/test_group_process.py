@@ -36,9 +36,9 @@ from opatlas.isolation.groups import running as module
 from opatlas.isolation.groups.messages import connect, listen
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.running import end_reason
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.quality import Quality
+from opatlas.row.status import Status
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),

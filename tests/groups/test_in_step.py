@@ -11,8 +11,8 @@ from opatlas.engine.job import RowOutcome
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
 from opatlas.isolation.groups.rank_main import combine_ranks
-from opatlas.row.columns import Status
 from opatlas.row.record import Measurement
+from opatlas.row.status import Status
 
 
 class Recorded(Group):

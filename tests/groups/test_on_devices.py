@@ -15,8 +15,8 @@ from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, TORCH_NPU_PROFIL
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof.executor import msprof_on_group
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 DEVICES = [device for device in available_devices(None) if device.kind != "cpu"]
 SPEC = GroupSpec(2)

@@ -12,7 +12,7 @@ from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.implementations.contract import KernelSource
 from opatlas.isolation.candidate_run import run_candidate
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from opatlas.tasks.task import Task, TaskKind
 
 SOURCE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x\n"

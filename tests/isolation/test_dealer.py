@@ -12,8 +12,8 @@ from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation import dealer
 from opatlas.isolation.dealer import Dealer, DeviceAnswer
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 
 class Lost(Exception):

@@ -10,8 +10,8 @@ from opatlas.engine.job import RowOutcome
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.ray_group import combined
 from opatlas.isolation.ray_group_actor import HostAnswer, in_order
-from opatlas.row.columns import Status
 from opatlas.row.record import Measurement
+from opatlas.row.status import Status
 
 GPUS = [DeviceSpec("cuda", index=index) for index in range(8)]
 CPU = [DeviceSpec("cpu")]

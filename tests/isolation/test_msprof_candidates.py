@@ -11,7 +11,7 @@ from opatlas.candidates.judgement import ErrorClass
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.msprof.executor import MsprofSession
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 TASK = Path(__file__).parents[2] / "examples" / "tasks" / "softmax.py"
 

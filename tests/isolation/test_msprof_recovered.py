@@ -18,9 +18,9 @@ from opatlas.engine.stand_in import describe_stand_in
 from opatlas.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples
 from opatlas.isolation.msprof import pending
 from opatlas.isolation.msprof.pending import recover_profiles
-from opatlas.row.columns import Status
 from opatlas.row.quality import Quality
 from opatlas.row.record import Measurement
+from opatlas.row.status import Status
 
 RUN = "20261121T163006-1f0c9a"
 

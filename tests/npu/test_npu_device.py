@@ -18,7 +18,7 @@ from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
 from opatlas.devices.torch_npu import TorchNpuMissing, import_torch_npu
 from opatlas.isolation.msprof.command import METRICS
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 
 HERE = Path(__file__).parent
 

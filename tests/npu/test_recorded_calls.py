@@ -20,7 +20,8 @@ from opatlas.data.database import Database
 from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
-from opatlas.row.columns import BASE, RUNTIME_PREFIX, Status
+from opatlas.row.columns import BASE, RUNTIME_PREFIX
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 ATTENTION = "FusedInferAttentionScore"

@@ -29,10 +29,10 @@ from opatlas.row.columns import (
     RUN_ID,
     STAND_IN,
     STATUS,
-    Status,
 )
 from opatlas.row.durations import Source
 from opatlas.row.quality import Quality
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 PRODUCT = {

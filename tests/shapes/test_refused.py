@@ -9,7 +9,8 @@ from opatlas.shapes.models import DEEPSEEK_V3
 from tests_of_shapes import request
 
 from opatlas.data.database import Database
-from opatlas.row.columns import INPUT_SHAPES, Status
+from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.status import Status
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.plan import KernelPlan, plan_kernel, read_table
 from opatlas.theory.refused_shapes import MoeKernel, MoeShape, Trial, save_constraints

@@ -19,7 +19,8 @@ from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
 from opatlas.engine.registry import select_arguments
-from opatlas.row.columns import EP_SIZE, Status
+from opatlas.row.columns import EP_SIZE
+from opatlas.row.status import Status
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets

@@ -17,7 +17,8 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE, Status
+from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
+from opatlas.row.status import Status
 from opatlas.suites import listing
 from opatlas.suites.case import SuiteRow
 from opatlas.suites.operators import (

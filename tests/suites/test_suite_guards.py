@@ -16,7 +16,8 @@ from opatlas.engine.runner import Runner
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments import timers
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE, Status
+from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
+from opatlas.row.status import Status
 
 MUL = "mul__Tensor"
 TWO = "((T([32, 16], f32), T([32, 16], f32)), {})"

@@ -16,8 +16,8 @@ from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.implementations.directory import BrokenFiles, read_directory
-from opatlas.row.columns import Status
 from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
+from opatlas.row.status import Status
 from opatlas.row.versions import CUDA, TORCH, Versions
 from opatlas.suites.listing import suite_name, suite_rows
 from opatlas.suites.overload import overload_of

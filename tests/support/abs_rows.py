@@ -11,9 +11,10 @@ from sessions import write_table
 
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
-from opatlas.row.columns import AVERAGE, RUN_ID, STATUS, STATUS_REASON, Status
+from opatlas.row.columns import AVERAGE, RUN_ID, STATUS, STATUS_REASON
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 #: Runs of these ids began in this order.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from opatlas.capture.ingest import rebuild_profiling
 from opatlas.data.combine import CombineResult, CombineSource, combine
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
@@ -24,4 +25,10 @@ def apply(target: Database, *sources: Database) -> CombineResult:
         )
         for each in sources
     ]
-    return combine(target, named, every)
+    done = combine(target, named, every)
+    # As the command does.
+    with target.lock():
+        remade = rebuild_profiling(target).outcome
+    done.problems += remade.problems
+    done.captures_pooled = remade.updated
+    return done

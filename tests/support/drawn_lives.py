@@ -25,12 +25,12 @@ from opatlas.row.columns import (
     PROFILING_RUN_ID,
     RUN_ID,
     STATUS,
-    Status,
     is_profiling_column,
 )
 from opatlas.row.record import LaunchedCase, Record
 from opatlas.row.row_kind import row_kind
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 
 V2, V3 = "MatMulV2", "MatMulV3"
 #: Rows that runs measure; the last one is in no CSV before.

@@ -16,8 +16,8 @@ from dataclasses import replace
 from opatlas.devices.device import DeviceDescription
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.channel import Answer, ChildChannel, Ready, _frame
-from opatlas.row.columns import Status
 from opatlas.row.record import Measurement
+from opatlas.row.status import Status
 
 #: The size of the row before which nothing is odd.
 ODD = 2.0

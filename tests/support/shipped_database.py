@@ -14,9 +14,10 @@ from pathlib import Path
 
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import AVERAGE, QUALITY, STAND_IN, STATUS, Status
+from opatlas.row.columns import AVERAGE, QUALITY, STAND_IN, STATUS
 from opatlas.row.location import SHIPPED
 from opatlas.row.quality import is_composition, valid_duration
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 

@@ -17,7 +17,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.candidate_run import run_candidate
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.task_rows import TaskRows, task_rows
-from opatlas.row.columns import Status
+from opatlas.row.status import Status
 from opatlas.tasks.task import Task, read_tasks
 
 pytestmark = pytest.mark.usefixtures("forks")

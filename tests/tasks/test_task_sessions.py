@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.row.columns import ERROR_CLASS, MICROBENCH_MEDIAN, STATUS, STATUS_REASON, Status
+from opatlas.row.columns import ERROR_CLASS, MICROBENCH_MEDIAN, STATUS, STATUS_REASON
+from opatlas.row.status import Status
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]

@@ -42,11 +42,11 @@ from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling
 from opatlas.implementations.contract import KernelSource
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.row.columns import Status
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.roofline import device_peak
+from opatlas.row.status import Status
 from opatlas.text import cut_middle, without_build_command
 
 #: Number of sets of inputs.

@@ -22,8 +22,8 @@ from opatlas.isolation.device_pool import ExcludedDevices
 from opatlas.isolation.executor import BatchExecutor, Executor
 from opatlas.isolation.groups.nodes import GroupNodes
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone, GroupTimeout
+from opatlas.row.status import Status
 
 #: A group that has failed to start so often is given up. After a timeout, which may take minutes, a group is given up
 #: at once.

@@ -27,8 +27,8 @@ from opatlas.isolation.device_process import Launcher
 from opatlas.isolation.fresh_python import import_paths
 from opatlas.isolation.groups.messages import StepReport
 from opatlas.isolation.groups.running import RanksDied, RunningGroup, UnexpectedMessage
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
 
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0

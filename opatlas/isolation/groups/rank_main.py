@@ -33,8 +33,8 @@ from opatlas.isolation.groups.messages import (
     connect,
 )
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup, flush_streams
-from opatlas.row.columns import Status
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
+from opatlas.row.status import Status
 
 if TYPE_CHECKING:
     import torch

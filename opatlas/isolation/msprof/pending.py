@@ -36,9 +36,9 @@ from opatlas.instruments.attribution import (
     attribute,
 )
 from opatlas.isolation.msprof.command import export
-from opatlas.row.columns import Status
 from opatlas.row.record import Execution, Measurement, Record
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.typed_json import (
     Count,
     DecodeError,

@@ -1,0 +1,46 @@
+"""The status of a row: the result of its last run, and what follows from it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(str, Enum):
+    """The result of the last run of a row; an empty cell means that the row never ran."""
+
+    MEASURED = "measured"
+    CHECKED = "checked"  # correct, and without a duration, since no kernel runs
+    FAILED = "failed"  # raised an error, or returned a wrong result
+    INVALID = "invalid"  # no call can be built from the row
+    CRASHED = "crashed"  # the device process died
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    DEVICE_ERROR = "device-error"  # the device itself reported an error
+    UNSUPPORTED = "unsupported"  # the device does not have the operator
+    SKIPPED = "skipped"  # a stated precondition is missing
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def expected_to_fail(self) -> bool:
+        """Whether the next session marks the row as xfail."""
+        return self in _EXPECTED_TO_FAIL
+
+    @property
+    def crash(self) -> bool:
+        """Whether the device process died, or was killed."""
+        return self in (Status.CRASHED, Status.TIMEOUT)
+
+    @classmethod
+    def from_cell(cls, cell: str) -> Status | None:
+        """Returns the status in a cell; None for an empty cell or an unknown word."""
+        try:
+            return cls(cell.strip().lower())
+        except ValueError:
+            return None
+
+
+_EXPECTED_TO_FAIL = frozenset(
+    {Status.FAILED, Status.INVALID, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR}
+)
