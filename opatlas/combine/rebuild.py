@@ -20,7 +20,7 @@ from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.row.columns import RUN_ID, STATUS_RUN_ID
+from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
 from opatlas.row.table import RowTable
 
@@ -54,8 +54,8 @@ def rebuild(database: Database) -> RebuiltRows:
     with database.lock(), gc_paused():
         manifests = read_manifests(database, rebuilt.problems)
         order = log.run_order(database, manifests)
-        tables = _Tables(database, order, rebuilt)
         pooled = _pooled_runs(database)
+        tables = _Tables(database, order, rebuilt, is_pooled=bool(pooled))
         runs = sorted(log.runs(database), key=order.age)
         for run_id in runs:
             if run_id in pooled:
@@ -81,10 +81,11 @@ def _pooled_runs(database: Database) -> frozenset[str]:
 class _Tables:
     """The tables that the runs of a database have rows of."""
 
-    def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows) -> None:
+    def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows, *, is_pooled: bool) -> None:
         self._database = database
         self._order = order
         self._rebuilt = rebuilt
+        self._is_pooled = is_pooled
         self._log = Log(database)
         self._tables: dict[str, _RebuiltTable | None] = {}
 
@@ -115,7 +116,8 @@ class _Tables:
         """Returns a table; None, with a problem, if it cannot be read."""
         if kernel_type not in self._tables:
             try:
-                self._tables[kernel_type] = _RebuiltTable(self._database, kernel_type, self._order, self._log)
+                table = _RebuiltTable(self._database, kernel_type, self._order, self._log, is_pooled=self._is_pooled)
+                self._tables[kernel_type] = table
             except OpAtlasError as error:
                 self._rebuilt.problems.append(f"{error} (not rebuilt)")
                 self._tables[kernel_type] = None
@@ -129,12 +131,15 @@ class _RebuiltTable:
         added: the positions of rows that were missing.
     """
 
-    def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log) -> None:
+    def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log, *, is_pooled: bool) -> None:
+        """`is_pooled` is whether the rows will be pooled again."""
         self.added: set[int] = set()
         self._before = database.read_or_empty(kernel_type)
         cleared = TableFold(self._before, order)
         for position in _explained(self._before, known):
             cleared.clear_measured(position)
+            if is_pooled:
+                cleared.rows.set_cells(position, dict.fromkeys(POOLED, ""))
         table = RowTable(kernel_type, self._before.path, cleared.rows.frame())
         self.fold = TableFold(table, order, known, pruned=pruned_signatures(database, kernel_type))
 
