@@ -78,7 +78,7 @@ class RunDuration:
         """The cells of the duration, and the Status Reason; not without a source."""
         assert self.source is not None
         found: Mapping[str, str] = (
-            {**duration_cells(self.source), **status_cells(self.source)}
+            {**status_cells(self.source), **duration_cells(self.source)}
             if isinstance(self.source, Record)
             else self.source
         )

@@ -21,7 +21,7 @@ from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
-from opatlas.row.columns import RUN_ID, STATUS_RUN_ID
+from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
 from opatlas.row.table import RowTable
 
@@ -55,8 +55,8 @@ def rebuild(database: Database) -> RebuiltRows:
     with database.lock(), gc_paused():
         manifests = read_manifests(database, rebuilt.problems)
         order = log.run_order(database, manifests)
-        tables = _Tables(database, order, rebuilt)
         pooled = _pooled_runs(database)
+        tables = _Tables(database, order, rebuilt, is_pooled=bool(pooled))
         runs = sorted(log.runs(database), key=order.age)
         for run_id in runs:
             if run_id in pooled:
@@ -82,10 +82,11 @@ def _pooled_runs(database: Database) -> frozenset[str]:
 class _Tables:
     """The tables that the runs of a database have rows of."""
 
-    def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows) -> None:
+    def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows, *, is_pooled: bool) -> None:
         self._database = database
         self._order = order
         self._rebuilt = rebuilt
+        self._is_pooled = is_pooled
         self._log = Log(database)
         self._tables: dict[str, _RebuiltTable | None] = {}
 
@@ -116,7 +117,8 @@ class _Tables:
         """Returns a table; None, with a problem, if it cannot be read."""
         if kernel_type not in self._tables:
             try:
-                self._tables[kernel_type] = _RebuiltTable(self._database, kernel_type, self._order, self._log)
+                table = _RebuiltTable(self._database, kernel_type, self._order, self._log, is_pooled=self._is_pooled)
+                self._tables[kernel_type] = table
             except OpAtlasError as error:
                 self._rebuilt.problems.append(f"{error} (not rebuilt)")
                 self._tables[kernel_type] = None
@@ -130,11 +132,15 @@ class _RebuiltTable:
         added: the positions of rows that were missing.
     """
 
-    def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log) -> None:
+    def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log, *, is_pooled: bool) -> None:
+        """`is_pooled` is whether the rows will be pooled again."""
         self.added: set[int] = set()
         self._before = database.read_or_empty(kernel_type)
+        explained = _explained(self._before, known)
         self.fold = TableFold(self._before, order, known, pruned=pruned_signatures(database, kernel_type))
-        self.fold.clear_measured(_explained(self._before, known))
+        self.fold.clear_measured(explained)
+        if is_pooled:
+            self.fold.rows.empty(explained, POOLED)
 
     def write(self, database: Database, rebuilt: RebuiltRows) -> None:
         """Writes the table if it changed."""
