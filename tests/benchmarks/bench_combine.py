@@ -44,7 +44,7 @@ def main() -> int:
         shutil.copytree(bare, target)
         apart(write_run, target, _EARLIER, samples=30)
         commands: dict[str, tuple[Path, Callable[[Path], list[str]]]] = {}
-        for name, every in (("some", arguments.rows // arguments.differing), ("all", 1)):
+        for name, every in (("some", max(1, arguments.rows // arguments.differing)), ("all", 1)):
             source = Path(folder, name)
             shutil.copytree(target, source)
             apart(write_run, source, _LATER, samples=3, every=every)
