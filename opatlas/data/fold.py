@@ -15,7 +15,7 @@ measures the row. They are then kept in the log.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from opatlas.data.candidates import Candidate, RunCells, crashes_in_a_row, status_part
@@ -95,13 +95,8 @@ class TableFold:
         self._recorded: set[int] = set()
         self._pruned_reasons: dict[int, str] = {}
 
-    def fold(self, candidates: Iterable[Candidate], new: Container[str] | None = None) -> FoldChanges:
-        """Brings what runs have of the rows into the table.
-
-        Args:
-            new: the runs that are new to the table. Of a run that is not, nothing replaces what a row has of the run.
-                None: all are new.
-        """
+    def fold(self, candidates: Iterable[Candidate]) -> FoldChanges:
+        """Brings what runs have of the rows into the table."""
         changes = FoldChanges()
         by_signature: dict[str, list[Candidate]] = {}
         for candidate in candidates:
@@ -121,8 +116,8 @@ class TableFold:
             for position in self.positions[name]:
                 # Read before the duration moves: where no cell names the run of a status, it is that of the duration.
                 status = self.status_of(position)
-                self._fold_duration(position, of_row, new, changes)
-                self._fold_status(position, status, of_row, new, changes)
+                self._fold_duration(position, of_row, changes)
+                self._fold_status(position, status, of_row, changes)
                 self._fold_captured(position, of_row, changes)
         return changes
 
@@ -224,9 +219,7 @@ class TableFold:
         database.write(RowTable(self.kernel_type, self._table.path, frame))
         return frame
 
-    def _fold_duration(
-        self, position: int, candidates: Sequence[Candidate], new: Container[str] | None, changes: FoldChanges
-    ) -> None:
+    def _fold_duration(self, position: int, candidates: Sequence[Candidate], changes: FoldChanges) -> None:
         with_one = [each for each in candidates if each.duration is not None]
         direct = [each for each in with_one if not each.by_product]
         if not direct and self.has_any_duration(position):
@@ -235,7 +228,7 @@ class TableFold:
             part = candidate.duration
             assert part is not None
             own = self._own_duration(position)
-            taken = self._is_newer(position, candidate, part, own, new)
+            taken = self._is_newer(position, candidate, part, own)
             if own is not None and self._differ(own, part):
                 kept, dropped = (part, own) if taken else (own, part)
                 changes.choices.append(DurationChoice(position, candidate, taken, kept, dropped))
@@ -263,23 +256,21 @@ class TableFold:
             valid_duration(own.cells[column]) != valid_duration(other.cells.get(column, ""))
         )
 
-    def _is_newer(
-        self, position: int, candidate: Candidate, part: RunCells, own: RunCells | None, new: Container[str] | None
-    ) -> bool:
+    def _is_newer(self, position: int, candidate: Candidate, part: RunCells, own: RunCells | None) -> bool:
         if own is None:
             return True
         if own.run_id == part.run_id:
-            return self._counts_in_run(candidate, part, own, new)
+            return self._counts_in_run(candidate, part, own)
         pooled = self.rows[POOLED_RUN_DURATIONS][position]
         if pooled and own.run_id in pooled and part.run_id in pooled:
             # The row has the duration of the run that stands for both.
             return False
         return self._order.age(part.run_id) > self._order.age(own.run_id)
 
-    def _counts_in_run(self, candidate: Candidate, part: RunCells, own: RunCells, new: Container[str] | None) -> bool:
+    def _counts_in_run(self, candidate: Candidate, part: RunCells, own: RunCells) -> bool:
         """Returns whether a duration replaces another one of the same run."""
         if part.is_record:
-            return (new is None or part.run_id in new) and not self._has_later(candidate, part, measured=True)
+            return not self._has_later(candidate, part, measured=True)
         if self._log is None or not self._differ(own, part):
             return False
         # Two rows of one run differ if the run measured the row twice: the later record counts.
@@ -303,7 +294,6 @@ class TableFold:
         position: int,
         own: RunCells | None,
         candidates: Sequence[Candidate],
-        new: Container[str] | None,
         changes: FoldChanges,
     ) -> None:
         there = [each for each in candidates if each.status is not None and not self._is_lost(position, each, changes)]
@@ -322,7 +312,7 @@ class TableFold:
         if own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED):
             taken = True
         elif is_own_run and part.is_record:
-            taken = (new is None or part.run_id in new) and not self._has_later(newest, part, measured=False)
+            taken = not self._has_later(newest, part, measured=False)
         elif is_own_run:
             # Of two rows of one run, of which the log does not say which was later, the one with a duration counts.
             last = self._logged(newest.signature).get(part.run_id, Status.MEASURED)
