@@ -30,6 +30,7 @@ from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data import log
 from opatlas.data.csv_files import TEMPORARY_SUFFIX
 from opatlas.data.database import Database
+from opatlas.data.logged_rows import Log
 from opatlas.row.columns import AVERAGE, RUN_ID
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import Record, RowName
@@ -144,7 +145,7 @@ def durations(database: Database) -> set[tuple[RowName, str, str]]:
 
 
 def check_nothing_is_lost(database: Database, before: set[tuple[RowName, str, str]]) -> None:
-    known, there = log.Log(database), durations(database)
+    known, there = Log(database), durations(database)
     problems: list[str] = []
     for row, run, duration in before - there:
         assert known.explains(run, row, duration) or known.has_imported(run, row, duration), (row, run, duration)

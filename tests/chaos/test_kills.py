@@ -60,7 +60,7 @@ def killed_and_run_again(run: Run, sessions: Sessions, life: Life, sooner: float
         if killed.victim is None and number == 0:
             check_survived(order, killed, sessions, done)
             return ""
-        new = sum(found.run_id != before[key].run_id for key, found in killed.known.items())
+        new = sum(found.status_run_id != before[key].status_run_id for key, found in killed.known.items())
         who = f"{order.role} {killed.victim.pid}" if killed.victim else "nothing"
         story.append(f"killed {who} while {killed.phase}, with {new} of {len(rows)} rows in the journals or merged")
         if order.role is not Role.PYTEST:
@@ -145,8 +145,8 @@ def check_run_again(run: Run, before: Mapping[Key, Found], sessions: Sessions, d
             assert (known[key].status, known[key].duration, known[key].crashes) == (FAILING[key[1]], "", crashes)
         else:
             assert known[key].duration
-            assert (known[key].run_id > before[key].run_id) == (key in collected)
-        assert (sessions.database / "runs" / f"{known[key].run_id}.json").exists()
+            assert (known[key].status_run_id > before[key].status_run_id) == (key in collected)
+        assert (sessions.database / "runs" / f"{known[key].status_run_id}.json").exists()
     assert leftovers(sessions) == []
     check_history(sessions, known)
 
