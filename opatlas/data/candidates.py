@@ -204,7 +204,7 @@ def crashes_in_a_row(
 
     Args:
         own: the status that the row had; None if it had none.
-        others: statuses of further runs, which may be later ones.
+        others: statuses of further runs, which may be later ones. Records among them are the last of their runs.
         logged: gives the statuses of the row in the log, by run.
         age: the sort key of a status.
     """
@@ -216,7 +216,8 @@ def crashes_in_a_row(
     parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
     if not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts):
         # Late; the count in a cell does not say which runs it counted.
-        parts |= {run: RunCells(run, {STATUS: status.value}) for run, status in logged().items()}
+        new = {part.run_id for part in counted if part.is_record and part.status is not Status.SKIPPED}
+        parts |= {run: RunCells(run, {STATUS: status.value}) for run, status in logged().items() if run not in new}
     count = 0
     for part in sorted(parts.values(), key=age):
         if part.status is not None and part.status.crash:

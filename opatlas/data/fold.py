@@ -364,7 +364,12 @@ class TableFold:
                 changes.statuses.add(position)
 
     def _crashes(self, newest: RunCells, own: RunCells | None, candidates: Sequence[Candidate]) -> str:
-        parts = [each.status for each in candidates if each.status is not None]
+        parts = [
+            each.status
+            for each in candidates
+            if each.status is not None
+            if not (each.status.is_record and self._has_later(each, each.status, measured=False))
+        ]
         return crashes_in_a_row(newest, own, parts, lambda: self._logged(candidates[0].signature), self._key)
 
     def _logged(self, name: str) -> Mapping[str, Status]:

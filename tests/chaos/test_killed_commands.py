@@ -41,7 +41,7 @@ SIZES = range(1, 7)
 COMMANDS = ("ingest", "combine", "restore")
 STARTS = {OLD: 1763726400.0, MIDDLE: 1763812800.0, NEW: 1763899200.0}
 FAST = len(COMMANDS)
-KILLS = int(os.environ.get("OPATLAS_CHAOS_KILLS", "60"))
+KILLS = int(os.environ.get("OPATLAS_CHAOS_KILLS", "12"))
 FIRST = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
 _INGEST = re.compile(rb"ingest-\d{8}T\d{6}Z-[0-9a-f]{6}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,18 +32,17 @@ from opatlas.row.columns import AVERAGE, INPUT_SHAPES, RUN_ID
 from opatlas.row.quality import valid_duration
 
 Rows = Sequence[dict[str, str]]
-#: Examples of a property; the slow variant tries more.
-FEW, MANY = 10, 250
+#: Examples of a property: OPATLAS_FOLD_EXAMPLES=250 tries more.
+EXAMPLES = int(os.environ.get("OPATLAS_FOLD_EXAMPLES", "10"))
 
 
-def property_of(*strategies: st.SearchStrategy[Any], few: int = FEW) -> Callable[[Callable[..., None]], Any]:
-    """A test of a property, with a slow variant."""
+def property_of(*strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Any]:
+    """A test of a property."""
 
     def decorate(test: Callable[..., None]) -> Any:
-        @pytest.mark.parametrize("examples", [few, pytest.param(MANY, marks=pytest.mark.slow)])
-        def run(examples: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+        def run(tmp_path_factory: pytest.TempPathFactory) -> None:
             # To make an example smaller takes minutes.
-            @settings(max_examples=examples, deadline=None, phases=[Phase.reuse, Phase.generate])
+            @settings(max_examples=EXAMPLES, deadline=None, phases=[Phase.reuse, Phase.generate])
             @given(st.tuples(*strategies))
             def check(drawn: tuple[Any, ...]) -> None:
                 test(tmp_path_factory.mktemp("life"), *drawn)
@@ -78,20 +78,14 @@ def test_folding_again_changes_nothing(folder: Path, base: Rows, life: list[Even
     assert not differences(before, csvs(database))
 
 
-@property_of(bases(), lives(may_be_ahead=True), st.randoms(), st.booleans())
+@property_of(bases(), lives(), st.randoms(), st.booleans())
 def test_groups_of_runs_give_what_all_runs_give(
     folder: Path, base: Rows, life: list[Event], random: Any, pooled: bool
 ) -> None:
-    def is_ahead(event: Event) -> bool:
-        return isinstance(event, DrawnRun) and event.is_ahead
-
-    # Whether a clock was ahead is decided when a run comes into another database.
-    alone = [[event] for event in life]
-    rest = [event for event in life if not is_ahead(event)]
-    cut = random.randint(0, len(rest))
-    groups = [*([event] for event in life if is_ahead(event)), rest[:cut], rest[cut:]]
+    cut = random.randint(0, len(life))
+    groups = [life[:cut], life[cut:]]
     random.shuffle(groups)
-    one, other = combined(folder / "1", base, alone), combined(folder / "2", base, groups)
+    one, other = combined(folder / "1", base, [[event] for event in life]), combined(folder / "2", base, groups)
     if pooled:
         joined(one, pooled=True)
         joined(other, pooled=True)

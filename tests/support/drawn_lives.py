@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
-from abs_rows import cells, manifest, read, record, write
+from abs_rows import cells, read, record, write
 from captures import launched, write_capture
 from folding import at, joined, killed, recovered, session
 
@@ -56,7 +56,6 @@ class DrawnRun:
     Attributes:
         records: in the order of the journals, not of time.
         parts: after how many records another process has the next ones.
-        is_ahead: whether the clock of its machine was ahead.
     """
 
     run_id: str
@@ -64,7 +63,6 @@ class DrawnRun:
     mode: str
     is_killed: bool
     parts: int
-    is_ahead: bool = False
 
     def __repr__(self) -> str:
         how = f"killed in {self.parts} parts" if self.is_killed else "ended"
@@ -136,9 +134,8 @@ def _products(draw: st.DrawFn, run_id: str) -> list[Record]:
 
 
 @st.composite
-def _runs(draw: st.DrawFn, number: int, may_be_ahead: bool) -> DrawnRun:
-    is_ahead = may_be_ahead and draw(st.sampled_from([False, False, True]))
-    run_id = f"ahead-{number}" if is_ahead else f"202511{number + 1:02}T120000-aaaaaa"
+def _runs(draw: st.DrawFn, number: int) -> DrawnRun:
+    run_id = f"202511{number + 1:02}T120000-aaaaaa"
     mode = draw(st.sampled_from(["all", "all", "missing-only"]))
     # A row that a run did not append is only in its log, from where a restore gives it to whoever has the row then.
     found = draw(_records(run_id, (*SIZES, NEW_SIZE) if mode == "all" else SIZES))
@@ -146,18 +143,18 @@ def _runs(draw: st.DrawFn, number: int, may_be_ahead: bool) -> DrawnRun:
         found += draw(_products(run_id))
     # A row has one record at a time.
     unique = {each.finished_at: each for each in found}
-    return DrawnRun(run_id, tuple(unique.values()), mode, draw(st.booleans()), draw(st.integers(1, 3)), is_ahead)
+    return DrawnRun(run_id, tuple(unique.values()), mode, draw(st.booleans()), draw(st.integers(1, 3)))
 
 
 @st.composite
-def lives(draw: st.DrawFn, most: int = 4, *, other: bool = False, may_be_ahead: bool = False) -> list[Event]:
+def lives(draw: st.DrawFn, most: int = 4, *, other: bool = False) -> list[Event]:
     """Events in the order in which they come, which is not that of the starts of the runs.
 
     Args:
         other: whether the runs start between those of other lives.
     """
     numbers = range(other, other + 2 * draw(st.integers(1, most)), 2)
-    events: list[Event] = [draw(_runs(number, may_be_ahead)) for number in numbers]
+    events: list[Event] = [draw(_runs(number)) for number in numbers]
     for number in range(draw(st.sampled_from([0, 0, 1, 2]))):
         durations = st.lists(st.integers(1, 400).map(lambda n: n / 8), min_size=1, max_size=2)
         events.append(DrawnIngest(number, draw(st.dictionaries(st.sampled_from(SIZES), durations, min_size=1))))
@@ -196,8 +193,6 @@ def live(database: Database, events: Iterable[Event]) -> Database:
         if isinstance(event, DrawnIngest):
             _ingest(database, event)
             continue
-        if event.is_ahead:
-            manifest(database, event.run_id, IN_2096)
         if event.is_killed:
             for part in range(event.parts):
                 if of_part := event.records[part :: event.parts]:
