@@ -99,26 +99,24 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str]) 
     for run_id, of_run in by_run.items():
         appends = run_id in appending
         own: dict[RowName, list[Record]] = {}
-        for record in sorted(of_run, key=lambda record: record.finished_at):
+        in_time = sorted(of_run, key=lambda record: record.finished_at)
+        for record in in_time:
             own.setdefault(RowName(record.kernel_type, record.signature), []).append(record)
         own = {name: _counting(records) for name, records in own.items()}
-        launched: dict[RowName, Record] = {}
-        for requested in [record for records in own.values() for record in records]:
-            sibling = requested.launched_record()
-            if sibling is None:
-                continue
-            name = RowName(sibling.kernel_type, sibling.signature)
+        # A later record of the requested row does not take back what an earlier one measured of the launched row.
+        siblings = [sibling for record in in_time if (sibling := record.launched_record()) is not None]
+        launched = {RowName(sibling.kernel_type, sibling.signature): sibling for sibling in siblings}
+        for name in launched:
             # The row's own record may have samples of a sibling; these are samples of the row itself.
             own[name] = [record for record in own.get(name, ()) if record.launched_record() is None]
-            if not own[name]:
-                launched[name] = sibling
         for record in (record for records in own.values() for record in records):
             is_other = record.measurement is not None and record.measurement.ran_as is not None
             one = _candidate(record, appends=appends and record.measurement is not None and not is_other)
             found.setdefault(record.kernel_type, []).append(one)
-        for record in launched.values():
-            one = _candidate(record, appends=appends, launched=True)
-            found.setdefault(record.kernel_type, []).append(one)
+        for name, record in launched.items():
+            if not own[name]:
+                one = _candidate(record, appends=appends, launched=True)
+                found.setdefault(record.kernel_type, []).append(one)
     return found
 
 

@@ -32,8 +32,9 @@ from opatlas.row.columns import AVERAGE, INPUT_SHAPES, RUN_ID
 from opatlas.row.quality import valid_duration
 
 Rows = Sequence[dict[str, str]]
-#: Examples of a property: OPATLAS_FOLD_EXAMPLES=250 tries more.
-EXAMPLES = int(os.environ.get("OPATLAS_FOLD_EXAMPLES", "10"))
+#: Examples of a property: OPATLAS_FOLD_EXAMPLES=250 draws more, and others each time.
+ASKED_EXAMPLES = os.environ.get("OPATLAS_FOLD_EXAMPLES")
+EXAMPLES = int(ASKED_EXAMPLES or "10")
 
 
 def property_of(*strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Any]:
@@ -42,7 +43,13 @@ def property_of(*strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., 
     def decorate(test: Callable[..., None]) -> Any:
         def run(tmp_path_factory: pytest.TempPathFactory) -> None:
             # To make an example smaller takes minutes.
-            @settings(max_examples=EXAMPLES, deadline=None, phases=[Phase.reuse, Phase.generate])
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                derandomize=not ASKED_EXAMPLES,
+                database=None,
+                phases=[Phase.generate],
+            )
             @given(st.tuples(*strategies))
             def check(drawn: tuple[Any, ...]) -> None:
                 test(tmp_path_factory.mktemp("life"), *drawn)

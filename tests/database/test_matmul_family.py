@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -91,6 +92,17 @@ def test_merging_twice_gives_the_same_files(database: Database) -> None:
         again = write_back(database, [record()], mode, prune=False)
         assert files(database) == once
         assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
+
+
+def test_a_later_record_of_the_requested_row_leaves_the_launched_row_its_samples(database: Database) -> None:
+    earlier, later = record(V2, V3, 5.0), replace(record(V2, V2, 50.0), finished_at=1.0)
+    for groups in ([[earlier], [later]], [[earlier, later]], [[later, earlier]]):
+        write(database, V2, cells())
+        write(database, V3, cells())
+        for records in groups:
+            write_back(database, records, UpdateMode.ALL, prune=False)
+        found = [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)]
+        assert found == ["51.0000", "6.0000"]
 
 
 def test_a_row_of_a_sibling_that_has_gone_is_never_appended(database: Database) -> None:
