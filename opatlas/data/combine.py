@@ -91,9 +91,12 @@ def copy_log(target: Database, source: Database, journal: JournalContents | None
             contents = log.read(source, run_id)
             log.add(target, contents.header, contents.records)
             problems += [f"{log.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
+    events: dict[str, list[log.Event]] = {}
     for run_id, event in chain(log.events(source, problems), log.replaced_tables(source, problems)):
+        events.setdefault(run_id, []).append(event)
+    for run_id, of_run in events.items():
         with _damaged_logs(problems):
-            log.add_events(target, run_id, [event])
+            log.add_events(target, run_id, of_run)
     if journal is not None:
         with _damaged_logs(problems):
             log.add(target, journal.header, journal.records)

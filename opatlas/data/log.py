@@ -62,7 +62,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The runs whose durations `combine --pool` pooled: all that the log had then."""
+    """The runs whose durations `combine --pool` pooled: all that the log had then. It is an event of `COMBINE`."""
 
     runs: tuple[str, ...]
     kind: Literal["pooled"] = "pooled"
@@ -70,7 +70,10 @@ class Pooled:
 
 @dataclass(frozen=True)
 class ClocksAhead:
-    """Runs whose start was in the future when they came into the database: their place in the order is unknown."""
+    """Runs whose start was in the future when they came into the database: their place in the order is unknown.
+
+    It is an event of `COMBINE`.
+    """
 
     runs: tuple[str, ...]
     kind: Literal["clocks-ahead"] = "clocks-ahead"
@@ -178,9 +181,11 @@ def all_records(database: Database, problems: list[str], of_runs: Container[str]
             yield launched
 
 
-def events(database: Database, problems: list[str]) -> Iterator[tuple[str, Event]]:
-    """Yields the events of all runs, with the run. `problems` is as for `records`."""
-    for run_id in (*runs(database), COMBINE):
+def events(
+    database: Database, problems: list[str], of_runs: Iterable[str] | None = None
+) -> Iterator[tuple[str, Event]]:
+    """Yields the events of runs, with the run. `problems` and `of_runs` are as for `records`, here with `COMBINE`."""
+    for run_id in (*runs(database), COMBINE) if of_runs is None else of_runs:
         path = file_path(database, run_id)
         try:
             for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
@@ -223,7 +228,8 @@ def run_order(database: Database, manifests: Mapping[str, Manifest] | None = Non
     """
     # Run ids have the second of a start, manifests its fraction.
     known = read_manifests(database, []) if manifests is None else manifests
-    ahead = {run for _, event in events(database, []) if isinstance(event, ClocksAhead) for run in event.runs}
+    found = (event for _, event in events(database, [], (COMBINE,)))
+    ahead = {run for event in found if isinstance(event, ClocksAhead) for run in event.runs}
     return RunOrder({run: each.started_at for run, each in known.items()}, ahead)
 
 

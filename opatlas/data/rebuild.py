@@ -13,7 +13,7 @@ from opatlas.data import log
 from opatlas.data.candidates import candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import Pooled
+from opatlas.data.log import COMBINE, Pooled
 from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pool import Pooling
@@ -75,7 +75,7 @@ def rebuild(database: Database) -> RebuiltRows:
 
 def _pooled_runs(database: Database) -> frozenset[str]:
     """Returns the runs that `combine --pool` pooled at last."""
-    pooled = [event.runs for _, event in log.events(database, []) if isinstance(event, Pooled)]
+    pooled = [event.runs for _, event in log.events(database, [], (COMBINE,)) if isinstance(event, Pooled)]
     return frozenset(pooled[-1]) if pooled else frozenset()
 
 
