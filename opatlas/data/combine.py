@@ -231,7 +231,7 @@ def combine(
             result; the other files are combined. A source whose histories cannot be written is left out.
     """
     result = CombineResult(sorted({name for source in sources for name in source.database.kernel_types_and_messages()}))
-    known = {manifest.run_id: manifest for manifest in manifests}
+    of_runs = {manifest.run_id: manifest for manifest in manifests}
     with target.lock(), gc_paused():
         # Manifests first, so that every Run ID in a table always has one.
         combined = []
@@ -245,11 +245,12 @@ def combine(
             combined.append(source)
             result.ingests += copy_ingests(target, source.database, result.problems)
         sources = combined
-        clocks = _AheadRuns(target, known)
+        clocks = _AheadRuns(target, of_runs)
         edited = {source.name: EditedLookup(source.database) for source in sources}
+        known = Log(target)
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             try:
-                _combine_tables(target, kernel_type, sources, clocks, edited, result)
+                _combine_tables(target, kernel_type, sources, clocks, known, edited, result)
             except OpAtlasError as error:
                 result.problems.append(f"{error} (nothing was combined into this file)")
         result.clocks_ahead = sorted(clocks.ahead)
@@ -290,6 +291,7 @@ def _combine_tables(
     kernel_type: str,
     sources: Sequence[CombineSource],
     clocks: _AheadRuns,
+    known: Log,
     edited: Mapping[str, EditedLookup],
     result: CombineResult,
 ) -> None:
@@ -303,7 +305,7 @@ def _combine_tables(
     clocks.note(run_id for rows in (table, *(rows for _, rows in opened)) for run_id in runs_of(rows))
     there = len(table)
     tallies: list[CombineTally] = []
-    fold = TableFold(table, clocks.order, Log(target), pruned=pruned_signatures(target, kernel_type), by=COMBINE)
+    fold = TableFold(table, clocks.order, known, pruned=pruned_signatures(target, kernel_type), by=COMBINE)
     for source, rows in opened:
         if positions := edited[source.name].in_table(rows):
             cleared = TableFold(rows)

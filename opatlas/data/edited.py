@@ -38,11 +38,15 @@ class EditedRows:
 
 
 class EditedLookup:
-    """Finds the edited rows of tables. False if no run of the database is complete in the log."""
+    """Finds the edited rows of tables. False if no run of the database is complete in the log.
+
+    Attributes:
+        log: the log of the database.
+    """
 
     def __init__(self, database: Database) -> None:
         self._runs = _complete_runs(database)
-        self._log = Log(database)
+        self.log = Log(database)
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -51,14 +55,14 @@ class EditedLookup:
         """Returns the positions of the edited rows of a table."""
         statuses = table.cells(STATUS_RUN_ID)
         named = [run or of_status for run, of_status in zip(table.cells(RUN_ID), statuses, strict=True)]
-        known = {run for run in self._runs.intersection(named) if self._log.has_type(run, table.kernel_type)}
+        known = {run for run in self._runs.intersection(named) if self.log.has_type(run, table.kernel_type)}
         if not known:
             return []
         rows = enumerate(zip(named, table.signatures, strict=True))
         return [
             position
             for position, (run, signature) in rows
-            if run in known and not self._log.has_row(run, RowName(table.kernel_type, signature))
+            if run in known and not self.log.has_row(run, RowName(table.kernel_type, signature))
         ]
 
 
@@ -96,7 +100,7 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
             continue
         try:
             if run_id is not None:
-                cleared = TableFold(table, log=Log(database), by=run_id)
+                cleared = TableFold(table, log=lookup.log, by=run_id)
                 for position in edited:
                     cleared.clear(position)
                 cleared.write(database)

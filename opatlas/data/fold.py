@@ -58,6 +58,7 @@ class TableFold:
 
     Attributes:
         rows: the cells.
+        signatures: the signature of each row.
         positions: the positions of the rows, by signature.
     """
 
@@ -79,8 +80,8 @@ class TableFold:
         """
         self.kernel_type = table.kernel_type
         self.rows = TableEdit(table.frame)
-        self.positions = positions_by_key(table.signatures)
-        self._signatures = [*table.signatures]
+        self.signatures = [*table.signatures]
+        self.positions = positions_by_key(self.signatures)
         self._table = table
         self._order = order or RunOrder()
         self._log = log
@@ -137,7 +138,7 @@ class TableFold:
         position = self.rows.append({key: cell for key, cell in cells.items() if cell or key in self._table.columns})
         name = name or signature(self.kernel_type, cells)
         self.positions.setdefault(name, []).append(position)
-        self._signatures.append(name)
+        self.signatures.append(name)
         return position
 
     def append_missing(self, rows: Iterable[Mapping[str, str]], pruned: Collection[str]) -> int:
@@ -163,7 +164,7 @@ class TableFold:
     def clear(self, position: int) -> None:
         """Empties duration, status and pooled cells of a row, whose cells are of another case now."""
         if self.has_duration(position):
-            self._keep(self._by, self._cells(position), edited=True)
+            self._keep(self._by, self._cells(position), "edited")
         self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self.rows.columns), ""))
         self.clear_measured([position])
 
@@ -188,8 +189,9 @@ class TableFold:
         column = self._kind.duration_columns[0]
         for position in positions:
             if before.replayed.known[position] and before.cells(column)[position] != self.rows[column][position]:
-                row = {name: before.cells(name)[position] for name in before.columns}
-                self._keep(self._by or self.rows[RUN_ID][position], row)
+                row = before.row(position).cells
+                if not self._is_kept(before.signatures[position], row):
+                    self._keep(self._by or self.rows[RUN_ID][position], row)
 
     def has_duration(self, position: int) -> bool:
         """Returns whether a row has the duration of a replay."""
@@ -234,7 +236,7 @@ class TableFold:
                 changes.choices.append(DurationChoice(position, candidate, taken, kept, dropped))
                 if taken:
                     self._keep_own(position, part.run_id)
-                elif not part.is_record:
+                elif not part.is_record and not self._is_kept(candidate.signature, candidate.cells):
                     self._keep(self._by or own.run_id, candidate.cells)
             if not taken:
                 changes.outdated += [(position, candidate)] if candidate.record is not None else []
@@ -411,14 +413,13 @@ class TableFold:
     def _keep_own(self, position: int, by: str) -> None:
         names = RUN_ID, self._kind.duration_columns[0]
         own = {name: self.rows[name][position] for name in names}
-        if position not in self._recorded and not self._is_kept(self._signatures[position], own):
+        if position not in self._recorded and not self._is_kept(self.signatures[position], own):
             self._keep(self._by or by, self._cells(position))
 
-    def _keep(self, by: str, cells: Mapping[str, str], *, edited: bool = False) -> None:
-        """Has the log keep the duration of a row, unless a record explains it."""
-        if self._log is not None and (edited or not self._is_kept(signature(self.kernel_type, cells), cells)):
+    def _keep(self, by: str, cells: Mapping[str, str], why: Literal["replaced", "edited"] = "replaced") -> None:
+        """Has the log keep a row with its duration."""
+        if self._log is not None:
             row = {column: cell for column, cell in cells.items() if cell}
-            why: Literal["replaced", "edited"] = "edited" if edited else "replaced"
             self._replaced.setdefault(by, []).append(Imported(self.kernel_type, row, why))
 
     def _is_kept(self, name: str, cells: Mapping[str, str]) -> bool:

@@ -47,7 +47,7 @@ from opatlas.row.columns import (
 from opatlas.row.durations import run_medians
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells, signature, signatures
+from opatlas.row.signature import row_cells, signature
 from opatlas.row.status import Status
 from opatlas.text import parse_real
 
@@ -244,10 +244,7 @@ class Pooling:
         """Pools the rows of a table in memory, and returns them, and whether a cell changed."""
         pooled: list[PooledRow] = []
         is_changed = False
-        frame = fold.rows.frame()
-        for position, (cells, name) in enumerate(
-            zip(row_cells(frame), signatures(fold.kernel_type, frame), strict=True)
-        ):
+        for position, (cells, name) in enumerate(zip(row_cells(fold.rows.frame()), fold.signatures, strict=True)):
             now = dict.fromkeys(POOLED, "")
             of_row = dict(_row_durations(cells))
             if of_row:

@@ -140,8 +140,7 @@ def _count(
         if candidate.appends or not mode.adds_rows or candidate.duration is None:
             names = result.of_siblings if candidate.launched else result.unmatched
             names.append(RowName(kernel_type, candidate.signature))
-    signatures = {position: name for name, positions in fold.positions.items() for position in positions}
-    result.pruned += [RowName(kernel_type, signatures[position]) for position in pruned]
+    result.pruned += [RowName(kernel_type, fold.signatures[position]) for position in pruned]
 
 
 _REMEDY = "make it readable and writable"
