@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from opatlas.data.combine import CombineSource
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.manifest import Manifest, manifest_paths
+from opatlas.data.manifest import Manifest, manifest_paths, read_each
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.errors import OpAtlasError
@@ -61,7 +61,7 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path) -> Comb
     """
     expect_folder(target.path, "", option="TARGET", may_be_made=True)
     opened = CombineSources()
-    opened.target_manifests = _read(manifest_paths(target), opened.problems)
+    opened.target_manifests = read_each(manifest_paths(target), opened.problems)
     for path in track(paths, "read, sources"):
         try:
             if not path.exists():
@@ -88,7 +88,7 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: CombineS
             f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
         )
     opened.databases += 1
-    manifests = _read(manifest_paths(database), opened.problems)
+    manifests = read_each(manifest_paths(database), opened.problems)
     opened.sources.append(CombineSource(str(path), database, manifests))
     for left_behind in journals:
         try:
@@ -115,7 +115,7 @@ def _open_journal_alone(path: Path, scratch: Path, opened: CombineSources) -> No
         run_ids = sorted({record.run_id for record in contents.records})
         beside = (Database(folder.parent).runs_dir / f"{run_id}.json" for run_id in run_ids)
         manifests = [manifest for manifest in beside if manifest.exists()]
-    _add_journal(path, contents, _read(manifests, opened.problems), scratch, opened)
+    _add_journal(path, contents, read_each(manifests, opened.problems), scratch, opened)
 
 
 def _add_journal(
@@ -154,13 +154,3 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
             *((source.name, source.manifests.values()) for source in opened.sources),
         ]
     )
-
-
-def _read(paths: Iterable[Path], problems: list[str]) -> dict[Path, Manifest]:
-    manifests = {}
-    for path in sorted(paths):
-        try:
-            manifests[path] = Manifest.read(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
-    return manifests

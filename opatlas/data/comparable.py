@@ -19,14 +19,9 @@ from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import PROFILING_AVERAGE, RUN_ID
-from opatlas.row.location import (
-    implementation_label,
-    parse_implementation,
-)
+from opatlas.row.location import implementation_label, parse_implementation
 from opatlas.row.quality import valid_duration
-from opatlas.row.versions import (
-    TORCH,
-)
+from opatlas.row.versions import TORCH
 
 #: Values of `Mismatch.what`.
 ORIGIN, CACHE, INSTRUMENT, IMPLEMENTATION = "origin", "cache state", "instrument", "implementation"

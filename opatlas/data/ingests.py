@@ -14,14 +14,13 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import INGEST_PREFIX, code_digest, decode_as, installed_versions, read_bytes
+from opatlas.data.manifest import INGEST_PREFIX, Time, code_digest, decode_as, installed_versions, read_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.location import public_version
@@ -31,7 +30,6 @@ SAMPLES_SUFFIX = ".jsonl.gz"
 _PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
 #: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
 _STEP_S = 0.001
-_Time = Annotated[float, Meta(ge=0, lt=253402300800)]
 RESTORE = "restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
 #: Enough for a hundred million launches of one signature.
 _LINE_BYTES = 1 << 30
@@ -98,8 +96,8 @@ class IngestManifest:
 
     kind: Literal["ingest"] = "ingest"
     run_id: str
-    started_at: _Time
-    finished_at: _Time | None = None
+    started_at: Time
+    finished_at: Time | None = None
     replace: bool
     device: str | None
     versions: CaptureVersions

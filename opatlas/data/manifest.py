@@ -135,18 +135,18 @@ def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind
 
 
 #: Seconds since the epoch, before the year 10000.
-_Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+Time = Annotated[float, Meta(ge=0, lt=253402300800)]
 
 
 @dataclass(kw_only=True)
 class _Stored(Manifest):
     """The content of a manifest file. Defaults are empty instead of facts of this machine."""
 
-    started_at: _Time
+    started_at: Time
     run_id: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
-    finished_at: _Time | None = None
+    finished_at: Time | None = None
     host: str = ""
     system: str = ""
     python: str = ""
@@ -167,10 +167,15 @@ def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifes
     Returns:
         The readable manifests by run id, in the order of the run ids.
     """
+    return {path.stem: manifest for path, manifest in read_each(manifest_paths(database), problems).items()}
+
+
+def read_each(paths: Iterable[Path], problems: list[str]) -> dict[Path, Manifest]:
+    """Reads some manifests. `problems` is as for `read_manifests`."""
     found = {}
-    for path in manifest_paths(database):
+    for path in paths:
         try:
-            found[path.stem] = Manifest.read(path)
+            found[path] = Manifest.read(path)
         except OpAtlasError as error:
             problems.append(str(error))
     return found
