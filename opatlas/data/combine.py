@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 
 from opatlas.counts import add_counts
 from opatlas.data import log
@@ -33,9 +33,7 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
-from opatlas.row.columns import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
-from opatlas.row.quality import valid_duration
-from opatlas.row.row_kind import row_kind
+from opatlas.row.columns import INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
 from opatlas.row.signature import row_cells
 from opatlas.row.slots import unknown_dtypes
 from opatlas.row.table import RowTable
@@ -139,15 +137,6 @@ class DurationCounts:
     rows: int = 0
     replayed: int = 0
     captured: int = 0
-
-
-def duration_counts(frame: pd.DataFrame) -> DurationCounts:
-    """Counts the rows of a table of text cells."""
-    replayed, captured = (
-        sum(valid_duration(cell) is not None for cell in frame[name].tolist()) if name in frame.columns else 0
-        for name in (AVERAGE, PROFILING_AVERAGE)
-    )
-    return DurationCounts(len(frame), replayed, captured)
 
 
 @dataclass(frozen=True)
@@ -319,12 +308,15 @@ def _combine_tables(
         result.new += [kernel_type] * is_new
     else:
         fold.write_log(target)
-    frame = fold.rows.frame()
-    add_counts(result.target_rows, duration_counts(frame))
-    new = frame.iloc[there:]
-    add_counts(result.added, duration_counts(new))
-    if not row_kind(kernel_type).starts_together:
-        for cells in row_cells(new[[INPUT_DTYPES, OUTPUT_DTYPES]]):
+    now = RowTable(kernel_type, path, fold.rows.frame())
+    replayed, captured = (
+        ~np.isnan(now.durations_us(name)) for name in (now.kind.duration_columns[0], PROFILING_AVERAGE)
+    )
+    for counts, first in ((result.target_rows, 0), (result.added, there)):
+        with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
+        add_counts(counts, DurationCounts(len(now) - first, *with_one))
+    if not now.kind.starts_together:
+        for cells in row_cells(now.frame.iloc[there:][[INPUT_DTYPES, OUTPUT_DTYPES]]):
             result.unknown_dtypes.update(unknown_dtypes(cells))
     _count(tallies, there, result)
 

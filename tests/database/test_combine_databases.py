@@ -177,6 +177,7 @@ def test_collectives_are_combined_as_other_rows(target: Database, source: Databa
     outcome = apply(target, source)
     rows = read(target, "hcom_allReduce_")
     assert [(row["message_bytes"], row["Duration(us)"]) for row in rows] == [("1024", "6.0"), ("2048", "")]
+    assert (outcome.added, outcome.target_rows) == (DurationCounts(1), DurationCounts(2, replayed=1))
     (conflict,) = outcome.conflicts
     assert (conflict.what, conflict.kept, conflict.dropped) == ("Duration(us)", "6.0", "5.0")
     assert [each.row["Duration(us)"] for each in log.imported(target, [])] == ["5.0"]
