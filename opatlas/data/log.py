@@ -238,8 +238,9 @@ def start_of_run(database: Database, run_id: str, now: float) -> float:
 
     It is after the starts of all runs of the database, also if the clock was set back: a new run is the newest.
     """
-    order = run_order(database)
-    others = (order.age(run) for run in read_manifests(database, []) if run != run_id)
+    manifests = read_manifests(database, [])
+    order = run_order(database, manifests)
+    others = (order.age(run) for run in manifests if run != run_id)
     starts = [started_at for known, started_at, _ in others if known == KNOWN_TIME]
     return max([now, *(started_at + _STEP_S for started_at in starts)])
 

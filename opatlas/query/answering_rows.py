@@ -135,6 +135,9 @@ class AnsweringRows:
         """Returns the words of each cell of a column (`RowTable.words`)."""
         return self._of_rows(self.table.words(column))
 
+    def _words_at(self, place: int, column: str) -> tuple[str, ...]:
+        return self.table.words(column)[self.found[place].position]
+
     def _of_rows(self, values: Sequence[Any]) -> list[Any]:
         return [values[each.position] for each in self.found]
 
@@ -249,11 +252,10 @@ class AnsweringRows:
         rows = self._by_inputs.get(normal_words(self.kernel_type, INPUT_SHAPES, question.cells), [])
         for column in question.cells:
             if rows and column != INPUT_SHAPES:
-                wanted, there = normal_words(self.kernel_type, column, question.cells), self.words(column)
-                rows = [i for i in rows if there[i] == wanted]
-        if question.dtype and rows:
-            there = self.words(INPUT_DTYPES)
-            rows = [i for i in rows if there[i][:1] == (question.dtype,)]
+                wanted = normal_words(self.kernel_type, column, question.cells)
+                rows = [i for i in rows if self._words_at(i, column) == wanted]
+        if question.dtype:
+            rows = [i for i in rows if self._words_at(i, INPUT_DTYPES)[:1] == (question.dtype,)]
         return sorted({self.signatures[i]: i for i in reversed(rows)}.values())
 
     @cached_property
@@ -265,7 +267,7 @@ class AnsweringRows:
 
     def differing(self, rows: Sequence[int], columns: Sequence[str]) -> list[str]:
         """Returns the columns in which rows differ."""
-        return [column for column in columns if len({self.words(column)[i] for i in rows}) > 1]
+        return [column for column in columns if len({self._words_at(i, column) for i in rows}) > 1]
 
     def has_dtypes(self, cells: Mapping[str, str]) -> bool:
         """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
