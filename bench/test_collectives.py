@@ -7,13 +7,7 @@ Message, `replay` a TimedCollective.
 from __future__ import annotations
 
 from opatlas.collectives.rows import collective
-from opatlas.row.communication import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    REDUCE_SCATTER,
-)
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
 
 @collective(ALL_REDUCE)

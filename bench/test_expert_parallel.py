@@ -19,12 +19,7 @@ from opatlas.engine.inputs.experts import (
 )
 from opatlas.engine.inputs.operands import LARGEST, scale_range
 from opatlas.engine.registry import replays
-from opatlas.row.columns import (
-    EP_SIZE,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    OUTPUT_SHAPES,
-)
+from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 
 from . import formulas

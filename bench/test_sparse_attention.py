@@ -6,13 +6,7 @@ import math
 from itertools import accumulate
 
 from opatlas.engine.inputs.attention import RANGE
-from opatlas.engine.inputs.sequences import (
-    assign_pages,
-    expect_slots,
-    lengths_tensor,
-    split_evenly,
-    spread_positions,
-)
+from opatlas.engine.inputs.sequences import assign_pages, expect_slots, lengths_tensor, split_evenly, spread_positions
 from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES
 

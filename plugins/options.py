@@ -18,19 +18,7 @@ from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
-from opatlas.options import (
-    Option,
-    Scope,
-    add_all,
-    at_least,
-    declare,
-    given,
-    names,
-    one_of,
-    positive,
-    reset,
-    versions,
-)
+from opatlas.options import Option, Scope, add_all, at_least, declare, given, names, one_of, positive, reset, versions
 from opatlas.row.versions import Versions
 from opatlas.text import parse_whole
 

@@ -26,11 +26,7 @@ from opatlas.row.location import default_path, device_kind, expect_npu
 from opatlas.row.versions import detect
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
-from opatlas.theory.report import (
-    KernelResult,
-    coverage_page,
-    summary_parts,
-)
+from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 
 from .options import OPTIONS as REPLAY_OPTIONS
 from .options import outside, refuse

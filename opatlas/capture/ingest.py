@@ -30,12 +30,7 @@ from opatlas.capture.apply import (
     clear_edited_rows,
     unexplained_rows,
 )
-from opatlas.capture.attention import (
-    Bundle,
-    bundles,
-    shape_cells,
-    source_names,
-)
+from opatlas.capture.attention import Bundle, bundles, shape_cells, source_names
 from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
 from opatlas.capture.cases import Aggregate, CaptureCases, CaseKey, case_keys, pool_cases
 from opatlas.capture.launches import LaunchCounts

@@ -14,12 +14,7 @@ from opatlas.cli.build import Built, build_ahead
 from opatlas.cli.kernel_template import suite_operators, write_templates
 from opatlas.cli.parameters import Names
 from opatlas.devices.device import KINDS
-from opatlas.engine.kernel_facts import (
-    proof_of,
-    read_calls,
-    read_implementation_proofs,
-    replays_of_bench,
-)
+from opatlas.engine.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.implementations.catalog import every_implementation, named_implementations

@@ -16,21 +16,8 @@ from opatlas.devices.nvidia import NvlinkIslands
 from opatlas.engine.group_spec import communication_variables, node_options_problem
 from opatlas.errors import OpAtlasError
 from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.options import (
-    ListAction,
-    Scope,
-    at_least,
-    between,
-    declare,
-    items_of,
-    one_of,
-)
-from opatlas.row.columns import (
-    DTYPE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    TOPOLOGY_TIER,
-)
+from opatlas.options import ListAction, Scope, at_least, between, declare, items_of, one_of
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.row.communication import BY_NAME, TIERS, Collective
 from opatlas.row.location import COMMUNICATION_NAMED_BY, device_kind
 from opatlas.row.slots import known_dtype

@@ -19,13 +19,7 @@ import torch
 from opatlas.collectives.message import Message
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import Device
-from opatlas.engine.group import (
-    RANK_SPREAD,
-    Group,
-    ranks_of_node,
-    slowest_us,
-    spread_us,
-)
+from opatlas.engine.group import RANK_SPREAD, Group, ranks_of_node, slowest_us, spread_us
 from opatlas.engine.job import RowOutcome
 from opatlas.engine.result_check import Checked
 from opatlas.engine.sampling import Sampling

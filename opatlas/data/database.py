@@ -24,11 +24,7 @@ from opatlas.data.csv_files import (
 )
 from opatlas.data.header import current_names, expect_columns, misspelt_columns, read_header
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.files import (
-    read_safely,
-    safe_folder,
-    safe_lock,
-)
+from opatlas.files import read_safely, safe_folder, safe_lock
 from opatlas.row.columns import is_file_name
 from opatlas.row.communication import COLLECTIVES
 from opatlas.row.location import IMPLEMENTATIONS

@@ -13,13 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.devices.cgroups import (
-    ROOT,
-    Periods,
-    cpu_periods,
-    cpu_quota,
-    usable_cores,
-)
+from opatlas.devices.cgroups import ROOT, Periods, cpu_periods, cpu_quota, usable_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.system import read_text
 from opatlas.text import parse_real, parse_whole

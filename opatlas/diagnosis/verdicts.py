@@ -15,14 +15,7 @@ from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.diagnosis.kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines
 from opatlas.diagnosis.peaks import DevicePeaks, RooflineShares
 from opatlas.diagnosis.rules import KernelVerdict, limit, verdict_rules
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    KERNEL_NAMES,
-    MICROBENCH_DEVICE_KERNELS,
-    QUALITY,
-    SPAN,
-    STAND_IN,
-)
+from opatlas.row.columns import ACCELERATOR_CORE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, QUALITY, SPAN, STAND_IN
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Quality, is_composition
 

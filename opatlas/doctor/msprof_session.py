@@ -18,13 +18,7 @@ from opatlas.capture.single_launches import Launch
 from opatlas.data.header import read_header
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor.probe import Fact, Verdict, failed, passed
-from opatlas.doctor.sample_rows import (
-    ROWS,
-    durations,
-    job_of,
-    not_measured,
-    tracebacks,
-)
+from opatlas.doctor.sample_rows import ROWS, durations, job_of, not_measured, tracebacks
 from opatlas.engine.job import RowOutcome
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder

@@ -12,15 +12,7 @@ from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec, open_de
 from opatlas.devices.discovery import available_devices
 from opatlas.doctor import msprof_session
 from opatlas.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
-from opatlas.doctor.sample_rows import (
-    ROWS,
-    SAMPLES,
-    durations,
-    job_of,
-    not_measured,
-    reason_of,
-    tracebacks,
-)
+from opatlas.doctor.sample_rows import ROWS, SAMPLES, durations, job_of, not_measured, reason_of, tracebacks
 from opatlas.engine.group import RANK_SPREAD
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome

@@ -9,14 +9,7 @@ from opatlas.doctor.probe import Fact
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-)
+from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS, OUTPUT_SHAPES
 from opatlas.row.quality import relative_noise, typical_mean
 from opatlas.row.status import Status
 from opatlas.show import formats

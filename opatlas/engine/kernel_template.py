@@ -13,12 +13,7 @@ from torch.overrides import get_testing_overrides
 
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.replay_arguments import ReplayArguments, arguments_of_replay
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_SHAPES,
-)
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.text import shortened
 
 #: Items of a list, and characters of a value, that a comment shows.

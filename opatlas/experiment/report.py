@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from opatlas.errors import UsageError
 from opatlas.experiment import tables
 from opatlas.experiment.outcomes import Experiment, TaskOutcome
-from opatlas.experiment.strategies import (
-    Selection,
-    Selector,
-    StrategyResult,
-    strategy_results,
-)
+from opatlas.experiment.strategies import Selection, Selector, StrategyResult, strategy_results
 from opatlas.text import suggest
 
 

@@ -14,12 +14,7 @@ from statistics import median
 from sys import intern
 from typing import Any
 
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-)
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import bandwidth_gbps, is_communication
 from opatlas.row.quality import NOISE_LIMIT, Quality, relative_noise
 from opatlas.row.record import Measurement, Record

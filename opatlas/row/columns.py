@@ -304,7 +304,6 @@ PROFILING_DURATIONS = columns_of(ColumnGroup.CAPTURED)
 SUITE = columns_of(ColumnGroup.SUITE)
 TASK = columns_of(ColumnGroup.TASK)
 JUDGED = columns_of(ColumnGroup.JUDGED)
-EXECUTION_COLUMNS = columns_of(ColumnGroup.EXECUTION)
 #: Columns about the samples of a replayed duration.
 SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION)
 #: The result of the last run of the row.

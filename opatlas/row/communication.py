@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from opatlas.row.columns import (
-    DTYPE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    TOPOLOGY_TIER,
-)
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.text import parse_whole
 

@@ -12,21 +12,12 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
-from opatlas.row.columns import (
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    is_file_name,
-)
+from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES, is_file_name
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import QualityVerdict, Summary, judge, judge_composition, summarize
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
-from opatlas.typed_json import (
-    Count,
-    DecodeError,
-    decode,
-    json_line,
-)
+from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 #: Bounds of the values in a record that is read: 10^15 us are 31 years, and the sum of samples stays finite.
 _Durations = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]

@@ -28,12 +28,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.communication import is_communication, message_signature
 from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.row.slots import (
-    dtype_name,
-    format_name,
-    slot_words,
-    split_cell,
-)
+from opatlas.row.slots import dtype_name, format_name, slot_words, split_cell
 from opatlas.text import parse_real
 
 if TYPE_CHECKING:

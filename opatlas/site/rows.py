@@ -10,15 +10,7 @@ import pandas as pd
 from opatlas.query.answers import COMPOSITION_WORDS
 from opatlas.query.database import OpenDatabase
 from opatlas.query.typed_rows import typed_rows
-from opatlas.row.columns import (
-    CACHE_STATE,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    OUTPUT_SHAPES,
-    QUALITY,
-    STATUS,
-    STATUS_REASON,
-)
+from opatlas.row.columns import CACHE_STATE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, QUALITY, STATUS, STATUS_REASON
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Quality
 from opatlas.row.roofline import row_work

@@ -14,24 +14,12 @@ from typing import Any
 import torch
 
 from opatlas.engine.result_check import Checked, Comparison, Picks, Results, check
-from opatlas.row.columns import (
-    ARGUMENTS,
-    FUNCTIONAL,
-    SAMPLE,
-    SAMPLE_TORCH,
-)
+from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
 from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
 from opatlas.row.signature import signature
 from opatlas.suites.arguments import read_arguments
 from opatlas.suites.listing import OPINFO, text_digest
-from opatlas.suites.operators import (
-    Call,
-    find_overload,
-    is_no_operator,
-    text_of,
-    text_of_tensor,
-    with_device,
-)
+from opatlas.suites.operators import Call, find_overload, is_no_operator, text_of, text_of_tensor, with_device
 from opatlas.suites.opinfo import recorded, variant_call
 from opatlas.suites.overload import overload_of
 from opatlas.suites.trace_call import make_call

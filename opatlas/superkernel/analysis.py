@@ -9,15 +9,7 @@ from opatlas.row.columns import OP_STATE
 from opatlas.superkernel.cuts import CutCount, CutReason, Cuts, find_cuts
 from opatlas.superkernel.gains import GainModel, ScopeGain, StretchGains, scope_gain, step_duration_us, stretch_gains
 from opatlas.superkernel.kernel_types import Module, StepPhase
-from opatlas.superkernel.scopes import (
-    LayerKind,
-    ModuleOf,
-    ScopeKind,
-    StepSource,
-    find_scopes,
-    find_structure,
-    phase_of,
-)
+from opatlas.superkernel.scopes import LayerKind, ModuleOf, ScopeKind, StepSource, find_scopes, find_structure, phase_of
 from opatlas.superkernel.timeline import Timeline
 from opatlas.text import pluralize
 

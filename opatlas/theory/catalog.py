@@ -18,15 +18,7 @@ from opatlas.row.columns import is_file_name
 from opatlas.row.signature import normalized_kernel_type
 from opatlas.row.slots import known_dtype
 from opatlas.text import suggest
-from opatlas.theory.patterns import (
-    Axis,
-    Expression,
-    ExpressionError,
-    Form,
-    Lengths,
-    Pattern,
-    parse_expression,
-)
+from opatlas.theory.patterns import Axis, Expression, ExpressionError, Form, Lengths, Pattern, parse_expression
 from opatlas.theory.sources import SOURCES
 from opatlas.yaml_file import YamlError, parse_yaml
 

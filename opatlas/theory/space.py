@@ -17,26 +17,10 @@ import numpy.typing as npt
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.slots import Slot, known_dtype
-from opatlas.theory.patterns import (
-    NZ,
-    Axis,
-    Expression,
-    Form,
-    Ints,
-    Lengths,
-    Pattern,
-    Template,
-    nz_block,
-)
+from opatlas.theory.patterns import NZ, Axis, Expression, Form, Ints, Lengths, Pattern, Template, nz_block
 from opatlas.theory.rows import Batch, TheoryRow
 from opatlas.theory.size_spread import OFFSETS, size_candidates, spread_sizes
-from opatlas.theory.sources import (
-    SOURCES,
-    Targets,
-    interleave_models,
-    missing_source,
-    model_shapes,
-)
+from opatlas.theory.sources import SOURCES, Targets, interleave_models, missing_source, model_shapes
 
 GB = 10**9
 #: Bytes of the buffer that is written between samples to empty the last-level cache: twice the largest cache

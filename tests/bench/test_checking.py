@@ -10,13 +10,7 @@ import torch
 from opatlas.bench import formulas
 
 import opatlas.engine.formula
-from opatlas.engine.formula import (
-    Draw,
-    each,
-    per_element,
-    per_row,
-    pointwise,
-)
+from opatlas.engine.formula import Draw, each, per_element, per_row, pointwise
 from opatlas.engine.result_check import Picks, Rounded, check
 from opatlas.row.errors import WrongResult
 

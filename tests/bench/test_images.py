@@ -8,12 +8,7 @@ from hypothesis import given, strategies
 from replaying import replay_row
 from sample_rows import ROWS
 
-from opatlas.engine.inputs.images import (
-    Windows,
-    distinct_map,
-    find_windows,
-    kernel_sizes,
-)
+from opatlas.engine.inputs.images import Windows, distinct_map, find_windows, kernel_sizes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.row.columns import INPUT_SHAPES
 

@@ -17,15 +17,7 @@ from opatlas.cli.main import main
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.edited import edited_rows
-from opatlas.row.columns import (
-    AVERAGE,
-    INPUT_SHAPES,
-    PROFILING_AVERAGE,
-    RUN_ID,
-    STATUS,
-    STATUS_REASON,
-    STATUS_RUN_ID,
-)
+from opatlas.row.columns import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE, RUN_ID, STATUS, STATUS_REASON, STATUS_RUN_ID
 
 KILLED, NEXT = "20251124T120000-aaaaaa", "20251201T120000-aaaaaa"
 

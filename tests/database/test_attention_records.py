@@ -10,14 +10,7 @@ from attention_calls import DECODE, decode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.attention_records import (
-    CallValues,
-    DistinctRecords,
-    JoinKey,
-    RecordError,
-    parse_record,
-    row_key,
-)
+from opatlas.capture.attention_records import CallValues, DistinctRecords, JoinKey, RecordError, parse_record, row_key
 from opatlas.row.columns import INPUT_SHAPES, RUNTIME_PREFIX
 
 

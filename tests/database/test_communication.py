@@ -15,14 +15,7 @@ from opatlas.data.database import Database
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import TableError
-from opatlas.row.communication import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BY_NAME,
-    COLLECTIVES,
-    Collective,
-)
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BY_NAME, COLLECTIVES, Collective
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
 from opatlas.row.status import Status

@@ -13,12 +13,7 @@ import pytest
 from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_summary
 
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.ingest import (
-    IngestRequest,
-    IngestResult,
-    ingest_captures,
-    rebuild_profiling,
-)
+from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures, rebuild_profiling
 from opatlas.capture.samples import read_samples
 from opatlas.cli.main import main
 from opatlas.data.database import Database

@@ -6,15 +6,7 @@ import argparse
 
 import pytest
 
-from opatlas.options import (
-    ListAction,
-    at_least,
-    between,
-    items_of,
-    one_of,
-    positive,
-    versions,
-)
+from opatlas.options import ListAction, at_least, between, items_of, one_of, positive, versions
 from opatlas.row.versions import Versions
 
 

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from printed import numbers_in
 
-from opatlas.row.quality import (
-    NOISE_LIMIT,
-    Modes,
-    Quality,
-    judge,
-    relative_noise,
-    typical_mean,
-    without_outliers,
-)
+from opatlas.row.quality import NOISE_LIMIT, Modes, Quality, judge, relative_noise, typical_mean, without_outliers
 
 DURATIONS = st.lists(st.floats(0.01, 1e9), min_size=1, max_size=60)
 

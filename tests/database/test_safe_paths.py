@@ -21,12 +21,7 @@ from opatlas.data.pruned import add_pruned
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.files import (
-    UnsafePath,
-    read_safely,
-    safe_file,
-    safe_folder,
-)
+from opatlas.files import UnsafePath, read_safely, safe_file, safe_folder
 from opatlas.row.location import shipped_note
 from opatlas.theory.refused_shapes import MoeKernel as MoeKernel
 from opatlas.theory.refused_shapes import load_constraints, save_constraints

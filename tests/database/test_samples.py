@@ -10,11 +10,7 @@ import pytest
 from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
 
 from opatlas.capture.launches import SkipReason
-from opatlas.capture.profile_samples import (
-    ProfileMatcher,
-    RowSamples,
-    read_profile,
-)
+from opatlas.capture.profile_samples import ProfileMatcher, RowSamples, read_profile
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE
 from opatlas.row.table import RowTable

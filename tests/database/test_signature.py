@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.row.signature import (
-    digest,
-    normalized_kernel_type,
-    signature,
-    signatures,
-)
+from opatlas.row.signature import digest, normalized_kernel_type, signature, signatures
 
 SLOT_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 

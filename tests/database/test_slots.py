@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.errors import CellError
-from opatlas.row.slots import (
-    Slot,
-    parse_slots,
-    slot_words,
-    split_cell,
-)
+from opatlas.row.slots import Slot, parse_slots, slot_words, split_cell
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats")
 

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.devices import device_lock
-from opatlas.devices.device_lock import (
-    DeviceLock,
-    DeviceWaits,
-    LockHolder,
-    announce_session,
-)
+from opatlas.devices.device_lock import DeviceLock, DeviceWaits, LockHolder, announce_session
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceGone
 

@@ -10,12 +10,7 @@ import pytest
 
 from opatlas.devices.cgroups import Periods
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.machine_state import (
-    MachineState,
-    MachineWatch,
-    machine_state,
-    needed_cores,
-)
+from opatlas.devices.machine_state import MachineState, MachineWatch, machine_state, needed_cores
 from tests.support.fake_system import write_files
 
 _QUIET = MachineState(

@@ -26,12 +26,7 @@ from opatlas.instruments.attribution import (
     parse_row_mark,
     row_mark,
 )
-from opatlas.row.columns import (
-    BASE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-)
+from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 
 
 class Profile:

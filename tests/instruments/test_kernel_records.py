@@ -7,13 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from opatlas.engine.group import SharedRule
-from opatlas.instruments.kernel_records import (
-    MARK,
-    KernelRecord,
-    KernelRecords,
-    between_marks,
-    readable_name,
-)
+from opatlas.instruments.kernel_records import MARK, KernelRecord, KernelRecords, between_marks, readable_name
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.row.errors import ReplayError
 

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from opatlas.shapes.models import (
-    DEEPSEEK_V3,
-    LLAMA_3_70B,
-    QWEN3_0_6B,
-    QWEN3_32B,
-)
+from opatlas.shapes.models import DEEPSEEK_V3, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
 from tests_of_shapes import request
 
 import opatlas.theory.plan

@@ -7,13 +7,7 @@ import pytest
 from opatlas.data.manifest import Manifest
 from opatlas.data.pace import Pace, replay_pace
 from opatlas.show.result import Table
-from opatlas.theory.report import (
-    KernelResult,
-    ModelCoverage,
-    ShapeCoverage,
-    coverage_page,
-    summary_parts,
-)
+from opatlas.theory.report import KernelResult, ModelCoverage, ShapeCoverage, coverage_page, summary_parts
 
 
 def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:

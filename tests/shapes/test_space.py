@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from opatlas.shapes.models import (
-    DEEPSEEK_V3,
-    GLM_5_1,
-    QWEN3_0_6B,
-    QWEN3_32B,
-)
+from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from tests_of_shapes import catalog_of
 
 from opatlas.row.columns import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES

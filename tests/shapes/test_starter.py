@@ -13,12 +13,7 @@ from opatlas.shapes.starter import write_starter
 
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    AVERAGE,
-    BASE,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-)
+from opatlas.row.columns import AVERAGE, BASE, INPUT_DTYPES, INPUT_SHAPES
 from opatlas.row.signature import signatures
 from opatlas.row.slots import Slot, known_dtype
 from opatlas.theory.rows import TheoryRow, tensor

@@ -10,12 +10,7 @@ from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from opatlas.shapes.strategies import theory_rows
 
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    BASE,
-    INPUT_SLOTS,
-    OUTPUT_SLOTS,
-    RUNTIME_PREFIX,
-)
+from opatlas.row.columns import BASE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
 from opatlas.row.signature import signature
 from opatlas.row.slots import Slot, parse_slots
 from opatlas.theory.catalog import built_in_catalog

@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .attention import (
-    differences,
-    length_batches,
-    pages,
-    stretches,
-)
+from .attention import differences, length_batches, pages, stretches
 from .matmul import needs_float32
 
 #: Elements that are computed at a time: 128 MiB in half precision.

@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from opatlas.engine.inputs.sequences import (
-    assign_pages,
-    runtime_number,
-    runtime_numbers,
-    split_evenly,
-)
+from opatlas.engine.inputs.sequences import assign_pages, runtime_number, runtime_numbers, split_evenly
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 
 if TYPE_CHECKING:

@@ -20,12 +20,7 @@ from opatlas.engine.expert_parallel import (
 )
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import CellError
-from opatlas.row.columns import (
-    EP_SIZE,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    OUTPUT_SHAPES,
-)
+from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import InvalidRow, MissingPrecondition
 from opatlas.row.optional_slots import ALL_SLOTS
 from opatlas.row.slots import Slot, row_slots, slot_words

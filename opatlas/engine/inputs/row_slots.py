@@ -11,14 +11,7 @@ import torch
 
 from opatlas.engine.inputs import shape_rules
 from opatlas.errors import CellError
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_DTYPES,
-    OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
-)
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_SLOTS
 from opatlas.row.errors import InvalidRow, Unsupported
 from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
 from opatlas.row.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots

@@ -18,12 +18,7 @@ from opatlas.engine.expert_parallel import HCCL_BUFFER_VARIABLE
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.isolation.channel import ChildChannel
 from opatlas.isolation.fresh_python import module_command
-from opatlas.isolation.groups.messages import (
-    LauncherReady,
-    LaunchFailed,
-    LaunchRequest,
-    RanksEnded,
-)
+from opatlas.isolation.groups.messages import LauncherReady, LaunchFailed, LaunchRequest, RanksEnded
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
 
 #: Seconds that the launcher gives ranks to end by themselves.

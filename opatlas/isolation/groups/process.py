@@ -17,12 +17,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Answer, ChannelBroken, LockTaken, NotReady, Start, Waiting
-from opatlas.isolation.child import (
-    PAUSES_S,
-    TRIES,
-    ChildExecutor,
-    print_to_stderr,
-)
+from opatlas.isolation.child import PAUSES_S, TRIES, ChildExecutor, print_to_stderr
 from opatlas.isolation.device_process import Launcher
 from opatlas.isolation.fresh_python import import_paths
 from opatlas.isolation.groups.messages import StepReport

@@ -25,13 +25,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.child import show_stacks
 from opatlas.isolation.device_process import UNDER_LAUNCHER
-from opatlas.isolation.groups.messages import (
-    DeviceOpened,
-    RankHello,
-    RankJoined,
-    StepReport,
-    connect,
-)
+from opatlas.isolation.groups.messages import DeviceOpened, RankHello, RankJoined, StepReport, connect
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
 from opatlas.row.status import Status

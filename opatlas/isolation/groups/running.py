@@ -26,13 +26,7 @@ from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job
 from opatlas.files import TemporaryFolder
 from opatlas.isolation.channel import Channel, ChannelBroken, NotReady, Start
-from opatlas.isolation.child import (
-    describe_exit,
-    end,
-    open_pidfd,
-    start,
-    write_stacks,
-)
+from opatlas.isolation.child import describe_exit, end, open_pidfd, start, write_stacks
 from opatlas.isolation.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
 from opatlas.isolation.fresh_python import module_command
 from opatlas.isolation.groups.messages import (

@@ -28,23 +28,12 @@ from opatlas.engine.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome, add_profiled_samples
 from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import UnsafePath, read_safely, safe_file
-from opatlas.instruments.attribution import (
-    NoSamples,
-    PendingSamples,
-    ProfiledRow,
-    ProfiledSamples,
-    attribute,
-)
+from opatlas.instruments.attribution import NoSamples, PendingSamples, ProfiledRow, ProfiledSamples, attribute
 from opatlas.isolation.msprof.command import export
 from opatlas.row.record import Execution, Measurement, Record
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
-from opatlas.typed_json import (
-    Count,
-    DecodeError,
-    decode,
-    json_line,
-)
+from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 #: Part of a reason before the folder of the profile.
 KEPT = "; msprof's output is kept in "

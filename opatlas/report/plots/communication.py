@@ -16,13 +16,7 @@ from opatlas.data.database import Database
 from opatlas.data.origin import database_device
 from opatlas.errors import TableError
 from opatlas.report.plots.figure import Plot, escape_formulas, new_figure, use_byte_axis
-from opatlas.row.columns import (
-    DTYPE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    TOPOLOGY_TIER,
-    microbench_counter,
-)
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from opatlas.row.communication import COLLECTIVES, TIERS, Collective
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import row_cells

@@ -11,14 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from opatlas.report.plots.figure import (
-    Plot,
-    color_map,
-    escape_formulas,
-    new_figure,
-    use_decades,
-    whole_decades,
-)
+from opatlas.report.plots.figure import Plot, color_map, escape_formulas, new_figure, use_decades, whole_decades
 from opatlas.report.session_report import HIGHEST_RATIO, LOWEST_RATIO
 from opatlas.row.durations import Duration, Source
 from opatlas.row.roofline import PRODUCTS

@@ -13,22 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opatlas.report.plots.figure import (
-    Plot,
-    color_map,
-    escape_formulas,
-    new_figure,
-    use_decades,
-    whole_decades,
-)
+from opatlas.report.plots.figure import Plot, color_map, escape_formulas, new_figure, use_decades, whole_decades
 from opatlas.row.durations import Duration
-from opatlas.row.roofline import (
-    ARITHMETIC,
-    PRODUCTS,
-    Peak,
-    moved_bytes,
-    operations,
-)
+from opatlas.row.roofline import ARITHMETIC, PRODUCTS, Peak, moved_bytes, operations
 from opatlas.row.siblings import base_type
 from opatlas.row.table import Row
 
