@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import shape_rules
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES
+from opatlas.run.inputs import shape_rules
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

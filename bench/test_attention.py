@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.inputs.attention import (
+from opatlas.row.columns import INPUT_SHAPES
+from opatlas.run.inputs.attention import (
     CAUSAL_MASK,
     KEY,
     KEY_ROPE,
@@ -15,9 +16,8 @@ from opatlas.engine.inputs.attention import (
     read_attention,
     with_operator_shapes,
 )
-from opatlas.engine.inputs.sequences import expect_slots, lengths_tensor
-from opatlas.engine.registry import replays
-from opatlas.row.columns import INPUT_SHAPES
+from opatlas.run.inputs.sequences import expect_slots, lengths_tensor
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import shape_rules
-from opatlas.engine.inputs.sequences import expect_slots, split_evenly
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.sequences import expect_slots, split_evenly
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

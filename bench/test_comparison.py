@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -1,12 +1,12 @@
-"""Replays of convolutions and their gradients; `opatlas.engine.inputs.images` finds their arguments."""
+"""Replays of convolutions and their gradients; `opatlas.run.inputs.images` finds their arguments."""
 
 from __future__ import annotations
 
 from math import prod
 
-from opatlas.engine.inputs import images
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES
+from opatlas.run.inputs import images
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

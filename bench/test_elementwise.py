@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.registry import replays
 from opatlas.row.errors import Unsupported
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from opatlas.engine.expert_parallel import RankValues, ep_size, expect_hccl_buffer
-from opatlas.engine.inputs import shape_rules
-from opatlas.engine.inputs.experts import (
+from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.run.expert_parallel import RankValues, ep_size, expect_hccl_buffer
+from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.experts import (
     GroupWeights,
     LayerSlots,
     combined,
@@ -17,10 +19,8 @@ from opatlas.engine.inputs.experts import (
     group_of_layer,
     needed_bytes,
 )
-from opatlas.engine.inputs.operands import LARGEST, scale_range
-from opatlas.engine.registry import replays
-from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
-from opatlas.row.errors import Unsupported
+from opatlas.run.inputs.operands import LARGEST, scale_range
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.inputs.attention import CAUSAL_MASK, RANGE
-from opatlas.engine.inputs.sequences import expect_slots
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs.attention import CAUSAL_MASK, RANGE
+from opatlas.run.inputs.sequences import expect_slots
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

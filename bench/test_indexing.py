@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.inputs import shape_rules
-from opatlas.engine.inputs.operands import gathered_axis, indexed_axes, is_grid_index
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.operands import gathered_axis, indexed_axes, is_grid_index
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.inputs import images
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs import images
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-from opatlas.engine.inputs.operands import factors
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs.operands import factors
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

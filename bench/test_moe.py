@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import shape_rules
-from opatlas.engine.inputs.operands import (
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.row.slots import FP8
+from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.operands import (
     LARGEST,
     bias,
     blocks,
@@ -13,10 +16,7 @@ from opatlas.engine.inputs.operands import (
     scale_of_blocks,
     scale_range,
 )
-from opatlas.engine.registry import replays
-from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
-from opatlas.row.errors import Unsupported
-from opatlas.row.slots import FP8
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

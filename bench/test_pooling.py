@@ -1,11 +1,11 @@
-"""Replays of poolings and their gradients; `opatlas.engine.inputs.images` finds their windows."""
+"""Replays of poolings and their gradients; `opatlas.run.inputs.images` finds their windows."""
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import images
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs import images
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
-from opatlas.engine.inputs.attention import RANGE
-from opatlas.engine.inputs.sequences import assign_pages, expect_slots, lengths_tensor, split_evenly, spread_positions
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES
+from opatlas.run.inputs.attention import RANGE
+from opatlas.run.inputs.sequences import assign_pages, expect_slots, lengths_tensor, split_evenly, spread_positions
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -6,12 +6,12 @@ A case is a call of an operator of torch: a sample of torch's OpInfo, or a line 
 
 from __future__ import annotations
 
-from opatlas.engine.registry import replays
 from opatlas.row.columns import SAMPLE
+from opatlas.run.registry import replays
 
 
 def _bind(*arguments):
-    from opatlas.suites.suite_replay import bind_case
+    from opatlas.outer.suites.suite_replay import bind_case
 
     return bind_case(*arguments)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opatlas.engine.registry import replays
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.run.registry import replays
 
 from . import formulas
 from .implementations import torch as impl

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from opatlas.installation import CHECKOUT as _CHECKOUT
 
 if TYPE_CHECKING:
+    from opatlas.ask.query.database import OpenDatabase, model_cost, open  # noqa: A004
+    from opatlas.ask.query.model_cost import ModelCost, PartCost
+    from opatlas.ask.query.next_rows import NextRow, NextRows
+    from opatlas.ask.query.result import How, NoAnswer, QueryResult
     from opatlas.data.database import Database
-    from opatlas.engine.formula import per_element, per_row, pointwise
-    from opatlas.engine.registry import replays
     from opatlas.errors import OpAtlasError
-    from opatlas.implementations.contract import Prepared, implements
-    from opatlas.query.database import OpenDatabase, model_cost, open  # noqa: A004
-    from opatlas.query.model_cost import ModelCost, PartCost
-    from opatlas.query.next_rows import NextRow, NextRows
-    from opatlas.query.result import How, NoAnswer, QueryResult
+    from opatlas.outer.suites.override import use
     from opatlas.row.errors import Unsupported
     from opatlas.row.location import default_path, list_databases
     from opatlas.row.table import Row, RowTable
     from opatlas.row.versions import Versions
-    from opatlas.suites.override import use
+    from opatlas.run.formula import per_element, per_row, pointwise
+    from opatlas.run.implementations.contract import Prepared, implements
+    from opatlas.run.registry import replays
 
 __all__ = [
     "Database",
@@ -56,30 +56,30 @@ __all__ = [
 
 _MODULES = {
     "Database": "data.database",
-    "How": "query.result",
-    "ModelCost": "query.model_cost",
-    "NextRow": "query.next_rows",
-    "NextRows": "query.next_rows",
-    "NoAnswer": "query.result",
+    "How": "ask.query.result",
+    "ModelCost": "ask.query.model_cost",
+    "NextRow": "ask.query.next_rows",
+    "NextRows": "ask.query.next_rows",
+    "NoAnswer": "ask.query.result",
     "OpAtlasError": "errors",
-    "OpenDatabase": "query.database",
-    "PartCost": "query.model_cost",
-    "Prepared": "implementations.contract",
-    "QueryResult": "query.result",
+    "OpenDatabase": "ask.query.database",
+    "PartCost": "ask.query.model_cost",
+    "Prepared": "run.implementations.contract",
+    "QueryResult": "ask.query.result",
     "Row": "row.table",
     "RowTable": "row.table",
     "Unsupported": "row.errors",
     "Versions": "row.versions",
     "default_path": "row.location",
-    "implements": "implementations.contract",
+    "implements": "run.implementations.contract",
     "list_databases": "row.location",
-    "model_cost": "query.database",
-    "open": "query.database",
-    "per_element": "engine.formula",
-    "per_row": "engine.formula",
-    "pointwise": "engine.formula",
-    "replays": "engine.registry",
-    "use": "suites.override",
+    "model_cost": "ask.query.database",
+    "open": "ask.query.database",
+    "per_element": "run.formula",
+    "per_row": "run.formula",
+    "pointwise": "run.formula",
+    "replays": "run.registry",
+    "use": "outer.suites.override",
 }
 
 if _CHECKOUT is not None:

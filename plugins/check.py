@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from opatlas.checks import CHECKS
-from opatlas.checks.check import Check, CheckedDatabase, Finding
-from opatlas.checks.known_findings import read_known
-from opatlas.checks.results import CheckResults
+from opatlas.ask.checks import CHECKS
+from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
+from opatlas.ask.checks.known_findings import read_known
+from opatlas.ask.checks.results import CheckResults
 from opatlas.data.database import expect_tables
-from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.text import pluralize, printable
 
 from .run_manifest import present_code

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from opatlas.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec
 
 if TYPE_CHECKING:
-    from opatlas.isolation.ray_cluster import RayCluster
+    from opatlas.outer.cluster.ray_cluster import RayCluster
 
 _CLUSTER = pytest.StashKey["RayCluster"]()
 
@@ -26,7 +26,7 @@ def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
     """
     if _CLUSTER not in config.stash:
         # Sessions without a cluster import nothing of it.
-        from opatlas.isolation.ray_cluster import RayCluster
+        from opatlas.outer.cluster.ray_cluster import RayCluster
 
         cluster = config.stash[_CLUSTER] = RayCluster(
             config.option.ray, config.option.device, own, mixed=config.option.mixed

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.isolation.dealer import Dealer
-from opatlas.isolation.device_pool import ExcludedDevices
-from opatlas.isolation.groups.pool import GroupPool
 from opatlas.row.errors import ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.groups.pool import GroupPool
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.dealer import Dealer
+from opatlas.run.process.device_pool import ExcludedDevices
 
 from .cluster import cluster_of
 from .collector import needs_group, row_of, will_run

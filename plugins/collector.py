@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
-from opatlas.engine.registry import replay_spec
 from opatlas.row.errors import ReplayError
 from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import case_id_in
+from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
+from opatlas.run.registry import replay_spec
 
 from .plan import CasesOfTable, KnownFailure, Plan, PlannedRow
 from .session_context import SessionContext

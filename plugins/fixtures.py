@@ -1,6 +1,6 @@
 """The fixtures that a replay may name.
 
-The body of a replay runs in the device process, with the `row` and `replay` of opatlas/engine/runner.py. In pytest's
+The body of a replay runs in the device process, with the `row` and `replay` of opatlas/run/runner.py. In pytest's
 process these fixtures open the device, and skip a replay that cannot run.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from opatlas.devices.device import DeviceDescription
 from opatlas.row.errors import DeviceGone
+from opatlas.run.devices.device import DeviceDescription
 
 from .item_rows import ItemRows
 from .replay_session import SESSION
@@ -55,7 +55,7 @@ def npu(device: ItemRows) -> DeviceDescription:
 def custom_opp(device: ItemRows) -> None:
     """Skips replays of custom operators on an NPU that cannot register them, with the remedy as reason.
 
-    Where the operators may be there, the row itself tries (opatlas/devices/npu_operators.py). Other devices need no
+    Where the operators may be there, the row itself tries (opatlas/run/devices/npu_operators.py). Other devices need no
     custom operators.
     """
     if reason := device.describe().no_custom_operators:
@@ -66,6 +66,6 @@ def custom_opp(device: ItemRows) -> None:
 def group(device: ItemRows) -> ItemRows:
     """The same as `device`. In the device process a replay with `@replays(..., group=...)` gets its rank's view.
 
-    Each row says which group it needs, and is skipped where there are too few devices (opatlas/isolation/groups/).
+    Each row says which group it needs, and is skipped where there are too few devices (opatlas/run/groups/).
     """
     return device

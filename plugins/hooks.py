@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opatlas.engine.registry import replay_spec
 from opatlas.files import path_problem
 from opatlas.options import fit_terminal
+from opatlas.run.registry import replay_spec
 from opatlas.text import pluralize
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import pytest
 
-from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.isolation.executor import BatchExecutor, Executor, run_job
 from opatlas.row.errors import ReplayError
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.executor import BatchExecutor, Executor, run_job
 
 from .collector import will_run
 from .pytest_internals import take_output

@@ -8,8 +8,8 @@ from xml.etree.ElementTree import Element, SubElement
 
 import pytest
 
+from opatlas import formats
 from opatlas.row.signature import case_id_in
-from opatlas.show import formats
 from opatlas.text import parse_real
 
 from .pytest_internals import LogXML, xml_key

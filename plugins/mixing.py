@@ -19,9 +19,9 @@ from opatlas.data.comparable import (
 )
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.update_mode import UpdateMode
-from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
+from opatlas.run.devices.cgroups import available_cores, usable_cores
+from opatlas.run.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
 from opatlas.text import pluralize, printable
 
 from .plan import Plan

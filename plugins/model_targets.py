@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from opatlas.files import expect_folder
-from opatlas.generation.answers import model_folder
-from opatlas.generation.endpoint import Endpoint, EndpointError
-from opatlas.generation.models_file import read_models
-from opatlas.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
-from opatlas.implementations.catalog import ALL, shipped
-from opatlas.implementations.contract import KernelSource
-from opatlas.implementations.implementation import DEFAULT_DEVICES, Implementation
+from opatlas.outer.generation.answers import model_folder
+from opatlas.outer.generation.endpoint import Endpoint, EndpointError
+from opatlas.outer.generation.models_file import read_models
+from opatlas.outer.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
+from opatlas.outer.tasks.task import MODEL_NEW
 from opatlas.row.location import implementation_label
-from opatlas.tasks.task import MODEL_NEW
+from opatlas.run.implementations.catalog import ALL, shipped
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import DEFAULT_DEVICES, Implementation
 
 from .model_options import ModelSettings
 

@@ -13,23 +13,23 @@ from typing import cast
 
 import pytest
 
-from opatlas.candidates.complexity import complexity_of_task
-from opatlas.candidates.judgement import ErrorClass, Judgement
-from opatlas.engine.job import RowOutcome
 from opatlas.errors import OpAtlasError
-from opatlas.experiment.attempts import ModelAttempt
-from opatlas.generation.answers import RecordedAnswers
-from opatlas.generation.attempt_log import AttemptLog
-from opatlas.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
-from opatlas.generation.models_file import NamedModel
-from opatlas.generation.prompt import Hardware, Prompts, TaskText
-from opatlas.generation.repair import LoopTask, RepairLoop, StopReason
-from opatlas.implementations.contract import KernelSource, content_digest
+from opatlas.outer.candidates.complexity import complexity_of_task
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement
+from opatlas.outer.experiment.attempts import ModelAttempt
+from opatlas.outer.generation.answers import RecordedAnswers
+from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
+from opatlas.outer.generation.models_file import NamedModel
+from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
+from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.outer.tasks.candidate_files import candidate_function
+from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
+from opatlas.run.implementations.contract import KernelSource, content_digest
+from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
-from opatlas.tasks.candidate_files import candidate_function
-from opatlas.tasks.task import MODEL_NEW, Task
 from opatlas.text import first_line
 
 from .collector import row_of

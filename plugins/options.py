@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import pytest
 
-from opatlas.collectives import options as collectives
 from opatlas.data.update_mode import UpdateMode
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import available_devices
-from opatlas.engine import expert_parallel
-from opatlas.engine.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
-from opatlas.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
-from opatlas.isolation.msprof.command import METRICS
 from opatlas.options import Option, Scope, add_all, at_least, declare, given, names, one_of, positive, reset, versions
 from opatlas.row.versions import Versions
+from opatlas.run import expert_parallel
+from opatlas.run.collectives import options as collectives
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import available_devices
+from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
+from opatlas.run.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
+from opatlas.run.msprof.command import METRICS
 from opatlas.text import parse_whole
 
 from .selection import Shard
@@ -264,7 +264,7 @@ class DeviceHook:
     def pytest_opatlas_devices(self, config: pytest.Config) -> Sequence[DeviceSpec] | None:
         """Returns the devices that rows are replayed on, one process each; None leaves the choice to OpAtlas.
 
-        The `opener` of a spec opens a device of your own (opatlas/devices/device.py has the Protocol). Where
+        The `opener` of a spec opens a device of your own (opatlas/run/devices/device.py has the Protocol). Where
         `config.option.device` is not None, it must be the kind or the name of each spec. pytest calls the hook before
         and after it is configured, in every process of a session, and the result must be the same each time. Do not
         import torch here.

@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from opatlas import formats
 from opatlas.capture.time_shares import without_replay as shares_without_replay
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
 from opatlas.data.pace import replay_pace
 from opatlas.data.update_mode import UpdateMode
-from opatlas.devices.discovery import driver_version
 from opatlas.row.roofline import row_bytes
 from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import make_case_id
-from opatlas.show import formats
+from opatlas.run.devices.discovery import driver_version
 from opatlas.text import pluralize, suggest
 
 from .plan import Plan, PreparedDatabase

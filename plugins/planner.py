@@ -16,11 +16,11 @@ from opatlas.data.fold import TableFold
 from opatlas.data.header import misspelt_columns
 from opatlas.data.row_copy import with_captured
 from opatlas.errors import OpAtlasError, describe_error
-from opatlas.implementations.implementation import Implementation
 from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import digest, signature, signatures, signatures_of
 from opatlas.row.table import FIRST_LINE, Row, RowTable
+from opatlas.run.implementations.implementation import Implementation
 from opatlas.text import printable, suggest
 
 from .plan import CasesOfTable, KnownFailure, Plan

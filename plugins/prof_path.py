@@ -10,10 +10,10 @@ import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.capture.time_shares import without_shapes
-from opatlas.devices.device import DeviceDescription
 from opatlas.row.record import Measurement, Record, RowName
 from opatlas.row.signature import digest, make_case_id
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
 from opatlas.show.result import Fields
 
 from .collector import Collector

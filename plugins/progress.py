@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.report.row_summary import RowSummary
+from opatlas.show.row_summary import RowSummary
 from opatlas.text import shortened
 
 from .row_note import note_of

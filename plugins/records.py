@@ -20,9 +20,9 @@ from opatlas.data.manifest import Manifest
 from opatlas.data.own_lines import OwnLines
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
-from opatlas.devices.device import DeviceDescription
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import Record, RowName
+from opatlas.run.devices.device import DeviceDescription
 
 from .row_note import RowNote
 from .run_manifest import facts_of

@@ -22,15 +22,15 @@ from dataclasses import asdict
 
 import pytest
 
-from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import RowOutcome
-from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
-from opatlas.report.row_summary import summarize_row
 from opatlas.row.record import Record
 from opatlas.row.roofline import device_peak
 from opatlas.row.signature import case_id_in
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.job import RowOutcome
+from opatlas.run.registry import replay_spec
+from opatlas.show.row_summary import summarize_row
 
 from .cluster_rows import host_of
 from .collector import Collector, lacks_replay, row_of
@@ -280,7 +280,7 @@ class ReplaySession:
         is_stopped = self.context.stop_reason not in ("", STOPPED)
         if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
             # With --in-process the body's own exception reaches pytest, for a debugger.
-            from opatlas.engine.device_errors import outcome_from_error
+            from opatlas.run.device_errors import outcome_from_error
 
             outcome = outcome_from_error(call.excinfo.value)
             if outcome.status is Status.DEVICE_ERROR:

@@ -10,9 +10,9 @@ from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError
-from opatlas.report.row_summary import quality_fields
-from opatlas.report.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.row.location import default_database_of
+from opatlas.show.row_summary import quality_fields
+from opatlas.show.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 
 from .collector import Collector
 from .ledger import Ledger

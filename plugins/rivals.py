@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from opatlas.compare.comparison import compare_databases
-from opatlas.compare.databases import ComparedDatabase
-from opatlas.compare.tables import figures_table, rows_table
+from opatlas.ask.compare.comparison import compare_databases
+from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.errors import OpAtlasError
+from opatlas.show.compared import figures_table, rows_table
 from opatlas.show.result import Part, Table
 
 from .plan import Plan

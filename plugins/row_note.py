@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 import pytest
 
 from opatlas.data.cells import helpers_cell, stored_us
-from opatlas.devices.device_lock import DeviceWaits
 from opatlas.row.record import Record
+from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.text import cut_middle
 
 from .pytest_internals import captured_sections

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine.group_spec import GroupSpec
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
-from opatlas.implementations.contract import KernelSource
-from opatlas.implementations.implementation import Implementation
-from opatlas.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.isolation.device_pool import DevicePool, ExcludedDevices
-from opatlas.isolation.device_process import DeviceProcess
-from opatlas.isolation.executor import BatchExecutor, Executor, run_job
-from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.isolation.groups.pool import GroupPool
-from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.in_process import InProcessExecutor
-from opatlas.isolation.msprof import executor as msprof
-from opatlas.isolation.msprof.command import accepts_profiles
-from opatlas.isolation.profile_executor import ProfileExecutor
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.process import GroupProcess
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.msprof import executor as msprof
+from opatlas.run.msprof.command import accepts_profiles
+from opatlas.run.process.device_pool import DevicePool, ExcludedDevices
+from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.process.executor import BatchExecutor, Executor, run_job
+from opatlas.run.process.in_process import InProcessExecutor
+from opatlas.run.process.profile_executor import ProfileExecutor
+from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line
 
 from .cluster_rows import Arrived, ClusterRows

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from opatlas.data.manifest import Manifest, code_digest
-from opatlas.devices.cgroups import available_cores, usable_cores
-from opatlas.devices.cpu_flush import EXPENSIVE_READ_BYTES, plan_flush
-from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
-from opatlas.devices.nvidia import GpuState, gpu_states
 from opatlas.installation import measuring_code
+from opatlas.run.devices.cgroups import available_cores, usable_cores
+from opatlas.run.devices.cpu_flush import EXPENSIVE_READ_BYTES, plan_flush
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.machine_state import MachineState, MachineWatch, needed_cores
+from opatlas.run.devices.nvidia import GpuState, gpu_states
 
 from .settings import Settings
 from .workload import CollectiveWorkload

@@ -23,12 +23,12 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest
-from opatlas.devices.device import DeviceDescription
-from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.errors import OpAtlasError
-from opatlas.isolation.fresh_python import forget_imports_from
-from opatlas.isolation.process_end import die_with_parent, parent_of
 from opatlas.row.record import new_run_id
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device_lock import DeviceWaits, announce_session
+from opatlas.run.process.fresh_python import forget_imports_from
+from opatlas.run.process.process_end import die_with_parent, parent_of
 from opatlas.text import printable_lines
 
 from .plan import Plan

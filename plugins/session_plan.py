@@ -20,12 +20,12 @@ from opatlas.data.pruned import pruned_signatures
 from opatlas.data.row_copy import add_rows, read_rows
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import RecoveredJournal, recover
-from opatlas.devices.discovery import driver_version
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
-from opatlas.isolation.msprof.pending import recover_profiles
-from opatlas.isolation.task_rows import task_rows
+from opatlas.outer.tasks.task_rows import task_rows
 from opatlas.row.signature import signature
+from opatlas.run.devices.discovery import driver_version
+from opatlas.run.msprof.pending import recover_profiles
 from opatlas.text import pluralize, suggest
 
 from .mixing import captured_notes, origin_notes

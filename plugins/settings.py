@@ -12,13 +12,13 @@ import pytest
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine import expert_parallel
-from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.files import absolute_path
-from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
-from opatlas.isolation.msprof.command import SESSION_ROWS
 from opatlas.options import Scope, at_least, changed
+from opatlas.run import expert_parallel
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.group_spec import NODE_OPTIONS
+from opatlas.run.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
+from opatlas.run.msprof.command import SESSION_ROWS
 
 from .cluster import cluster_notes
 from .model_options import ModelSettings

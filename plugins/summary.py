@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from opatlas.report.row_summary import duration_tables
-from opatlas.report.session_report import SessionFacts, cause_table, gap_table
+from opatlas import formats
 from opatlas.row.signature import case_id_in
 from opatlas.row.status import Status
-from opatlas.show import formats
 from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.show.row_summary import duration_tables
+from opatlas.show.session_report import SessionFacts, cause_table, gap_table
 from opatlas.text import printable_lines
 
 from .interrupts import STOPPED, Interrupts, kept_lines

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from opatlas.report.row_summary import RowSummary
-from opatlas.report.session_report import Cause
 from opatlas.row.columns import ERROR_CLASS
 from opatlas.row.signature import case_id_in
 from opatlas.row.status import Status
+from opatlas.show.row_summary import RowSummary
+from opatlas.show.session_report import Cause
 from opatlas.text import shortened
 
 from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report

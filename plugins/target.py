@@ -12,14 +12,8 @@ import pytest
 from opatlas.data.comparable import captured_elsewhere
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
-from opatlas.devices.cgroups import available_cores
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import available_devices, database_name, npus_present
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
-from opatlas.implementations.catalog import find_implementations
-from opatlas.implementations.directory import BrokenFiles
-from opatlas.implementations.implementation import Implementation
 from opatlas.options import given
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
@@ -32,6 +26,12 @@ from opatlas.row.location import (
     slug,
 )
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
+from opatlas.run.devices.cgroups import available_cores
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import available_devices, database_name, npus_present
+from opatlas.run.implementations.catalog import find_implementations
+from opatlas.run.implementations.directory import BrokenFiles
+from opatlas.run.implementations.implementation import Implementation
 
 from .cluster import cluster_of
 from .model_options import ModelSettings

@@ -16,14 +16,14 @@ from opatlas.data.manifest import Manifest, code_digest, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.data.pace import Pace, replay_pace
-from opatlas.devices.device import KINDS
-from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
 from opatlas.options import Scope, add_all, at_least, declare, names, positive
 from opatlas.row.location import default_path, device_kind, expect_npu
 from opatlas.row.versions import detect
+from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.discovery import database_name
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 from opatlas.theory.report import KernelResult, coverage_page, summary_parts

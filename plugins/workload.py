@@ -11,18 +11,16 @@ from typing import ClassVar
 
 import pytest
 
-from opatlas.collectives import options as collectives
 from opatlas.data.database import Database
 from opatlas.data.row_copy import add_rows
 from opatlas.data.update_mode import UpdateMode
-from opatlas.devices.device import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.implementations.implementation import Implementation
-from opatlas.isolation.executor import BatchExecutor, Executor
-from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.options import Scope
+from opatlas.outer.suites.listing import suite_name, suite_rows
+from opatlas.outer.suites.overload import folder_of
+from opatlas.outer.suites.score import read_score
+from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.row.location import (
     COMMUNICATION_NAMED_BY,
     NAMED_BY,
@@ -34,11 +32,13 @@ from opatlas.row.location import (
     tasks_path,
 )
 from opatlas.row.versions import TORCH, Component, Versions
+from opatlas.run.collectives import options as collectives
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.process.executor import BatchExecutor, Executor
 from opatlas.show.result import Fields
-from opatlas.suites.listing import suite_name, suite_rows
-from opatlas.suites.overload import folder_of
-from opatlas.suites.score import read_score
-from opatlas.tasks.task import Task, read_tasks
 from opatlas.text import pluralize
 
 from .cluster import cluster_of

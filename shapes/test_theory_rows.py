@@ -1,4 +1,4 @@
-"""The tests of `pytest shapes/`, which add theory rows. The tests of the code are in tests/shapes."""
+"""The tests of `pytest shapes/`, which add theory rows. The tests of the code are in tests/theory."""
 
 from __future__ import annotations
 

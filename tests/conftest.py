@@ -37,7 +37,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("unhurried")
 #: Their files take up to minutes each, the others seconds.
-LONG = ("chaos", "groups", "collectives", "plugins", "suites", "tasks")
+LONG = ("chaos", "plugins", "run", "outer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

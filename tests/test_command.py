@@ -235,8 +235,8 @@ def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
 
 OWN_KERNEL = """
 import torch
-from opatlas.engine.formula import pointwise
-from opatlas.engine.registry import replays
+from opatlas.run.formula import pointwise
+from opatlas.run.registry import replays
 
 
 @pointwise

@@ -40,7 +40,7 @@ QUICKLY = "--repeat-count=1 --cache=warm --ops=RmsNorm"
 FEW_ROWS = "--ops=RmsNorm --max-hbm-gb=0.51203"
 #: The same of tasks.
 ONE_TASK = "--repeat-count=1 --ops=tasks.softmax"
-#: Groups of processes take as long as all the rest; tests/collectives starts them. Their messages are listed here.
+#: Groups of processes take as long as all the rest; tests/run starts them. Their messages are listed here.
 COLLECTIVES = "--collect-only"
 #: By the mark of the command: statuses of success, where there are others than 0.
 STATUSES: Mapping[str, tuple[int, ...]] = {

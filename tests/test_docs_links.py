@@ -12,7 +12,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 #: Anchors of a heading in addition to its own: those of a Chinese page are the English ones.
 IDENTIFIERS = re.compile(r'<a id="([\w-]+)"></a>')
-#: A file of the checkout, as sentences name it: `opatlas/engine/inputs/replay_row.py`, `tests/support/`.
+#: A file of the checkout, as sentences name it: `opatlas/run/inputs/replay_row.py`, `tests/support/`.
 _FILE = re.compile(r"`((?:opatlas|bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
 
 
@@ -71,7 +71,7 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading, `coded`\n[a](#a-heading-coded) [b](#another) [c](gone.md) [d](page.md#a-heading-coded)\n"
-        "`opatlas/engine/replay.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"  # noqa: E501
+        "`opatlas/run/replay.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"  # noqa: E501
     )
     assert dead_links(page) == ["#another", "gone.md"]
     assert missing_files(page) == ["bench/gone.py", "tests/gone.py"]

@@ -6,7 +6,7 @@ import re
 
 from doc_commands import ROOT
 
-from opatlas.instruments.instrument import INSTRUMENTS
+from opatlas.run.instruments.instrument import INSTRUMENTS
 
 
 def page(name: str) -> str:

@@ -14,9 +14,9 @@ from opatlas.plugins.workload import CollectiveWorkload
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
-from opatlas.devices.device import DeviceSpec
-from opatlas.implementations.implementation import Implementation
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.instruments.instrument import MeasureSettings
 
 #: Fields of Settings that the manifest has under another name.
 RENAMED = {"mode": "update_mode", "workload": "communication"}

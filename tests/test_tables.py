@@ -11,7 +11,7 @@ from captures import launched, write_capture
 
 from opatlas.cli.commands import COMMANDS
 from opatlas.cli.main import main
-from tests.query.tables import product_rows, write_table
+from tests.ask.tables import product_rows, write_table
 
 _SIZES = [(m, n, 1024) for m in (1, 2, 4, 8, 16, 32, 64) for n in (256, 1024, 4096)]
 #: Statuses of commands that report findings.

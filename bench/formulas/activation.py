@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.engine.formula import per_element, per_row, pointwise, to_float64
+from opatlas.run.formula import per_element, per_row, pointwise, to_float64
 
 
 @per_row("x")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import Draw, Part, each, parts, per_element, to_float64
+from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
 
 #: Most inputs that are read at once, and converted to float64: 64 MiB.
 _MOST_READ = 1 << 23

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import pointwise
+from opatlas.run.formula import pointwise
 
 
 @pointwise

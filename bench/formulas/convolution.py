@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import At, per_element, to_float64
+from opatlas.run.formula import At, per_element, to_float64
 
 #: Maximum number of products in float64 at a time.
 _PIECE = 1 << 21

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.engine.formula import At, per_element
+from opatlas.run.formula import At, per_element
 
 
 @per_element(exact=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import At, each, first_rows, per_element, per_row, to_float64
-from opatlas.engine.result_check import Rounded
+from opatlas.run.formula import At, each, first_rows, per_element, per_row, to_float64
+from opatlas.run.result_check import Rounded
 
 from .activation import gate_halves
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import Draw, Part, parts
+from opatlas.run.formula import Draw, Part, parts
 
 from .attention import attention_of, index_of
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from opatlas.engine.formula import At, per_element, per_row
-from opatlas.engine.result_check import Picks
+from opatlas.run.formula import At, per_element, per_row
+from opatlas.run.result_check import Picks
 
 
 @per_element(exact=True)

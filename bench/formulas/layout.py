@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from opatlas.engine.formula import At, per_element
+from opatlas.run.formula import At, per_element
 
 
 @per_element(exact=True)

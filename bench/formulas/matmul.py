@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from opatlas.engine.formula import per_element, to_float64
+from opatlas.run.formula import per_element, to_float64
 
 
 def _common_length(a: torch.Tensor, *_: object, **__: object) -> int:

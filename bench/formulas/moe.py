@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 import torch
 
-from opatlas.engine.formula import At, each, elements, per_element, per_row, to_float64
-from opatlas.engine.inputs.operands import SCALE_BLOCK
-from opatlas.engine.result_check import Picks, Rounded
+from opatlas.run.formula import At, each, elements, per_element, per_row, to_float64
+from opatlas.run.inputs.operands import SCALE_BLOCK
+from opatlas.run.result_check import Picks, Rounded
 
 from .activation import gate_halves
 from .quantized import FP8, dequantize, steps_of_product, sum_of_blocks, sum_of_products

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import At, each, per_element, per_row, to_float64
+from opatlas.run.formula import At, each, per_element, per_row, to_float64
 
 #: Number of terms of the pieces in which long sums are added; a piece fits into the cache of a CPU.
 _PIECE = 1 << 14

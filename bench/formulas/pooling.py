@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import At, each, per_element, to_float64
+from opatlas.run.formula import At, each, per_element, to_float64
 
 
 def _kernel_size(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import At, elements, per_element, per_row, to_float64
-from opatlas.engine.inputs.operands import SCALE_BLOCK
-from opatlas.engine.result_check import Rounded
+from opatlas.run.formula import At, elements, per_element, per_row, to_float64
+from opatlas.run.inputs.operands import SCALE_BLOCK
+from opatlas.run.result_check import Rounded
 
 from .matmul import batch_places
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import per_element, per_row, to_float64
+from opatlas.run.formula import per_element, per_row, to_float64
 
 #: Number of terms of the pieces in which long sums are added, so that no whole tensor is in float64.
 _PIECE = 1 << 20

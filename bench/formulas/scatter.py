@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from opatlas.engine.formula import At, per_element
+from opatlas.run.formula import At, per_element
 
 from .cache import overwrite
 

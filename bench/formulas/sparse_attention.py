@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import Draw, Part, parts
-from opatlas.engine.result_check import Largest
+from opatlas.run.formula import Draw, Part, parts
+from opatlas.run.result_check import Largest
 
 from .attention import attention_of, index_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.engine.formula import per_row
-from opatlas.engine.result_check import Picks
+from opatlas.run.formula import per_row
+from opatlas.run.result_check import Picks
 
 
 @per_row("x")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.formula import At, on_lists, per_element, per_row, pointwise, to_float64
+from opatlas.run.formula import At, on_lists, per_element, per_row, pointwise, to_float64
 
 
 @per_row("gradient", "x")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from opatlas.capture.launches import LaunchCounts
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
+from opatlas.formats import percent
 from opatlas.row.table import RowTable
-from opatlas.show.formats import percent
 
 
 @dataclass(frozen=True)

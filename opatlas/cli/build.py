@@ -9,21 +9,21 @@ from pathlib import Path
 
 from opatlas.cli.kernel_rows import smallest_rows, starter_database
 from opatlas.data.database import Database
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import available_devices, database_name
-from opatlas.engine.job import Job
-from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
-from opatlas.implementations.catalog import default_implementation
-from opatlas.implementations.implementation import Implementation
-from opatlas.instruments.instrument import EVENTS, MeasureSettings
-from opatlas.isolation.device_process import DeviceProcess
 from opatlas.progress import track
 from opatlas.row.location import default_path
 from opatlas.row.siblings import base_type
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.implementations.catalog import default_implementation
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.instruments.instrument import EVENTS, MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.registry import replay_spec
 
 #: Deadline of a row, whose set-up may compile for minutes: as of a row that was never run before.
 _ROW_S = 900.0

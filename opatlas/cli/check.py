@@ -12,8 +12,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding
-from opatlas.checks.results import CheckResults
+from opatlas.ask.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding
+from opatlas.ask.checks.results import CheckResults
 from opatlas.cli.parameters import DatabaseFolder
 from opatlas.errors import usage_errors
 from opatlas.installation import require_extra

@@ -27,9 +27,9 @@ from opatlas.data.pool import pool as pool_runs
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import TemporaryFolder
+from opatlas.formats import microseconds, percent, ratio
 from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
 from opatlas.show import Column, Fields, Result, Table, print_note
-from opatlas.show.formats import microseconds, percent, ratio
 from opatlas.show.result import Part
 
 #: Rows of a table on the terminal; all are in the reports and in JSON.

@@ -9,20 +9,20 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from opatlas.ask.compare.comparison import DatabaseComparison, compare_databases
+from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
+from opatlas.ask.compare.export import json_value
+from opatlas.ask.compare.states import compared_states, pairs_below
+from opatlas.ask.compare.step import ModelStep, read_step
 from opatlas.cli.parameters import Names, Percent
-from opatlas.compare import tables
-from opatlas.compare.comparison import DatabaseComparison, compare_databases
-from opatlas.compare.databases import ComparedDatabase, implementations_of
-from opatlas.compare.export import json_value
-from opatlas.compare.states import compared_states, pairs_below
-from opatlas.compare.step import ModelStep, read_step
-from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
+from opatlas.formats import microseconds
 from opatlas.row.location import default_path
 from opatlas.row.named_databases import named_folder
 from opatlas.row.versions import detect
+from opatlas.run.devices.discovery import available_devices, database_name
 from opatlas.show import Output, Result, Table, print_note
-from opatlas.show.formats import microseconds
+from opatlas.show import compared as tables
 from opatlas.show.result import Part
 
 

@@ -16,25 +16,25 @@ from opatlas.cli.kernel_template import sample_rows
 from opatlas.cli.parameters import Count, reads
 from opatlas.cli.superkernel import compare_scopes, find_scopes
 from opatlas.data.csv_files import write_text
-from opatlas.diagnosis.advice import advice
-from opatlas.diagnosis.changes import DiagnosisChanges, KernelChange, compare_diagnoses
-from opatlas.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
-from opatlas.diagnosis.diagnosis import diagnose as read_diagnosis
-from opatlas.diagnosis.kernels import NAME
-from opatlas.diagnosis.peaks import read_peaks
-from opatlas.diagnosis.prompt import ask_for_candidate, prompt_text
-from opatlas.diagnosis.report import changes_as_json, diagnosis_as_json, ranked_as_json
-from opatlas.diagnosis.rules import KernelVerdict, limit
-from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, describe_error
-from opatlas.generation.endpoint import Endpoint
-from opatlas.generation.models_file import NamedModel, read_models
+from opatlas.formats import microseconds, percent, ratio
+from opatlas.outer.diagnosis.advice import advice
+from opatlas.outer.diagnosis.changes import DiagnosisChanges, KernelChange, compare_diagnoses
+from opatlas.outer.diagnosis.diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
+from opatlas.outer.diagnosis.diagnosis import diagnose as read_diagnosis
+from opatlas.outer.diagnosis.kernels import NAME
+from opatlas.outer.diagnosis.peaks import read_peaks
+from opatlas.outer.diagnosis.prompt import ask_for_candidate, prompt_text
+from opatlas.outer.diagnosis.report import changes_as_json, diagnosis_as_json, ranked_as_json
+from opatlas.outer.diagnosis.rules import KernelVerdict, limit
+from opatlas.outer.generation.endpoint import Endpoint
+from opatlas.outer.generation.models_file import NamedModel, read_models
+from opatlas.outer.superkernel.kernel_types import StepPhase
 from opatlas.row.columns import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.row.errors import ReplayError
 from opatlas.row.named_databases import meant_device, named_folder
-from opatlas.show.formats import microseconds, percent, ratio
+from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.superkernel.kernel_types import StepPhase
 
 T = TypeVar("T")
 _Place = Annotated[Path, reads(named_folder)]
@@ -385,7 +385,7 @@ def _interface(kernel_type: str, folder: Path) -> str:
     try:
         row = sample_rows([kernel_type], None)[kernel_type]
         # Imported here because it imports torch.
-        from opatlas.engine.kernel_template import template
+        from opatlas.run.kernel_template import template
 
         return template(folder, kernel_type, row)
     except (OpAtlasError, ReplayError, ImportError):

@@ -14,14 +14,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from opatlas.devices.device import KINDS
-from opatlas.doctor.ascend import signs_of_ascend
-from opatlas.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
-from opatlas.doctor.probes import PROBES
-from opatlas.doctor.report import expect_report, write_report
+from opatlas import formats
 from opatlas.files import TemporaryFolder
+from opatlas.outer.doctor.ascend import signs_of_ascend
+from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
+from opatlas.outer.doctor.probes import PROBES
+from opatlas.outer.doctor.report import expect_report, write_report
 from opatlas.progress import note_after, track
-from opatlas.show import formats
+from opatlas.run.devices.device import KINDS
 from opatlas.show.result import Fields, Part, Result, Table
 
 _FORMAT = 2

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from opatlas.ask.query.database import OpenDatabase
+from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.export import long_table, of_other_devices, perf_tables, write_parquet, write_perf_tables
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.query.database import OpenDatabase
-from opatlas.query.database import open as open_database
-from opatlas.query.export import long_table, of_other_devices, perf_tables, write_parquet, write_perf_tables
 from opatlas.show.result import Fields, Result, Table
 
 

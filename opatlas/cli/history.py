@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from opatlas.ask.compare.regressions import Regressions, find_regressions
+from opatlas.ask.compare.steps import LEAST_RUNS
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.parameters import DatabaseFolder, Percent
-from opatlas.compare.regressions import Regressions, find_regressions
-from opatlas.compare.steps import LEAST_RUNS
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
 from opatlas.data.rebuild import rebuild
@@ -23,10 +23,10 @@ from opatlas.data.row_history import RowRun, row_histories
 from opatlas.data.unprune import unprune
 from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
+from opatlas.formats import change, microseconds, percent
 from opatlas.row.named_databases import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Output, Result, Table, print_note
-from opatlas.show.formats import change, microseconds, percent
 from opatlas.show.result import Part
 
 #: More rows are listed in a line each.

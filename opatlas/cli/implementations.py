@@ -13,17 +13,17 @@ from cyclopts import Parameter
 from opatlas.cli.build import Built, build_ahead
 from opatlas.cli.kernel_template import suite_operators, write_templates
 from opatlas.cli.parameters import Names
-from opatlas.devices.device import KINDS
-from opatlas.engine.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
-from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.implementations.catalog import every_implementation, named_implementations
-from opatlas.implementations.contract import KernelSource
-from opatlas.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.installation import require_extra
+from opatlas.outer.suites.overload import is_folder
 from opatlas.row.siblings import base_type, suggest_spelling
+from opatlas.run.devices.device import KINDS
+from opatlas.run.implementations.catalog import every_implementation, named_implementations
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import DEFAULTS, TORCH, Implementation
+from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
+from opatlas.run.registry import replay_spec
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.suites.overload import is_folder
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"

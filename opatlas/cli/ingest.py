@@ -23,14 +23,14 @@ from opatlas.cli.parameters import reads
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.ingests import CaptureVersions
 from opatlas.data.write_back import recover
-from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
+from opatlas.formats import change, microseconds, percent
 from opatlas.progress import progress
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.siblings import spellings
 from opatlas.row.versions import Versions, detect
-from opatlas.show.formats import change, microseconds, percent
+from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.output import print_note
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable

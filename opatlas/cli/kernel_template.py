@@ -8,13 +8,13 @@ from pathlib import Path
 from opatlas.cli.kernel_rows import smallest_rows, starter_database
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
+from opatlas.outer.suites.listing import suite_rows
+from opatlas.outer.suites.overload import overload_of
+from opatlas.outer.suites.template import operator_file, operator_template
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.location import list_databases
-from opatlas.suites.listing import suite_rows
-from opatlas.suites.overload import overload_of
-from opatlas.suites.template import operator_file, operator_template
+from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.text import suggest
 
 
@@ -50,7 +50,7 @@ def write_templates(
         raise OpAtlasError(f"{there[0]} exists: nothing is written; remove it, or name another folder")
     rows = sample_rows(kernel_types, database)
     # Imported here because it imports torch.
-    from opatlas.engine.kernel_template import template
+    from opatlas.run.kernel_template import template
 
     texts = {path: template(folder, kernel_type, rows[kernel_type]) for kernel_type, path in paths.items()}
     texts |= {path: operator_template(folder, operator) for path, operator in of_operators.items()}

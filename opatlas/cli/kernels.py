@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opatlas.devices.device import KINDS
-from opatlas.engine.kernel_facts import proof_of, read_calls, replays_of_bench
-from opatlas.engine.registry import replay_spec
+from opatlas.run.devices.device import KINDS
+from opatlas.run.kernel_facts import proof_of, read_calls, replays_of_bench
+from opatlas.run.registry import replay_spec
 
 
 @dataclass(frozen=True)

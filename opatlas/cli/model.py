@@ -10,21 +10,21 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from opatlas.ask.query.database import OpenDatabase, model_cost
+from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
+from opatlas.ask.query.next_rows import NextRows, Step
 from opatlas.cli.parameters import Count, Names
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, code_digest
-from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import UsageError
+from opatlas.formats import microseconds, percent
 from opatlas.progress import progress
-from opatlas.query.database import OpenDatabase, model_cost
-from opatlas.query.database import open as open_database
-from opatlas.query.model_cost import ModelCost, PartCost, PartField
-from opatlas.query.next_rows import NextRows, Step
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
-from opatlas.show.formats import microseconds, percent
+from opatlas.run.devices.discovery import available_devices, database_name
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.plan import append_rows
 from opatlas.theory.sources import resolve_model

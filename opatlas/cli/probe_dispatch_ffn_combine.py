@@ -13,17 +13,17 @@ from cyclopts import Parameter
 from opatlas import options
 from opatlas.cli.app import run_tool
 from opatlas.cli.parameters import Count, reads
-from opatlas.devices.discovery import available_devices, database_name
-from opatlas.doctor.shape_probe import ShapeProbe
-from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import EVENTS, MeasureSettings
-from opatlas.isolation.device_pool import ExcludedDevices
-from opatlas.isolation.groups.nodes import GroupNodes
-from opatlas.isolation.groups.pool import GroupPool
+from opatlas.outer.doctor.shape_probe import ShapeProbe
 from opatlas.row.errors import DeviceGone
 from opatlas.row.location import default_path
 from opatlas.row.versions import detect
+from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupPool
+from opatlas.run.instruments.instrument import EVENTS, MeasureSettings
+from opatlas.run.process.device_pool import ExcludedDevices
 from opatlas.show.result import Fields, Result, Table
 from opatlas.text import parse_whole
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints

@@ -9,17 +9,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from opatlas.ask.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
+from opatlas.ask.query.database import OpenDatabase
+from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.model_cache import folder
+from opatlas.ask.query.result import How, NoAnswer, QueryResult
 from opatlas.cli.parameters import Names
 from opatlas.data.csv_files import read_frame
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.formats import microseconds
 from opatlas.progress import note_after
-from opatlas.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
-from opatlas.query.database import OpenDatabase
-from opatlas.query.database import open as open_database
-from opatlas.query.model_cache import folder
-from opatlas.query.result import How, NoAnswer, QueryResult
 from opatlas.row.communication import BY_NAME
-from opatlas.show.formats import microseconds
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import parse_whole
 

@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from opatlas.candidates.judgement import Level
-from opatlas.compare.comparison import FAST
+from opatlas.ask.compare.comparison import FAST
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.experiment.outcomes import Experiment, read_experiment
-from opatlas.experiment.report import ExperimentReport, as_json, make_report
-from opatlas.experiment.strategies import Strategy
-from opatlas.experiment.tables import ErrorShare, SpeedUps
 from opatlas.files import expect_folder
+from opatlas.formats import percent, ratio
+from opatlas.outer.candidates.judgement import Level
+from opatlas.outer.experiment.outcomes import Experiment, read_experiment
+from opatlas.outer.experiment.report import ExperimentReport, as_json, make_report
+from opatlas.outer.experiment.strategies import Strategy
+from opatlas.outer.experiment.tables import ErrorShare, SpeedUps
+from opatlas.outer.suites.overload import is_folder
+from opatlas.outer.suites.score import SuiteScore, read_score
 from opatlas.row.location import default_database_of
-from opatlas.show.formats import percent, ratio
 from opatlas.show.output import Output
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.suites.overload import is_folder
-from opatlas.suites.score import SuiteScore, read_score
 
 #: The operators that the text names.
 _SHOWN = 20

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from opatlas.show.formats import microseconds, percent
+from opatlas.formats import microseconds, percent
+from opatlas.outer.superkernel.advice import ScopeAdvice, advise
+from opatlas.outer.superkernel.analysis import ScopeAnalysis, analyse
+from opatlas.outer.superkernel.comparison import NOT_IN_CAPTURES, CheckState, SuperKernelComparison, compare_captures
+from opatlas.outer.superkernel.gains import GATE, PUBLIC_GAINS
+from opatlas.outer.superkernel.kernel_types import StepPhase, read_module_map
+from opatlas.outer.superkernel.report import analysis_as_json, comparison_as_json
+from opatlas.outer.superkernel.timeline import read_timeline
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.superkernel.advice import ScopeAdvice, advise
-from opatlas.superkernel.analysis import ScopeAnalysis, analyse
-from opatlas.superkernel.comparison import NOT_IN_CAPTURES, CheckState, SuperKernelComparison, compare_captures
-from opatlas.superkernel.gains import GATE, PUBLIC_GAINS
-from opatlas.superkernel.kernel_types import StepPhase, read_module_map
-from opatlas.superkernel.report import analysis_as_json, comparison_as_json
-from opatlas.superkernel.timeline import read_timeline
 
 #: The kernel types that are named beside a cut.
 _TYPES_SHOWN = 3

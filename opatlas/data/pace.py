@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from opatlas import formats
 from opatlas.data.manifest import Manifest
-from opatlas.show import formats
 
 #: Seconds of a row by the kind of device, for databases without a replay: those of a starter database on a CPU, and of
 #: theory rows on an H200, which ran 17 to 44 a second.

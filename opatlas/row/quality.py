@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from opatlas.show.formats import duration, percent
+from opatlas.formats import duration, percent
 from opatlas.text import parse_real
 
 

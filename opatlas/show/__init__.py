@@ -1,4 +1,11 @@
-"""What a command or a session found, and how it is shown: on a terminal, as Markdown, as CSV, as JSON."""
+"""What a command or a session found, and how it is shown: on a terminal, as Markdown, as CSV, as JSON.
+
+row_summary.py      the numbers of rows as text and tables
+session_report.py   the two files of a session beside the CSVs
+compared.py         the tables of a comparison
+plots/              figures
+site/               the pages of `opatlas report`
+"""
 
 from opatlas.show.output import Format, Output, print_error, print_note, print_problems
 from opatlas.show.result import Column, Fields, Result, Table

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from opatlas.show.formats import number
+from opatlas.formats import number
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable, printable_lines
 

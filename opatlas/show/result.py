@@ -13,7 +13,7 @@ class Column:
 
     Attributes:
         name: its header; with the unit, where the values have one: `median(us)`.
-        text: turns a value into the text of a cell, such as `opatlas.show.formats.percent`; None is an empty cell.
+        text: turns a value into the text of a cell, such as `opatlas.formats.percent`; None is an empty cell.
         wide: whether only CSV and JSON have the column.
     """
 

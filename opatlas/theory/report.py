@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from opatlas.data.pace import Pace
-from opatlas.show.formats import size
+from opatlas.formats import size
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import pluralize

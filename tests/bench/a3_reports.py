@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.engine.inputs.shape_rules import broadcast, nz_shape
+from opatlas.run.inputs.shape_rules import broadcast, nz_shape
 
 Shape = tuple[int, ...]
 #: The shape and the dtype of an output.

@@ -22,15 +22,15 @@ from pathlib import Path
 
 import torch
 
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import Job
-from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
-from opatlas.engine.runner import Runner
-from opatlas.instruments.instrument import MeasureSettings
 from opatlas.row.communication import is_communication
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
+from opatlas.run.runner import Runner
 from tests.bench.real_rows import RealRow, sources
 from tests.bench.replaying import replay_functions
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from opatlas.bench.implementations import torch as impl
 
-import opatlas.engine.runner
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine.device_errors import outcome_from_error
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.registry import replay_spec
-from opatlas.engine.replay import Replay
-from opatlas.engine.runner import Runner
-from opatlas.instruments.instrument import MeasureSettings
+import opatlas.run.runner
 from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS, OUTPUT_SHAPES
 from opatlas.row.errors import WrongResult
 from opatlas.row.status import Status
+from opatlas.run.device_errors import outcome_from_error
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.registry import replay_spec
+from opatlas.run.replay import Replay
+from opatlas.run.runner import Runner
 
 
 @cache
@@ -112,7 +112,7 @@ def assert_wrong(kernel_type: str, row: str) -> None:
         return outcome_from_error(error)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(opatlas.engine.runner, "outcome_from_error", recorded)
+        patched.setattr(opatlas.run.runner, "outcome_from_error", recorded)
         outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.FAILED, outcome
     assert [type(error) for error in errors] == [WrongResult], outcome
@@ -125,7 +125,7 @@ def time_instead(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) 
         def __call__(self, impl: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
             super().__call__(function, *arguments, **keywords)
 
-    monkeypatch.setattr(opatlas.engine.runner, "Replay", Instead)
+    monkeypatch.setattr(opatlas.run.runner, "Replay", Instead)
 
 
 def _modules() -> Iterator[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from replaying import replay_of, runner
 
-from opatlas.engine.job import Job
 from opatlas.row.status import Status
+from opatlas.run.job import Job
 from tests.bench.a3_reports import completed, kernel_type_of
 
 

@@ -7,9 +7,9 @@ import re
 import pytest
 from replaying import cells_of, replay_row
 
-from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
+from opatlas.run.inputs.row_slots import RowSlots
 
 #: Rows as CANN 8.5 writes them: absent slots have a dtype, and ND as format.
 ROWS = [

@@ -10,10 +10,10 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught
 from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE
 
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.inputs.sequences import spread_positions
-from opatlas.engine.result_check import Comparison, Largest, check
 from opatlas.row.errors import WrongResult
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.inputs.sequences import spread_positions
+from opatlas.run.result_check import Comparison, Largest, check
 
 
 class TestLargest:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.engine.result_check import check
 from opatlas.row.errors import WrongResult
+from opatlas.run.result_check import check
 
 
 def everything(count, *, elements, terms):

@@ -7,11 +7,11 @@ import torch
 from replaying import cells_of, replay_of, runner
 from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 
-from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import Job
 from opatlas.row.columns import RUNTIME_PREFIX
 from opatlas.row.status import Status
+from opatlas.run.inputs.attention import read_attention, with_operator_shapes
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.job import Job
 
 FIA = "FusedInferAttentionScore"
 

@@ -11,9 +11,9 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_refused, replay_row
 from sample_rows import ROWS
 
-from opatlas.engine.result_check import check
 from opatlas.row.columns import INPUT_DTYPES
 from opatlas.row.status import Status
+from opatlas.run.result_check import check
 
 FUSED, LOAD = "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
 BLOCKS, BLOCK_SIZE = 5, 4

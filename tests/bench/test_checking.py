@@ -9,10 +9,10 @@ import pytest
 import torch
 from opatlas.bench import formulas
 
-import opatlas.engine.formula
-from opatlas.engine.formula import Draw, each, per_element, per_row, pointwise
-from opatlas.engine.result_check import Picks, Rounded, check
+import opatlas.run.formula
 from opatlas.row.errors import WrongResult
+from opatlas.run.formula import Draw, each, per_element, per_row, pointwise
+from opatlas.run.result_check import Picks, Rounded, check
 
 SEED = 5
 
@@ -61,9 +61,9 @@ def case(request):
 
 @pytest.fixture
 def small_sample(monkeypatch):
-    monkeypatch.setattr(opatlas.engine.formula, "SAMPLED_ELEMENTS", 64)
-    monkeypatch.setattr(opatlas.engine.formula, "READ_INPUTS", 256)
-    monkeypatch.setattr(opatlas.engine.formula, "_LEAST_ELEMENTS", 4)
+    monkeypatch.setattr(opatlas.run.formula, "SAMPLED_ELEMENTS", 64)
+    monkeypatch.setattr(opatlas.run.formula, "READ_INPUTS", 256)
+    monkeypatch.setattr(opatlas.run.formula, "_LEAST_ELEMENTS", 4)
 
 
 def wrong_at(result, index):
@@ -146,10 +146,10 @@ def test_the_same_elements_are_sampled_again(case, small_sample):
 
 
 def test_long_sums_are_sampled_more_sparsely(monkeypatch):
-    monkeypatch.setattr(opatlas.engine.formula, "READ_INPUTS", 1 << 12)
+    monkeypatch.setattr(opatlas.run.formula, "READ_INPUTS", 1 << 12)
     a, weight = torch.rand(64, 512), torch.rand(64, 512)
     (comparison,) = formulas.linear.compare([a, weight], {}, [a @ weight.T], SEED)
-    assert comparison.actual.numel() == opatlas.engine.formula._LEAST_ELEMENTS
+    assert comparison.actual.numel() == opatlas.run.formula._LEAST_ELEMENTS
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opatlas.plugins.run_manifest import present_code
 
-from opatlas.devices.device import DeviceSpec
-from opatlas.doctor.shape_probe import SearchRange, ShapeProbe, ShapeSearch
-from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.groups.process import GroupProcess
+from opatlas.outer.doctor.shape_probe import SearchRange, ShapeProbe, ShapeSearch
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.groups.process import GroupProcess
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,

@@ -7,8 +7,8 @@ import torch
 from captures import cells
 from opatlas.bench.test_elementwise import test_muls as replay_muls
 
-from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs.replay_row import ReplayRow
 
 
 def arguments(dtype: str, device: str, shapes: str = "2,3") -> tuple[torch.Tensor, object]:

@@ -13,9 +13,11 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, cells_of
 from sample_rows_moe import BACK, ROWS, TOLD
 
-from opatlas.engine.expert_parallel import OPTIONS, expect_hccl_buffer
-from opatlas.engine.group_spec import NODE_OPTIONS, GroupSpec
-from opatlas.engine.inputs.experts import (
+from opatlas.options import add_all
+from opatlas.row.errors import InvalidRow, MissingPrecondition
+from opatlas.run.expert_parallel import OPTIONS, expect_hccl_buffer
+from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
+from opatlas.run.inputs.experts import (
     Exchange,
     GroupWeights,
     dispatched,
@@ -23,9 +25,7 @@ from opatlas.engine.inputs.experts import (
     group_of_dispatch,
     group_of_layer,
 )
-from opatlas.engine.inputs.row_slots import RowSlots
-from opatlas.options import add_all
-from opatlas.row.errors import InvalidRow, MissingPrecondition
+from opatlas.run.inputs.row_slots import RowSlots
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]

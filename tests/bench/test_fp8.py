@@ -9,9 +9,9 @@ from replaying import assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows_moe import FP8_GROUPS
 from sample_rows_quantized import E4M3
 
-from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES
 from opatlas.row.status import Status
+from opatlas.run.inputs.replay_row import ReplayRow
 
 DTYPES = {"FLOAT8_E4M3FN": torch.float8_e4m3fn, "FLOAT8_E5M2": torch.float8_e5m2}
 
@@ -33,7 +33,7 @@ def test_random_numbers_are_those_of_the_dtype_in_their_range(name):
 
 
 def test_large_tensors_are_drawn_in_pieces(monkeypatch):
-    monkeypatch.setattr("opatlas.engine.inputs.replay_row.FP8_PIECE", 100)
+    monkeypatch.setattr("opatlas.run.inputs.replay_row.FP8_PIECE", 100)
     numbers = input_row("7,93", "FLOAT8_E4M3FN").tensor(0).float()
     assert numbers.shape == (7, 93)
     assert not torch.equal(numbers.flatten()[:100], numbers.flatten()[100:200])

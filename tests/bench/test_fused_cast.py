@@ -9,7 +9,7 @@ import pytest
 from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, assert_refused, assert_wrong, replay_row
 
-import opatlas.engine.replay
+import opatlas.run.replay
 from opatlas.row.columns import OUTPUT_DTYPES
 from opatlas.row.status import Status
 
@@ -69,9 +69,9 @@ def test_a_wrong_kernel_before_the_cast_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_wrong_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_cast = opatlas.engine.replay.with_cast
+    with_cast = opatlas.run.replay.with_cast
     monkeypatch.setattr(
-        opatlas.engine.replay, "with_cast", lambda kernel, dtype: lambda *args: with_cast(kernel, dtype)(*args) * 1.1
+        opatlas.run.replay, "with_cast", lambda kernel, dtype: lambda *args: with_cast(kernel, dtype)(*args) * 1.1
     )
     assert_wrong("Mul", MUL)
     assert_wrong("Add", "8,64;64 | BF16;BF16 -> 8,64 | FLOAT")

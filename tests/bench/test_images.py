@@ -8,9 +8,9 @@ from hypothesis import given, strategies
 from replaying import replay_row
 from sample_rows import ROWS
 
-from opatlas.engine.inputs.images import Windows, distinct_map, find_windows, kernel_sizes
-from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.row.columns import INPUT_SHAPES
+from opatlas.run.inputs.images import Windows, distinct_map, find_windows, kernel_sizes
+from opatlas.run.inputs.replay_row import ReplayRow
 
 #: Layers of well-known networks: source, result, places of the kernel, parts of the layer.
 LAYERS = {

@@ -10,9 +10,9 @@ from opatlas.bench import formulas, test_layout, test_movement
 from opatlas.bench.implementations import torch as impl
 from replaying import cells_of
 
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.result_check import check
 from opatlas.row.errors import Unsupported
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.result_check import check
 
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])

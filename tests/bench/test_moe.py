@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.result_check import check
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.result_check import check
 
 relaxed = settings(deadline=None, max_examples=40)
 

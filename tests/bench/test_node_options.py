@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.cli.app import run_tool
 from opatlas.cli.probe_dispatch_ffn_combine import probe
-from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
+from opatlas.run.group_spec import GroupSpec, group_on_nodes, node_options_problem
 
 
 @pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--start", "1,2"]])

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opatlas.engine.inputs import shape_rules
-from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.replay_row import ReplayRow
 
 #: Other processes on a shared machine may hold up an example for any time.
 relaxed = settings(deadline=None)

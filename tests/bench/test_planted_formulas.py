@@ -11,11 +11,11 @@ from mistakes import MISTAKES
 from replaying import assert_wrong, replay_row, time_instead, types_of_replays
 from sample_rows import ROWS
 
-import opatlas.engine.replay
-from opatlas.engine.formula import Part
-from opatlas.engine.result_check import Largest, Picks, Rounded, check
+import opatlas.run.replay
 from opatlas.row.errors import WrongResult
 from opatlas.row.status import Status
+from opatlas.run.formula import Part
+from opatlas.run.result_check import Largest, Picks, Rounded, check
 
 
 def everything_off(tensor):
@@ -84,7 +84,7 @@ def test_wrong_results_and_wrong_formulas_are_caught(monkeypatch, kernel_type):
                 overlooked.append(f"{change.__name__} of {name}")
         return check(formula, arguments, keywords, results, seed)
 
-    monkeypatch.setattr(opatlas.engine.replay, "check", check_changed)
+    monkeypatch.setattr(opatlas.run.replay, "check", check_changed)
     outcome = replay_row(kernel_type, ROWS[kernel_type][0])
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"
     assert not overlooked

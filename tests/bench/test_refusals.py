@@ -10,9 +10,9 @@ import pytest
 from replaying import cells_of, job_of, replay_row, runner, types_of_replays
 from sample_rows import ROWS
 
-from opatlas.engine.device_errors import outcome_from_error
-from opatlas.engine.registry import replays
 from opatlas.row.status import Status
+from opatlas.run.device_errors import outcome_from_error
+from opatlas.run.registry import replays
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Rows that replays refuse, by their status. A block of a file has `kernel type: row`, and in the next line the reason.

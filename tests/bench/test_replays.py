@@ -8,10 +8,10 @@ import pytest
 from replaying import replay_functions, replay_row, time_instead
 from sample_rows import ROWS, catalog_rows
 
-from opatlas.devices.npu_operators import resolve_npu_call
-from opatlas.engine.kernel_facts import runs_on_cpu
-from opatlas.engine.registry import replay_spec
 from opatlas.row.status import Status
+from opatlas.run.devices.npu_operators import resolve_npu_call
+from opatlas.run.kernel_facts import runs_on_cpu
+from opatlas.run.registry import replay_spec
 
 
 def claimed_types() -> Counter[str]:

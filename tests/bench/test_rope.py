@@ -11,9 +11,9 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_refused, replay_row, time_instead
 from sample_rows import ROWS
 
-from opatlas.engine.result_check import check
 from opatlas.row.columns import INPUT_DTYPES
 from opatlas.row.status import Status
+from opatlas.run.result_check import check
 
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
 modes = st.sampled_from(["half", "interleave"])

@@ -12,8 +12,8 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
-from opatlas.engine.result_check import check
 from opatlas.row.status import Status
+from opatlas.run.result_check import check
 
 seeds = st.integers(0, 999)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.engine.result_check import check
+from opatlas.run.result_check import check
 
 HEADS, WIDTH, ROPE, BLOCK_SIZE, COUNT = 3, 8, 4, 4, 5
 PROPERTY = settings(max_examples=15)

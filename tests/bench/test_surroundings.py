@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from opatlas.plugins import run_manifest
 
-from opatlas.devices.cpu_flush import FlushPlan
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.machine_state import MachineState
-from opatlas.doctor import surroundings as doctor
-from opatlas.doctor.probe import State, Target
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.outer.doctor import surroundings as doctor
+from opatlas.outer.doctor.probe import State, Target
+from opatlas.run.devices.cpu_flush import FlushPlan
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.machine_state import MachineState
+from opatlas.run.instruments.instrument import MeasureSettings
 
 MIB = 1 << 20
 _QUIET = MachineState(window_s=1.0, machine_cores=2, cores=2, load_1min=0.1)

@@ -12,8 +12,8 @@ from opatlas.bench.implementations.torch.preparing import may_prepare
 from replaying import replay_row
 from sample_rows import ROWS
 
-from opatlas.engine.job import RowOutcome
 from opatlas.row.status import Status
+from opatlas.run.job import RowOutcome
 
 _MODULES = (attention, cache, matmul, moe, quantized)
 _FEW_ROWS = "9,96;96,64;64;9 | INT8;INT8;DT_BF16;FLOAT -> 9,64 | DT_BF16"

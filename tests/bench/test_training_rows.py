@@ -6,8 +6,8 @@ import pytest
 import torch
 from opatlas.bench import formulas
 
-from opatlas.engine.result_check import check
 from opatlas.row.errors import WrongResult
+from opatlas.run.result_check import check
 
 aten = torch.ops.aten
 

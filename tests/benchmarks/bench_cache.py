@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import sys
 
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine.job import Job
-from opatlas.engine.runner import Runner
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.runner import Runner
 
 LEAST_RATIO = 1.2
 _ROWS = {

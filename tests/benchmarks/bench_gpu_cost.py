@@ -51,11 +51,11 @@ def in_process(instrument: str) -> None:
     """Prints where the time of a row goes, once everything is loaded."""
     from replaying import job_of
 
-    from opatlas.devices.discovery import available_devices
-    from opatlas.engine import replay
-    from opatlas.engine.runner import Runner
-    from opatlas.instruments.instrument import MeasureSettings
-    from opatlas.instruments.kernel_records import KernelRecord, KernelRecords
+    from opatlas.run import replay
+    from opatlas.run.devices.discovery import available_devices
+    from opatlas.run.instruments.instrument import MeasureSettings
+    from opatlas.run.instruments.kernel_records import KernelRecord, KernelRecords
+    from opatlas.run.runner import Runner
 
     spent: defaultdict[str, float] = defaultdict(float)
 

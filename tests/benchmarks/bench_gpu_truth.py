@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from opatlas.instruments.instrument import Instrument, Samples
-from opatlas.instruments.kernel_records import KernelRecords
+from opatlas.run.instruments.instrument import Instrument, Samples
+from opatlas.run.instruments.kernel_records import KernelRecords
 from tests.benchmarks.gpu_rows import truth_rows
 
 if TYPE_CHECKING:
-    from opatlas.instruments.cupti import CuptiRecorder
+    from opatlas.run.instruments.cupti import CuptiRecorder
 
 RELATIVE, ABSOLUTE_US = 0.02, 0.3
 _SAMPLES, _TURNS = 50, 2
@@ -39,10 +39,10 @@ class All:
     name = "all"
 
     def __init__(self) -> None:
-        from opatlas.instruments import cupti
-        from opatlas.instruments import kernel_records as kineto
-        from opatlas.instruments import timers as device_events
-        from opatlas.instruments.instrument import MeasureSettings
+        from opatlas.run.instruments import cupti
+        from opatlas.run.instruments import kernel_records as kineto
+        from opatlas.run.instruments import timers as device_events
+        from opatlas.run.instruments.instrument import MeasureSettings
 
         settings = MeasureSettings()
         self.medians: list[dict[str, float]] = []
@@ -57,7 +57,7 @@ class All:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Any) -> Samples:
         from triton.testing import do_bench
 
-        from opatlas.instruments.stop_rule import StopRule
+        from opatlas.run.instruments.stop_rule import StopRule
 
         def by(instrument: Instrument) -> Samples:
             self._take_records(instrument)
@@ -102,9 +102,9 @@ def measure() -> list[tuple[dict[str, float], int]]:
     """Medians by instrument, and the number of device kernels, of each row."""
     from replaying import job_of
 
-    from opatlas.devices.discovery import available_devices
-    from opatlas.engine.runner import Runner
-    from opatlas.instruments.instrument import MeasureSettings
+    from opatlas.run.devices.discovery import available_devices
+    from opatlas.run.instruments.instrument import MeasureSettings
+    from opatlas.run.runner import Runner
 
     runner = Runner(available_devices("cuda")[0], MeasureSettings(instrument="cuda-events"))
     runner._instrument = everything = All()

@@ -33,12 +33,12 @@ import numpy.typing as npt
 import pandas as pd
 
 import opatlas
+from opatlas.ask.query.answering_rows import AnsweringRows
+from opatlas.ask.query.features import RowFeatures, row_features
+from opatlas.ask.query.kernel_model import KernelModel
+from opatlas.ask.query.next_rows import Step, calls_of, next_rows
 from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
-from opatlas.query.answering_rows import AnsweringRows
-from opatlas.query.features import RowFeatures, row_features
-from opatlas.query.kernel_model import KernelModel
-from opatlas.query.next_rows import Step, calls_of, next_rows
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.models import TP_SIZES

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.isolation.dealer import BATCH_S, Dealer, DeviceAnswer
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.dealer import BATCH_S, Dealer, DeviceAnswer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -31,7 +31,7 @@ _REPLAY = """
 import time
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 
 @replays("Toy", npu=None)

@@ -15,8 +15,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from opatlas.site.writer import write_site
-from tests.query.tables import product_rows, write_table
+from opatlas.show.site.writer import write_site
+from tests.ask.tables import product_rows, write_table
 from tests.support.browser import chromium, missing
 
 #: Milliseconds until the table of so many rows can be used.

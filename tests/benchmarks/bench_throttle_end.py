@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from opatlas.devices.cuda import CudaDevice
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.nvidia import open_nvml
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.run.devices.cuda import CudaDevice
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.nvidia import open_nvml
+from opatlas.run.instruments.instrument import MeasureSettings
 
 _LOAD_S, _WATCH_S = 0.35, 0.8
 #: Ends of the ranges of time since the end of the load, in seconds.

@@ -20,20 +20,20 @@ from pathlib import Path
 
 import torch
 
-from opatlas.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.devices.device import DeviceSpec, open_device
-from opatlas.devices.fatal_errors import is_out_of_memory
-from opatlas.engine.group import ALONE
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.engine.tasks.task_replay import bind
 from opatlas.errors import OpAtlasError
-from opatlas.implementations.contract import KernelSource
-from opatlas.implementations.directory import read_directory
-from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.instruments.stop_rule import Rule
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.tasks.task import read_tasks
+from opatlas.outer.tasks.task_replay import bind
 from opatlas.row.columns import BASE, TASK_INPUTS
 from opatlas.row.errors import ReplayError
-from opatlas.tasks.task import read_tasks
+from opatlas.run.devices.device import DeviceSpec, open_device
+from opatlas.run.devices.fatal_errors import is_out_of_memory
+from opatlas.run.group import ALONE
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.directory import read_directory
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
+from opatlas.run.instruments.stop_rule import Rule
+from opatlas.run.job import Job, RowOutcome
 from opatlas.text import exception_line
 
 _SAMPLES, _FEW, _LIMIT_S = 30, 3, 10.0

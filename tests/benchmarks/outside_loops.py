@@ -196,11 +196,11 @@ class Loops:
 
 def opatlas_durations(calls: Sequence[ComparedCall], device: str = "cuda") -> Iterator[float]:
     """Yields the median of each call as a session measures it: cold, by the device's own instrument."""
-    from opatlas.devices.discovery import available_devices
-    from opatlas.engine.job import Job
-    from opatlas.engine.kernel_facts import replays_of_bench
-    from opatlas.engine.runner import Runner
-    from opatlas.instruments.instrument import MeasureSettings
+    from opatlas.run.devices.discovery import available_devices
+    from opatlas.run.instruments.instrument import MeasureSettings
+    from opatlas.run.job import Job
+    from opatlas.run.kernel_facts import replays_of_bench
+    from opatlas.run.runner import Runner
 
     runner = Runner(available_devices(device)[0], MeasureSettings(repeat_count=_SAMPLES))
     for compared in calls:

@@ -24,51 +24,51 @@ FOLDER, STARTED = "OPATLAS_SESSION_PROFILE", "OPATLAS_SESSION_PROFILE_START"
 
 #: Functions of the device process by label, as "module:function" or "module:class.method".
 _DEVICE = {
-    "wait for the next job": ["opatlas.isolation.channel:ChildChannel.receive"],
-    "send the outcome": ["opatlas.isolation.channel:ChildChannel.send"],
-    "refused? (parse the cells)": ["opatlas.engine.runner:Runner.refused"],
-    "process state": ["opatlas.engine.process_state:ProcessState.read", "opatlas.engine.runner:changes"],
-    "bind: parse, find the function": ["opatlas.engine.runner:_bind_kernel", "opatlas.engine.runner:load_function"],
+    "wait for the next job": ["opatlas.run.process.channel:ChildChannel.receive"],
+    "send the outcome": ["opatlas.run.process.channel:ChildChannel.send"],
+    "refused? (parse the cells)": ["opatlas.run.runner:Runner.refused"],
+    "process state": ["opatlas.run.process_state:ProcessState.read", "opatlas.run.runner:changes"],
+    "bind: parse, find the function": ["opatlas.run.runner:_bind_kernel", "opatlas.run.runner:load_function"],
     "memory: query and bound": [
-        "opatlas.engine.replay:Replay.expect_memory",
-        "opatlas.engine.replay:Replay.bounded_memory",
+        "opatlas.run.replay:Replay.expect_memory",
+        "opatlas.run.replay:Replay.bounded_memory",
     ],
-    "inputs and the replay's body": ["opatlas.engine.runner:Runner._run_body"],
-    "call: clones of changed inputs": ["opatlas.engine.kernel_call:KernelCall.__init__"],
-    "watch inputs: copy": ["opatlas.engine.call_watch:InputWatch.__init__"],
-    "watch inputs: compare": ["opatlas.engine.replay:Replay._expect_unchanged"],
-    "first call, set-up": ["opatlas.engine.replay:Replay._first_call"],
-    "warm-up": ["opatlas.engine.sampling:Sampling.warm_up"],
-    "throttled?": ["opatlas.devices.nvidia:_Nvml.throttles"],
+    "inputs and the replay's body": ["opatlas.run.runner:Runner._run_body"],
+    "call: clones of changed inputs": ["opatlas.run.kernel_call:KernelCall.__init__"],
+    "watch inputs: copy": ["opatlas.run.call_watch:InputWatch.__init__"],
+    "watch inputs: compare": ["opatlas.run.replay:Replay._expect_unchanged"],
+    "first call, set-up": ["opatlas.run.replay:Replay._first_call"],
+    "warm-up": ["opatlas.run.sampling:Sampling.warm_up"],
+    "throttled?": ["opatlas.run.devices.nvidia:_Nvml.throttles"],
     "sleep": ["time:sleep"],
-    "samples: other": ["opatlas.engine.sampling:Sampling.take"],
-    "samples: how many at once": ["opatlas.instruments.kernel_records:KernelRecords._calls_at_once"],
-    "samples: queue": ["opatlas.instruments.kernel_records:KernelRecords._records"],
+    "samples: other": ["opatlas.run.sampling:Sampling.take"],
+    "samples: how many at once": ["opatlas.run.instruments.kernel_records:KernelRecords._calls_at_once"],
+    "samples: queue": ["opatlas.run.instruments.kernel_records:KernelRecords._records"],
     "samples: launch marks": ["torch.cuda:_sleep"],
     "samples: recording on and off": ["cupti.cupti:activity_enable", "cupti.cupti:activity_disable"],
-    "samples: restore": ["opatlas.engine.kernel_call:KernelCall.restore"],
+    "samples: restore": ["opatlas.run.kernel_call:KernelCall.restore"],
     "samples: flush": [
-        "opatlas.devices.cuda:CudaDevice.flush_cache",
-        "opatlas.devices.cpu:CpuDevice.flush_cache",
+        "opatlas.run.devices.cuda:CudaDevice.flush_cache",
+        "opatlas.run.devices.cpu:CpuDevice.flush_cache",
     ],
-    "samples: launch": ["opatlas.engine.kernel_call:KernelCall.launch"],
-    "samples: read records": ["opatlas.instruments.cupti:CuptiRecorder._read"],
-    "samples: between marks": ["opatlas.instruments.kernel_records:between_marks"],
-    "samples: stop rule": ["opatlas.instruments.stop_rule:StopRule.enough"],
-    "check: formula": ["opatlas.engine.replay:check"],
-    "check: compare": ["opatlas.engine.result_check:_compare"],
-    "check: draw elements": ["opatlas.engine.formula:sample"],
-    "outcome": ["opatlas.engine.sampling:Sampling.outcome", "opatlas.engine.runner:Runner._with_bound"],
-    "free memory": ["opatlas.devices.cuda:CudaDevice.release_memory"],
-    "rest of Replay": ["opatlas.engine.replay:Replay.__call__"],
-    "rest of Runner": ["opatlas.engine.runner:Runner.run"],
+    "samples: launch": ["opatlas.run.kernel_call:KernelCall.launch"],
+    "samples: read records": ["opatlas.run.instruments.cupti:CuptiRecorder._read"],
+    "samples: between marks": ["opatlas.run.instruments.kernel_records:between_marks"],
+    "samples: stop rule": ["opatlas.run.instruments.stop_rule:StopRule.enough"],
+    "check: formula": ["opatlas.run.replay:check"],
+    "check: compare": ["opatlas.run.result_check:_compare"],
+    "check: draw elements": ["opatlas.run.formula:sample"],
+    "outcome": ["opatlas.run.sampling:Sampling.outcome", "opatlas.run.runner:Runner._with_bound"],
+    "free memory": ["opatlas.run.devices.cuda:CudaDevice.release_memory"],
+    "rest of Replay": ["opatlas.run.replay:Replay.__call__"],
+    "rest of Runner": ["opatlas.run.runner:Runner.run"],
 }
 #: Waits for the device, and copies to the host: a label of their own within each of the above.
 _WAITS = ("synchronize", "item", "tolist", "cpu", "__bool__", "__float__", "__int__")
 #: The same for pytest's process.
 _PARENT = {
-    "wait for the device process": ["opatlas.isolation.device_process:DeviceProcess._await"],
-    "send the job": ["opatlas.isolation.device_process:DeviceProcess.run"],
+    "wait for the device process": ["opatlas.run.process.device_process:DeviceProcess._await"],
+    "send the job": ["opatlas.run.process.device_process:DeviceProcess.run"],
     "make the job": ["opatlas.plugins.row_runner:RowRunner._job"],
     "session.run": ["opatlas.plugins.replay_session:ReplaySession.run"],
     "record": ["opatlas.plugins.replay_session:ReplaySession.record"],
@@ -168,16 +168,16 @@ def device_process(fd: int, started: float, folder: Path) -> None:
     import torch
 
     phases.ended("import torch")
-    from opatlas.engine import runner
-    from opatlas.isolation import device_main
-    from opatlas.isolation.process_end import exit_without_cleanup
+    from opatlas.run import runner
+    from opatlas.run.process import device_main
+    from opatlas.run.process.process_end import exit_without_cleanup
 
-    phases.ended("import opatlas.engine")
-    phases.after("opatlas.engine.runner:open_device", "open the device (context)")
-    phases.after("opatlas.devices.cuda:CudaDevice.instrument", "open the instrument (CUPTI)")
-    phases.after("opatlas.devices.cpu:CpuDevice.instrument", "open the instrument (wall clock)")
-    phases.after("opatlas.engine.runner:ProcessState", "describe the device, read the state")
-    phases.after("opatlas.engine.runner:Runner.probe", "probe")
+    phases.ended("import opatlas.run")
+    phases.after("opatlas.run.runner:open_device", "open the device (context)")
+    phases.after("opatlas.run.devices.cuda:CudaDevice.instrument", "open the instrument (CUPTI)")
+    phases.after("opatlas.run.devices.cpu:CpuDevice.instrument", "open the instrument (wall clock)")
+    phases.after("opatlas.run.runner:ProcessState", "describe the device, read the state")
+    phases.after("opatlas.run.runner:Runner.probe", "probe")
     rows: list[Mapping[str, Any]] = []
     busy = [0.0]
     for label, places in _DEVICE.items():
@@ -187,7 +187,7 @@ def device_process(fd: int, started: float, folder: Path) -> None:
                 with suppress(ImportError):
                     clock.wrap(place, label)
     for formula in ("_Pointwise", "_PerRow", "_PerElement", "_Parts"):
-        clock.wrap(f"opatlas.engine.formula:{formula}.compare", "check: formula")
+        clock.wrap(f"opatlas.run.formula:{formula}.compare", "check: formula")
     clock.wrap("torch.cuda:synchronize", None)
     for name in _WAITS[1:]:
         clock.wrap(f"torch:Tensor.{name}", None)
@@ -223,7 +223,7 @@ def device_process(fd: int, started: float, folder: Path) -> None:
 
 def _count_busy(busy: list[float]) -> None:
     """Adds up how long the GPU works while samples are recorded: calls, flushes, marks and restored inputs."""
-    from opatlas.instruments.kernel_records import KernelRecords
+    from opatlas.run.instruments.kernel_records import KernelRecords
 
     inner = KernelRecords._records
 
@@ -243,7 +243,7 @@ def pytest_configure(config: Any) -> None:
 
 class _Plugin:
     def __init__(self, folder: Path, started: float) -> None:
-        process: Any = importlib.import_module("opatlas.isolation.device_process")
+        process: Any = importlib.import_module("opatlas.run.process.device_process")
         self._folder = folder
         self._phases, self._clock = Phases(started), Clock()
         self._phases.ended("start Python and pytest, import plugins")

@@ -33,7 +33,7 @@ Durations = dict[tuple[str, str], str]
 REPLAYS = """
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 
 @replays({kernel_types}, npu=None)

@@ -12,12 +12,12 @@ from pathlib import Path
 import odd_device
 import pytest
 
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.device_process import DeviceProcess
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.device_process import DeviceProcess
 
 ODD = int(odd_device.ODD)
 #: Of a row whose answer never comes; of all others.
@@ -37,7 +37,7 @@ class Odd:
     def command(self, words: Sequence[str]) -> list[str]:
         self.starts += 1
         # The descriptor follows the name of the module.
-        fd = words[words.index("opatlas.isolation.device_main") + 1]
+        fd = words[words.index("opatlas.run.process.device_main") + 1]
         return [sys.executable, odd_device.__file__, fd, self._way]
 
 
@@ -131,7 +131,7 @@ def test_a_running_process_that_closed_its_connection_is_not_waited_for_long(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):
-        monkeypatch.setattr(f"opatlas.isolation.device_process.{name}", 0.5)
+        monkeypatch.setattr(f"opatlas.run.process.device_process.{name}", 0.5)
     device, _ = odd(devices, "closes_and_goes_on")
     # With ten minutes for the row, it would be a timeout if the connection's end were not seen.
     outcome = device.run(job(ODD, timeout_s=600))

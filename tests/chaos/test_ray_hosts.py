@@ -62,7 +62,7 @@ def rows_by_host(sessions: Sessions) -> Counter[str]:
 def of_devices(network: Hosts) -> list[bytes]:
     """The actors, keepers and device processes of the host `far`."""
     commands = map(command_of, network.processes("far"))
-    return [each for each in commands if b"opatlas/isolation" in each or b"Actor" in each]
+    return [each for each in commands if b"opatlas/run/process" in each or b"Actor" in each]
 
 
 def test_a_slow_host_gets_fewer_rows_and_costs_nothing_else(sessions: Sessions, network: Hosts) -> None:

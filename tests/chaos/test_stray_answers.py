@@ -17,8 +17,8 @@ import time
 from opatlas.bench import formulas
 
 from opatlas.bench.implementations import torch as impl
-from opatlas.instruments import timers
-from opatlas.engine.registry import replays
+from opatlas.run.instruments import timers
+from opatlas.run.registry import replays
 
 
 class Clock:

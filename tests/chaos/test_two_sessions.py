@@ -181,7 +181,7 @@ def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]
 
 #: Waits for a device are reported at once, and end soon.
 IMPATIENT = """
-from opatlas.devices import device_lock
+from opatlas.run.devices import device_lock
 
 device_lock.ANNOUNCED_AFTER_S = 0.1
 device_lock.LONGEST_WAIT_S = 3.0

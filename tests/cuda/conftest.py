@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.devices.discovery import available_devices
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
-from opatlas.isolation.device_process import DeviceProcess
 from opatlas.row.versions import cuda_version
+from opatlas.run.devices.discovery import available_devices
+from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSettings
+from opatlas.run.process.device_process import DeviceProcess
 
 
 def pytest_addoption(parser):
@@ -38,7 +38,7 @@ def gpu():
 @pytest.fixture(scope="session")
 def runner(gpu):
     """Three cold samples of each row by CUPTI, in this process."""
-    from opatlas.engine.runner import Runner
+    from opatlas.run.runner import Runner
 
     try:
         return Runner(gpu, MeasureSettings(repeat_count=3, instrument="cupti"))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from replaying import replay_of
 
-from opatlas.engine.job import Job
-from opatlas.implementations.catalog import shipped
+from opatlas.run.implementations.catalog import shipped
+from opatlas.run.job import Job
 
 #: The first call may compile the kernel with nvcc.
 ROW_S = 600.0

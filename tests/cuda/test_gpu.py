@@ -9,10 +9,10 @@ from statistics import median
 import pytest
 from replaying import job_of
 
-from opatlas.engine.job import Job
-from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.device_process import DeviceProcess
 from opatlas.row.status import Status
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.process.device_process import DeviceProcess
 
 #: Four megabytes in, four out: all of it fits into the L2 cache, and none is left of it after a flush.
 MEMORY_BOUND = ("Neg", "1048576 | FLOAT -> 1048576 | FLOAT")
@@ -67,7 +67,7 @@ def bad_replays(tmp_path):
         textwrap.dedent(
             """
             import torch
-            from opatlas.engine.registry import replays
+            from opatlas.run.registry import replays
 
             @replays("OutOfBounds", npu=None)
             def out_of_bounds(row, replay):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.device_process import DeviceProcess
+from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.device_process import DeviceProcess
 
 KERNELS = [each for each in planted_kernels() if each.device != "cpu"]
 _HONEST = """

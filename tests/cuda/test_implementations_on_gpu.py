@@ -19,12 +19,12 @@ from written_facts import keep_implementation_proof
 
 from opatlas.data.database import Database
 from opatlas.data.row_copy import read_rows
-from opatlas.engine.kernel_facts import read_implementation_proofs, replays_of_bench
-from opatlas.engine.registry import replay_spec
-from opatlas.implementations.catalog import shipped
 from opatlas.row.location import ROOT, list_databases, parse_path
 from opatlas.row.siblings import base_type
 from opatlas.row.status import Status
+from opatlas.run.implementations.catalog import shipped
+from opatlas.run.kernel_facts import read_implementation_proofs, replays_of_bench
+from opatlas.run.registry import replay_spec
 
 #: One kernel type of each way in which torch.compile's kernels compute; it takes seconds for each row.
 COMPILED = (

@@ -10,12 +10,12 @@ import torch
 from operator_kernels import write_kernels
 
 import opatlas
-from opatlas.devices.device import DeviceSpec
-from opatlas.engine.job import Job
-from opatlas.engine.runner import Runner
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.outer.suites import listing
 from opatlas.row.status import Status
-from opatlas.suites import listing
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import captures
 
-from opatlas.checks import CHECKS
-from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
+from opatlas.ask.checks import CHECKS
+from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase
+from opatlas.ask.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,

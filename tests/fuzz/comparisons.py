@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from opatlas.compare.step import read_step
+from opatlas.ask.compare.step import read_step
 
 from .target import Target, expect, refusing
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from opatlas.generation.answers import RecordedAnswers, read_exchanges
-from opatlas.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
-from opatlas.generation.models_file import read_models
+from opatlas.outer.generation.answers import RecordedAnswers, read_exchanges
+from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
+from opatlas.outer.generation.models_file import read_models
 
 from .target import Target, expect, refusing
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from simulated_attempts import attempt, loop
 
-from opatlas.experiment.attempts import ATTEMPTS, attempt_line
-from opatlas.experiment.outcomes import read_experiment
-from opatlas.experiment.report import as_json, make_report
+from opatlas.outer.experiment.attempts import ATTEMPTS, attempt_line
+from opatlas.outer.experiment.outcomes import read_experiment
+from opatlas.outer.experiment.report import as_json, make_report
 
 from .target import Target, expect, refusing
 

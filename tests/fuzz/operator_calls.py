@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.suites.arguments import read_arguments
-from opatlas.suites.trace_file import read_traces
+from opatlas.outer.suites.arguments import read_arguments
+from opatlas.outer.suites.trace_file import read_traces
 
 from .target import Target, expect
 
-_SHIPPED = Path(__file__).parents[2] / "opatlas" / "suites" / "traces" / "decoder.txt"
+_SHIPPED = Path(__file__).parents[2] / "opatlas" / "outer" / "suites" / "traces" / "decoder.txt"
 _CALLS = b"""\
 Operator: aten.add.Tensor
 cnt: 156, ((T([1, 512, 768], f16), T([1, 512, 768], f16, stride=(1, 1, 512))), {'alpha': 2})

@@ -32,7 +32,7 @@ TESTS: Mapping[str, Sequence[str]] = {
     "opatlas/data": ("tests/database",),
     "opatlas/row": ("tests/database",),
     "opatlas/capture": ("tests/database",),
-    "opatlas/engine/result_check.py": ("tests/engine", "tests/bench/test_checking.py"),
+    "opatlas/run/result_check.py": ("tests/run", "tests/bench/test_checking.py"),
     "plugins": ("tests/acceptance",),
 }
 _COMPARISONS = {

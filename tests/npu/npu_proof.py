@@ -21,15 +21,15 @@ import torch
 import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opatlas.devices.npu_operators import resolve_npu_call
-from opatlas.engine.group import Group
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.registry import ReplaySpec, replay_spec, select_arguments
-from opatlas.engine.replay import Replay
-from opatlas.engine.result_check import Comparison
-from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.row.columns import EP_SIZE
 from opatlas.row.errors import InvalidRow, Unsupported
+from opatlas.run.devices.npu_operators import resolve_npu_call
+from opatlas.run.group import Group
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.instruments.instrument import MeasureSettings, Samples
+from opatlas.run.registry import ReplaySpec, replay_spec, select_arguments
+from opatlas.run.replay import Replay
+from opatlas.run.result_check import Comparison
 
 META = torch.device("meta")
 #: Of ours, for operators that torch_npu has none for. A tensor in another format has the same shape.
@@ -88,7 +88,7 @@ class MetaDevice:
     """A device on which the NPU call runs as far as it can without an NPU.
 
     Attributes:
-        proof: how the arguments of the last call were taken; see `opatlas.engine.kernel_facts`. "" before the first.
+        proof: how the arguments of the last call were taken; see `opatlas.run.kernel_facts`. "" before the first.
     """
 
     torch_device = META

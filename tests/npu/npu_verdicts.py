@@ -15,9 +15,9 @@ from real_rows import sources
 from replaying import cells_of
 from sample_rows import ROWS
 
-from opatlas.engine.kernel_facts import KINDS, replays_of_bench
-from opatlas.engine.registry import replay_spec
 from opatlas.row.signature import signature
+from opatlas.run.kernel_facts import KINDS, replays_of_bench
+from opatlas.run.registry import replay_spec
 
 _TIMEOUT_S = 300
 

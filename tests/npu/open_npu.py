@@ -14,14 +14,14 @@ import sys
 import time
 from dataclasses import asdict, replace
 
-from opatlas.devices.device import DeviceSpec, open_device
-from opatlas.devices.discovery import VISIBLE
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
-from opatlas.instruments.npu_profilers import profiling
-from opatlas.instruments.stop_rule import StopRule
-from opatlas.isolation.msprof.command import METRICS
 from opatlas.row.errors import ReplayError
+from opatlas.run.devices.device import DeviceSpec, open_device
+from opatlas.run.devices.discovery import VISIBLE
+from opatlas.run.instruments.instrument import INSTRUMENTS, MeasureSettings
+from opatlas.run.instruments.npu_profilers import profiling
+from opatlas.run.instruments.stop_rule import StopRule
+from opatlas.run.msprof.command import METRICS
 
 SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (

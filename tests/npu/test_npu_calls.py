@@ -9,10 +9,10 @@ from replaying import cells_of
 from sample_rows_moe import BACK, LAYER_INT8, ROWS, TOLD
 from written_facts import write_proofs
 
-from opatlas.devices.npu_operators import OR
-from opatlas.engine.kernel_facts import PROOFS, proof_of, replays_of_bench
-from opatlas.engine.registry import replay_spec
 from opatlas.row.columns import INPUT_DTYPES
+from opatlas.run.devices.npu_operators import OR
+from opatlas.run.kernel_facts import PROOFS, proof_of, replays_of_bench
+from opatlas.run.registry import replay_spec
 
 
 def described(verdicts):

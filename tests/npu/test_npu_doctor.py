@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from npu_environment import REPOSITORY, environment_variables
 
-from opatlas.doctor.probes import PROBES
+from opatlas.outer.doctor.probes import PROBES
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def verdict_of(npu_python, tmp_path):
     def run(name, **environment):
         path = tmp_path / "verdict.json"
         target = json.dumps({"device": "npu", "kind": "npu", "database": None})
-        command = [npu_python, "-m", "opatlas.doctor.probe", PROBES[name].function.__module__, name, target, path]
+        command = [npu_python, "-m", "opatlas.outer.doctor.probe", PROBES[name].function.__module__, name, target, path]
         variables = environment_variables() | {"PYTHONPATH": str(REPOSITORY)} | environment
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr

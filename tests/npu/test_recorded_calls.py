@@ -17,12 +17,12 @@ from sample_rows_attention import LATENT, MASK, fia
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
-from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
-from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import Job
 from opatlas.row.columns import BASE, RUNTIME_PREFIX
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
+from opatlas.run.inputs.attention import read_attention, with_operator_shapes
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.job import Job
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.

@@ -8,7 +8,7 @@ import torch
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 ROW = "4,8 | FLOAT -> 4,4 | FLOAT"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 JOURNALS = Path(__file__).parent / "database" / "journal"
 

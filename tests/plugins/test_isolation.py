@@ -47,7 +47,7 @@ def test_a_device_that_cannot_be_opened_ends_the_session_and_marks_no_row(
 def test_two_replays_of_one_kernel_type_are_refused(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.folder / "test_rivals.py").write_text(
-        "from opatlas.engine.registry import replays\n"
+        "from opatlas.run.registry import replays\n"
         '@replays("Toy", npu=None)\n'
         "def test_rival(row, replay):\n"
         "    raise AssertionError\n"

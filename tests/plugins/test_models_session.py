@@ -13,10 +13,10 @@ import pytest
 from chat_server import ChatServer, chat_server
 from sessions import ROOT, Sessions
 
-from opatlas.candidates.judgement import ErrorClass
 from opatlas.data.database import SessionHolder
-from opatlas.experiment.attempts import read_attempts
-from opatlas.generation.answers import read_exchanges
+from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.experiment.attempts import read_attempts
+from opatlas.outer.generation.answers import read_exchanges
 
 KEY = "sk-0123456789-secret"
 TASK = """

@@ -164,7 +164,7 @@ HELPERS = [
 MORE_TOYS = """
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 
 @replays("Helped", "Fallen", "Broadcast", "Twin", npu=None)

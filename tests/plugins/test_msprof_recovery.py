@@ -52,7 +52,7 @@ def test_a_profile_that_a_session_keeps_is_no_profile_of_a_killed_one(sessions: 
 ADDS = """
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 
 @replays("Add", npu=None)

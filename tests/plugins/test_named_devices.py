@@ -9,13 +9,13 @@ import simulated
 from opatlas.plugins import theory
 from opatlas.plugins.target import devices_of
 
-from opatlas.devices import discovery as at_hand
-from opatlas.devices import nvidia as nvidia_smi
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
 from opatlas.row.versions import Versions
+from opatlas.run.devices import discovery as at_hand
+from opatlas.run.devices import nvidia as nvidia_smi
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import available_devices, database_name
 
 VERSIONS = Versions("0.18.0", "2.9.0", "8.5.0")
 

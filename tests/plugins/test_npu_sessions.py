@@ -14,7 +14,7 @@ from sessions import ROOT, Sessions, row
 
 pytestmark = pytest.mark.usefixtures("forks")
 CONFTEST = """
-from opatlas.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec
 
 pytest_plugins = ("opatlas.plugins",)
 
@@ -26,8 +26,8 @@ def pytest_opatlas_devices():
 DEVICE = """
 from dataclasses import replace
 
-from opatlas.devices import npu_operators
-from opatlas.devices.cpu import CpuDevice
+from opatlas.run.devices import npu_operators
+from opatlas.run.devices.cpu import CpuDevice
 
 
 class NpuStandIn(CpuDevice):
@@ -41,7 +41,7 @@ class NpuStandIn(CpuDevice):
 REPLAYS = """
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 
 @replays("Custom", npu="torch.ops._C_ascend.npu_toy")

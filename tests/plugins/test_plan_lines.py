@@ -21,10 +21,10 @@ from opatlas.plugins.target import SessionTarget
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import RecoveredJournal
-from opatlas.devices.device import DeviceSpec
-from opatlas.implementations.implementation import Implementation
-from opatlas.instruments.instrument import MeasureSettings
 from opatlas.row.table import RowTable
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.instruments.instrument import MeasureSettings
 
 SETTINGS = Settings(
     targets=(SessionTarget(Implementation("torch"), Path("/data"), MeasurementOrigin()),),

@@ -8,7 +8,7 @@ from typing import Any
 
 from opatlas.plugins.records import SessionRecords
 
-from opatlas.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription
 
 GPU = DeviceDescription("NVIDIA_H200", {"uuid": "GPU-1", "torch": "2.11.0"}, "cuda", {"temperature_c": 41})
 HOTTER = replace(GPU, state={"temperature_c": 63})

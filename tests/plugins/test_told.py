@@ -14,7 +14,6 @@ from moods import Mood
 from sessions import Sessions, row
 
 from opatlas.data.database import Database
-from opatlas.report.session_report import find_gaps
 from opatlas.row.columns import (
     INPUT_DTYPES,
     MICROBENCH_MIN,
@@ -25,6 +24,7 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
 )
+from opatlas.show.session_report import find_gaps
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 

@@ -152,7 +152,7 @@ def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session
     (sessions.folder / "test_breaking.py").write_text(
         "import os\n"
         "from opatlas.bench import formulas\nfrom opatlas.bench.implementations import torch as impl\n"
-        "from opatlas.engine.registry import replays\n"
+        "from opatlas.run.registry import replays\n"
         '@replays("Breaking", npu=None)\n'
         "def test_breaking(row, replay):\n"
         "    open(os.environ['BREAK'], 'w').close()\n"
@@ -188,7 +188,7 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
 def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
     (sessions.folder / "test_assuming.py").write_text(
         "from opatlas.bench import formulas\nfrom opatlas.bench.implementations import torch as impl\n"
-        "from opatlas.engine.registry import replays\n"
+        "from opatlas.run.registry import replays\n"
         "@replays('Assuming', npu='torch.add')\n"
         "def test_assuming(row, replay):\n"
         "    row.assume(f'{row.shape(0)[0]} tokens are one sequence')\n"

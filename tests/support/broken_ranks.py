@@ -9,8 +9,8 @@ import time
 
 from torch import distributed
 
-from opatlas.devices.cpu import CpuDevice
 from opatlas.errors import OpAtlasError
+from opatlas.run.devices.cpu import CpuDevice
 
 
 def _second() -> bool:

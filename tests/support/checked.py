@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.checks import CHECKS
-from opatlas.checks.check import Check, CheckedDatabase, Finding
+from opatlas.ask.checks import CHECKS
+from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
 from opatlas.data.csv_files import write_frame
 from opatlas.row.columns import (
     AVERAGE,

@@ -11,7 +11,7 @@ import signal
 from opatlas.bench.implementations import torch as impl
 from opatlas.bench.test_expert_parallel import test_dispatch_ffn_combine as replay_layer
 
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 MOST_M, STEP_H, MOST_N, MOST_K, MOST_BYTES = 40, 32, 128, 6, 40 * 128 * 96
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 
-from opatlas.compare.calls import RowCall
+from opatlas.ask.compare.calls import RowCall
 from opatlas.data.csv_files import text_table
 from opatlas.row.columns import (
     AVERAGE,

@@ -8,8 +8,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.compare.steps import Steps, find_steps, largest_probability, probability_of_no_change, spread_between_runs
-from opatlas.show.formats import percent
+from opatlas.ask.compare.steps import (
+    Steps,
+    find_steps,
+    largest_probability,
+    probability_of_no_change,
+    spread_between_runs,
+)
+from opatlas.formats import percent
 
 #: As in `opatlas history`.
 _FALSE_SHARE, _LEAST_SIZE = 0.01, 0.05

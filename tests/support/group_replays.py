@@ -16,9 +16,9 @@ from pathlib import Path
 
 from opatlas.bench import formulas
 
-from opatlas.engine.group_spec import GroupSpec
-from opatlas.engine.registry import replays
 from opatlas.row.errors import InvalidRow
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.registry import replays
 
 GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT, WAITS = range(10, 21)
 #: The rank that misbehaves.
@@ -92,5 +92,5 @@ def expect_no_device_process():
             ours = f"OPATLAS_TEST_FOLDER={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if ours and b"opatlas.isolation.device_main" in command:
+        if ours and b"opatlas.run.process.device_main" in command:
             raise AssertionError(f"process {process.name} holds a device")

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.isolation.channel import Answer, ChildChannel, Ready, _frame
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.channel import Answer, ChildChannel, Ready, _frame
 
 #: The size of the row before which nothing is odd.
 ODD = 2.0

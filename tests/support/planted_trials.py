@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from opatlas.candidates.judgement import ErrorClass
-from opatlas.engine.job import Job, RowOutcome
-from opatlas.implementations.contract import KernelSource
+from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.columns import TASK_DIGEST, TASK_INPUTS
-from opatlas.tasks.task import read_tasks
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.job import Job, RowOutcome
 
 PLANTED = Path(__file__).parents[1] / "candidates" / "planted"
 _HEADER = re.compile(r"^(\w[\w ]*): (.+)$", re.MULTILINE)

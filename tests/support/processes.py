@@ -82,9 +82,9 @@ def _role_of(pid: int) -> Role | None:
         command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:
         return None
-    if "opatlas.isolation.keeper" in command:
+    if "opatlas.run.process.keeper" in command:
         return Role.KEEPER
-    if "opatlas.isolation.device_main" in command:
+    if "opatlas.run.process.device_main" in command:
         return Role.DEVICE
     if any("sys.stdin.readline" in argument for argument in command):
         # The line that execnet sends to the Python that it starts.

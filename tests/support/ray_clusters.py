@@ -28,7 +28,7 @@ def hosts_in_report(path: Path) -> set[str | None]:
 
 def _of_devices(sessions: Sessions) -> list[bytes]:
     commands = map(command_of, sessions.processes())
-    return [each for each in commands if b"opatlas.isolation" in each or b"Actor" in each]
+    return [each for each in commands if b"opatlas.run.process" in each or b"Actor" in each]
 
 
 def command_of(pid: int) -> bytes:

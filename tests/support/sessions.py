@@ -31,7 +31,7 @@ TOY_REPLAYS = """
 import moods
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.engine.registry import replays
+from opatlas.run.registry import replays
 
 
 @replays("Toy", "OtherToy", npu=None)
@@ -63,10 +63,10 @@ CONFTEST = """
 import os
 
 import simulated
-from opatlas.devices.discovery import VISIBLE, pin_devices
-from opatlas.devices.device import DeviceSpec
-from opatlas.isolation import dealer, device_process
-from opatlas.isolation.msprof import command
+from opatlas.run.devices.discovery import VISIBLE, pin_devices
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.process import dealer, device_process
+from opatlas.run.msprof import command
 
 # Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))

@@ -9,10 +9,10 @@ from typing import Any
 
 import simulated
 
-from opatlas.devices.cpu import CpuDevice
-from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.devices.device_lock import DeviceLock
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.run.devices.cpu import CpuDevice
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device_lock import DeviceLock
+from opatlas.run.instruments.instrument import MeasureSettings
 
 
 class SimulatedDevice(CpuDevice):

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opatlas.devices.cpu import CpuDevice
-from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.devices.device_lock import DeviceLock
-from opatlas.engine.job import Job
-from opatlas.engine.runner import Runner
-from opatlas.instruments.instrument import MeasureSettings
-from opatlas.instruments.npu_profilers import MarkedLaunches
+from opatlas.run.devices.cpu import CpuDevice
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device_lock import DeviceLock
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.instruments.npu_profilers import MarkedLaunches
+from opatlas.run.job import Job
+from opatlas.run.runner import Runner
 
 #: The file from which the stand-in msprof reads the launches.
 LAUNCHES = "STAND_IN_LAUNCHES"

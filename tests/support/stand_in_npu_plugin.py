@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import VISIBLE, pin_devices
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import VISIBLE, pin_devices
 
 NAME = "ATLAS_800_A3_752T_128G_DIE"
 #: The variable that tells how many there are, if not one.

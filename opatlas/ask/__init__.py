@@ -1,0 +1,1 @@
+"""Questions to databases: durations of calls, costs of models, comparisons, checks."""

@@ -1,0 +1,328 @@
+"""The rows of several databases side by side, and the figures of each rival against the baseline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist, fmean
+
+from opatlas.ask.compare.calls import MISSING, RowCall
+from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.compare.step import ModelStep, StepFigures
+from opatlas.ask.compare.verdict import CallPair, PairVerdict, compare_calls
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.progress import track
+from opatlas.row.communication import COLLECTIVES
+from opatlas.row.signature import make_case_id
+from opatlas.row.status import Status
+from opatlas.text import suggest
+
+#: fast_p is given for these p.
+FAST = (1.0, 1.5, 2.0)
+#: The call of a row that a database lacks.
+_NO_CALL = RowCall()
+#: The share of comparisons of equal databases in which `slower_rows` may find a row, by the spreads of samples.
+_FALSE_ALARMS = 0.01
+
+
+@dataclass(frozen=True)
+class RowComparison:
+    """A row in all databases.
+
+    Attributes:
+        calls: the row in each database, by the database's name.
+        pairs: each rival's call against the baseline's, by the rival's name; only rows that both measured.
+        fastest: the name of the database with the largest speed-up over the baseline, which may be the baseline; with
+            the shortest duration if the baseline has none; "" if no database measured the row.
+        is_composition: whether the baseline timed a composition in place of the kernel.
+    """
+
+    kernel_type: str
+    signature: str
+    calls: Mapping[str, RowCall]
+    pairs: Mapping[str, CallPair]
+    fastest: str
+    is_composition: bool
+
+    @property
+    def case_id(self) -> str:
+        """The id of the row, as pytest and `opatlas history` name it."""
+        return make_case_id(self.kernel_type, self.signature)
+
+    def is_partial(self, baseline: str, rival: str) -> bool:
+        """Whether one of the two has fewer outputs, or untimed conversions."""
+        return self.calls[baseline].is_partial or self.calls[rival].is_partial
+
+
+@dataclass(frozen=True)
+class RivalFigures:
+    """The figures of a rival over some rows.
+
+    Attributes:
+        kernel_type: the kernel type of the rows; "" for all.
+        rows: their number.
+        statuses: rows by the rival's status.
+        verdicts: rows that both measured, by verdict.
+        covered_rows: rows in `covered`: both measured, comparable, and the baseline is no composition.
+        covered: geometric mean of the speed-ups; None without rows.
+        deployed_rows: rows in `deployed`: those that the baseline measured, and not as a composition.
+        deployed: the same mean, with 1.0 for a row without a comparable duration of the rival; None without rows.
+        fast: by p the share of all rows in which the rival is right and at least p times as fast; None without rows.
+        compositions: rows that both measured, and that count in neither mean, since the baseline is a composition.
+        composed: geometric mean of the speed-ups of the comparable ones of these rows; None without rows.
+        lost: rows that only the baseline measured.
+        new: rows that only the rival measured.
+    """
+
+    kernel_type: str
+    rows: int
+    statuses: Mapping[str, int]
+    verdicts: Mapping[str, int]
+    covered_rows: int
+    covered: float | None
+    deployed_rows: int
+    deployed: float | None
+    fast: Mapping[float, float | None]
+    compositions: int
+    composed: float | None
+    lost: int
+    new: int
+
+    def of_statuses(self, *statuses: Status | str) -> int:
+        """Returns the number of rows with one of these statuses."""
+        return sum(self.statuses.get(str(status), 0) for status in statuses)
+
+    @property
+    def measured(self) -> int:
+        """Rows with a duration and a correct result."""
+        return self.of_statuses(Status.MEASURED)
+
+    @property
+    def unsupported(self) -> int:
+        """Rows that the rival does not claim to run."""
+        return self.of_statuses(Status.UNSUPPORTED)
+
+    @property
+    def wrong(self) -> int:
+        """Rows with an error or a wrong result."""
+        return self.of_statuses(Status.FAILED, Status.INVALID)
+
+    @property
+    def crashed(self) -> int:
+        """Rows that ended the process, met their deadline or did not fit into memory."""
+        return self.of_statuses(Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR)
+
+    @property
+    def missing(self) -> int:
+        """Rows that the rival does not have, or has not finished."""
+        return self.rows - self.measured - self.unsupported - self.wrong - self.crashed
+
+
+@dataclass(frozen=True)
+class DatabaseComparison:
+    """A baseline and its rivals on the same rows.
+
+    Attributes:
+        baseline: the database that speed-ups refer to.
+        rivals: the others.
+        rows: the rows that any of them has, by kernel type.
+        problems: sentences about files that cannot be read.
+        step: calls of a model's step, by which durations are weighted; None for no step.
+    """
+
+    baseline: ComparedDatabase
+    rivals: Sequence[ComparedDatabase]
+    rows: Sequence[RowComparison]
+    problems: Sequence[str] = ()
+    step: ModelStep | None = None
+
+    @cached_property
+    def by_kernel_type(self) -> Mapping[str, Sequence[RowComparison]]:
+        """The rows of each kernel type."""
+        found: dict[str, list[RowComparison]] = {}
+        for row in self.rows:
+            found.setdefault(row.kernel_type, []).append(row)
+        return found
+
+    @property
+    def fastest(self) -> Counter[str]:
+        """The number of rows in which each database is the fastest; "" for rows that no database measured."""
+        return Counter(row.fastest for row in self.rows)
+
+    @property
+    def without_rival(self) -> Sequence[str]:
+        """The kernel types of which no rival has measured a row."""
+        return [
+            kernel_type
+            for kernel_type, rows in self.by_kernel_type.items()
+            if not any(row.calls[rival.name].status == Status.MEASURED.value for row in rows for rival in self.rivals)
+        ]
+
+    @cached_property
+    def without_common_rows(self) -> Sequence[ComparedDatabase]:
+        """The rivals of other implementations that have none of the rows that the baseline has."""
+        of_baseline = [row for row in self.rows if row.calls[self.baseline.name].status != MISSING]
+        return [
+            rival
+            for rival in self.rivals
+            if rival.name not in self._same_implementation
+            and all(row.calls[rival.name].status == MISSING for row in of_baseline)
+        ]
+
+    def total(self, rival: str) -> RivalFigures:
+        """Returns the figures of a rival over all rows."""
+        return self._figures("", rival, self.rows)
+
+    def figures(self, rival: str) -> list[RivalFigures]:
+        """Returns the figures of a rival for each kernel type that it has rows of, the slowest first."""
+        found = [self._figures(name, rival, rows) for name, rows in self.by_kernel_type.items()]
+        with_rows = [each for each in found if each.of_statuses(MISSING) < each.rows]
+        return sorted(with_rows, key=lambda each: math.inf if each.covered is None else each.covered)
+
+    def _is_left_out(self, row: RowComparison, rival: str) -> bool:
+        """Returns whether a row counts in no mean: the baseline is a composition, and not the same as the rival's."""
+        composed_twice = rival in self._same_implementation and row.calls[rival].is_composition
+        return row.is_composition and not composed_twice
+
+    @cached_property
+    def _same_implementation(self) -> frozenset[str]:
+        return frozenset(each.name for each in self.rivals if each.runs_as(self.baseline))
+
+    def _figures(self, kernel_type: str, rival: str, rows: Sequence[RowComparison]) -> RivalFigures:
+        pairs = [pair for row in rows if (pair := row.pairs.get(rival))]
+        comparable = [pair.speed_up for pair in pairs if pair.is_comparable]
+        counted = [row for row in rows if not self._is_left_out(row, rival)]
+        of_counted = [row.pairs.get(rival) for row in counted]
+        covered = [pair.speed_up for pair in of_counted if pair is not None and pair.is_comparable]
+        left_out = [pair for row in rows if self._is_left_out(row, rival) and (pair := row.pairs.get(rival))]
+        ours = self.baseline.name
+        measured = [(row.calls[ours].duration is not None, row.calls[rival].duration is not None) for row in rows]
+        has_baseline = sum(row.calls[ours].duration is not None for row in counted)
+        return RivalFigures(
+            kernel_type,
+            len(rows),
+            dict(Counter(row.calls[rival].status for row in rows)),
+            dict(Counter(pair.verdict.value for pair in pairs)),
+            len(covered),
+            geometric_mean(covered),
+            has_baseline,
+            geometric_mean([*covered, *[1.0] * (has_baseline - len(covered))]),
+            {p: sum(ratio >= p for ratio in comparable) / len(rows) if rows else None for p in FAST},
+            len(left_out),
+            geometric_mean([pair.speed_up for pair in left_out if pair.is_comparable]),
+            sum(of_baseline and not of_rival for of_baseline, of_rival in measured),
+            sum(of_rival and not of_baseline for of_baseline, of_rival in measured),
+        )
+
+    def step_figures(self, rival: str) -> list[StepFigures]:
+        """Returns what the step takes for each kernel type that it calls, those with the most time first."""
+        found = []
+        for kernel_type, calls in (self.step.by_kernel_type() if self.step else {}).items():
+            pairs = {row.signature: row.pairs.get(rival) for row in self.by_kernel_type.get(kernel_type, ())}
+            compared = [
+                (pair, count)
+                for signature, count in calls.items()
+                if (pair := pairs.get(signature)) is not None and pair.is_comparable
+            ]
+            found.append(
+                StepFigures(
+                    kernel_type,
+                    sum(calls.values()),
+                    sum(count for _, count in compared),
+                    sum(pair.baseline_us * count for pair, count in compared),
+                    sum(pair.rival_us * count for pair, count in compared),
+                )
+            )
+        return sorted(found, key=lambda each: each.baseline_us, reverse=True)
+
+    def slower_rows(self, rival: str, percent: float) -> list[tuple[RowComparison, CallPair]]:
+        """Returns the rows in which a rival is slower by more than `percent`, the worst first.
+
+        The difference exceeds that of the verdict SLOW, and chance: of all rows that compare, the spreads of their
+        samples make one in a hundred comparisons find any (Bonferroni).
+        """
+        pairs = [(row, pair) for row in self.rows if (pair := row.pairs.get(rival)) and pair.is_comparable]
+        errors = NormalDist().inv_cdf(1 - _FALSE_ALARMS / len(pairs)) if pairs else 0.0
+        least = math.log1p(percent / 100)
+        found = [
+            (row, pair)
+            for row, pair in pairs
+            if pair.verdict is PairVerdict.SLOW and -math.log(pair.speed_up) > max(least, errors * pair.standard_error)
+        ]
+        return sorted(found, key=lambda each: each[1].speed_up)
+
+
+def geometric_mean(ratios: Collection[float]) -> float | None:
+    """Returns the geometric mean of positive numbers; None for none."""
+    return math.exp(fmean(map(math.log, ratios))) if ratios else None
+
+
+def compare_databases(
+    databases: Sequence[ComparedDatabase],
+    *,
+    baseline: str = "",
+    kernel_types: Sequence[str] = (),
+    step: ModelStep | None = None,
+) -> DatabaseComparison:
+    """Reads databases and compares their rows.
+
+    Args:
+        baseline: the name of the baseline; "": the default implementation, else the first database.
+        kernel_types: the kernel types, or names of collectives, to compare; all if empty.
+        step: calls of a model's step, by which durations are weighted; None for no step.
+
+    Raises:
+        UsageError: no database has the name or a kernel type.
+    """
+    chosen = _baseline(databases, baseline)
+    rivals = [each for each in databases if each is not chosen]
+    problems: list[str] = []
+    rows: list[RowComparison] = []
+    for kernel_type in track(_kernel_types(databases, kernel_types), "compare, kernel types"):
+        tables: dict[str, Mapping[str, RowCall]] = {}
+        for each in (chosen, *rivals):
+            try:
+                tables[each.name] = each.calls.read(kernel_type)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                tables[each.name] = {}
+        for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
+            calls = {name: table.get(signature, _NO_CALL) for name, table in tables.items()}
+            rows.append(compare_row(kernel_type, signature, calls, chosen.name))
+    return DatabaseComparison(chosen, rivals, rows, problems, step)
+
+
+def compare_row(kernel_type: str, signature: str, calls: Mapping[str, RowCall], baseline: str) -> RowComparison:
+    """Returns the comparison of a row; `calls` and `baseline` by the names of the databases."""
+    ours = calls[baseline]
+    pairs = {name: pair for name, call in calls.items() if name != baseline and (pair := compare_calls(ours, call))}
+    if ours.duration is not None:
+        # The durations of a pair are spans or sums, and may differ from those of another pair: speed-ups compare.
+        speed_ups = {baseline: 1.0, **{name: pair.speed_up for name, pair in pairs.items() if pair.is_comparable}}
+        fastest = max(speed_ups, key=speed_ups.__getitem__)
+    else:
+        durations = {name: us for name, call in calls.items() if (us := call.duration_us) is not None}
+        fastest = min(durations, key=durations.__getitem__, default="")
+    return RowComparison(kernel_type, signature, calls, pairs, fastest, ours.is_composition)
+
+
+def _baseline(databases: Sequence[ComparedDatabase], name: str) -> ComparedDatabase:
+    by_name = {each.name: each for each in databases}
+    if name and name not in by_name:
+        raise UsageError(f"--baseline {name}: not compared here{suggest(name, by_name)}: {', '.join(by_name)} are")
+    return by_name[name] if name else next((each for each in databases if each.is_default), databases[0])
+
+
+def _kernel_types(databases: Iterable[ComparedDatabase], named: Sequence[str]) -> list[str]:
+    """Returns the kernel types to compare, sorted. Raises UsageError."""
+    present: set[str] = set()
+    for each in databases:
+        present.update(each.calls.kernel_types())
+    collectives = {each.name: each.kernel_type for each in COLLECTIVES}
+    wanted = [collectives.get(name, name) for name in named]
+    if unknown := [name for name in wanted if name not in present]:
+        raise UsageError(f"--ops {unknown[0]}: no database has this kernel type{suggest(unknown[0], present)}")
+    return sorted(wanted or present)

@@ -1,0 +1,268 @@
+"""States of a database that are compared: `DB` as it is, and `DB@STATE`: a git revision, a run, or its captures."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from opatlas.ask.compare.calls import RowCall, captured_call, replayed_call
+from opatlas.ask.compare.databases import ComparedDatabase, distinct_names, named_database
+from opatlas.data import log
+from opatlas.data.cells import duration_cells, status_cells
+from opatlas.data.csv_files import text_table
+from opatlas.data.database import Database, expect_tables
+from opatlas.errors import OpAtlasError
+from opatlas.files import absolute_path
+from opatlas.row.columns import STATUS, STATUS_REASON
+from opatlas.row.named_databases import named_folder
+from opatlas.row.record import Record
+from opatlas.row.table import RowTable
+from opatlas.text import shortened, suggest
+
+#: The state of the durations that were captured, and not replayed.
+CAPTURES = "captures"
+_GIT_S = 120
+#: A database with larger files is refused, so that a small repository cannot fill the memory.
+_MOST_BYTES = 4 << 30
+#: The modes of regular files in a tree of git begin so; links and submodules are no files.
+_REGULAR = b"100"
+#: Databases lie at most so deep below a folder that is compared with another one.
+_BELOW = ("*", "*/*", "*/*/*")
+#: Folders of a database that hold CSVs of other kinds.
+_OF_SESSIONS = ("journal", "runs", "reports", "pruned", "profiles", "implementations")
+
+
+@contextmanager
+def compared_states(places: Sequence[str]) -> Iterator[list[ComparedDatabase]]:
+    """Yields the databases of places `DB` and `DB@STATE`, under names that tell them apart.
+
+    The files of a git revision are there until the end of the block. A folder with an @ in its name is that folder.
+
+    Raises:
+        OpAtlasError: a folder is missing or has no CSVs, a state is unknown, or a place is named twice.
+    """
+    with ExitStack() as stack:
+        found: list[ComparedDatabase] = []
+        for place in places:
+            database = stack.enter_context(_state(place))
+            if any((each.path, each.state) == (database.path, database.state) for each in found):
+                raise OpAtlasError(f"{place}: named twice: name each database once")
+            found.append(database)
+        yield distinct_names(found)
+
+
+def pairs_below(places: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the places to compare with each other, by the path of their databases below the folders that are named.
+
+    Returns:
+        {"": places} if a folder is itself a database; else the databases that all folders have below them.
+
+    Raises:
+        OpAtlasError: the folders have no such database.
+    """
+    if len(places) < 2:
+        return {"": list(places)}
+    names = [_split(place)[0] for place in places]
+    # A folder is not yet that of its newest database, since all below it are compared.
+    folders = [Path(name) if Path(name).is_dir() else named_folder(name) for name in names]
+    if any(next(folder.glob("[!.]*.csv"), None) for folder in folders) or not all(map(Path.is_dir, folders)):
+        return {"": list(places)}
+    below = [{str(path.relative_to(folder)) for path in _folders_of_tables(folder)} for folder in folders]
+    shared = sorted(set.intersection(*below))
+    if not shared:
+        raise OpAtlasError(f"{', '.join(places)}: no database lies below all of them: name databases")
+    return {name: [_below(place, name) for place in places] for name in shared}
+
+
+def _folders_of_tables(folder: Path) -> set[Path]:
+    tables = (path for level in _BELOW for path in folder.glob(f"{level}/[!.]*.csv"))
+    return {path.parent for path in tables if not {*_OF_SESSIONS} & {*path.relative_to(folder).parts}}
+
+
+def _below(place: str, name: str) -> str:
+    folder, state = _split(place)
+    return f"{Path(folder) / name}@{state}" if state else str(Path(folder) / name)
+
+
+def _split(place: str) -> tuple[str, str]:
+    """Returns the folder and the state of a place; a folder with an @ in its name has no state.
+
+    The folder ends at the first @ that a folder or a device stands before, since revisions have them, too (HEAD@{1}).
+    """
+    # os.path.exists, since the whole may be longer than a path.
+    if "@" not in place or os.path.exists(place):
+        return place, ""
+    ends = [at for at, character in enumerate(place) if character == "@"]
+    end = next((at for at in ends if os.path.isdir(named_folder(place[:at]))), ends[0])
+    return place[:end], place[end + 1 :]
+
+
+@contextmanager
+def _state(place: str) -> Iterator[ComparedDatabase]:
+    folder, state = _split(place)
+    path = absolute_path(named_folder(folder))
+    if not state:
+        if not folder or folder != place:
+            raise OpAtlasError(f"{place}: give DB@STATE: a git revision, the Run ID of a run, or {CAPTURES}")
+        yield named_database(path)
+    elif state == CAPTURES:
+        database, source = named_database(path), Captures(path)
+        if not any(call.duration for name in source.kernel_types() for call in source.read(name).values()):
+            raise OpAtlasError(f"{place}: no row has a captured duration: `opatlas ingest` reads captures")
+        yield replace(database, state=state, source=source)
+    elif state in (runs := log.runs(Database(path))):
+        yield replace(named_database(path), state=state, source=read_run(Database(path), state))
+    else:
+        with _git_revision(path, state, runs) as (commit, checkout):
+            database = named_database(checkout)
+            short = commit[:10]
+            label = state if commit.startswith(state) else f"{state} ({short})"
+            yield replace(database, path=path, state=label, source=database.calls)
+
+
+@dataclass(frozen=True)
+class Captures:
+    """The captured durations of a database."""
+
+    path: Path
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types that have a CSV."""
+        return Database(self.path).kernel_types()
+
+    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
+        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
+        table = Database(self.path).read_or_empty(kernel_type)
+        return {signature: captured_call(table.row(i)) for signature, i in table.by_signature.items()}
+
+
+@dataclass(frozen=True)
+class RunCalls:
+    """The calls of one run, by kernel type and signature."""
+
+    calls: Mapping[str, Mapping[str, RowCall]]
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types of the run."""
+        return sorted(self.calls)
+
+    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
+        """Returns the rows of a kernel type by signature."""
+        return self.calls.get(kernel_type, {})
+
+
+def read_run(database: Database, run_id: str) -> RunCalls:
+    """Returns what a run has of each row: of several records the last measured one, else the last.
+
+    Raises:
+        OpAtlasError: the history of the run cannot be read.
+    """
+    records: dict[str, dict[str, Record]] = {}
+    for record in log.read(database, run_id).records:
+        for each in filter(None, (record, record.launched_record())):
+            of_type = records.setdefault(each.kernel_type, {})
+            there = of_type.get(each.signature)
+            if there is None or each.measurement is not None or there.measurement is None:
+                of_type[each.signature] = each
+    return RunCalls({kernel_type: _recorded_calls(kernel_type, found) for kernel_type, found in records.items()})
+
+
+def _recorded_calls(kernel_type: str, records: Mapping[str, Record]) -> dict[str, RowCall]:
+    """Returns the calls of records by signature."""
+    rows = [
+        {**duration_cells(each), **status_cells(each)}
+        if each.measurement is not None
+        else {STATUS: each.status.value, STATUS_REASON: each.reason}
+        for each in records.values()
+    ]
+    columns = dict.fromkeys(name for cells in rows for name in cells)
+    table = RowTable(kernel_type, Path(f"{kernel_type}.csv"), text_table(columns, rows))
+    return {signature: replayed_call(table.row(i)) for i, signature in enumerate(records)}
+
+
+@contextmanager
+def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yields the commit of a revision, and a folder with the CSVs and manifests that a database had then."""
+    existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    named = shortened(revision)
+    prefix = _git(existing, "rev-parse", "--show-prefix")
+    if prefix is None:
+        raise OpAtlasError(
+            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a git revision: "
+            f"{existing} is in no git repository"
+        )
+    commit = _git(existing, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    if commit is None:
+        raise OpAtlasError(
+            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a revision of its git "
+            f"repository: `git log -- {path}` lists revisions"
+        )
+    at = commit.decode().strip()
+    below = PurePosixPath(os.fsdecode(prefix.rstrip(b"\n")), path.relative_to(existing).as_posix())
+    with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
+        # Software and device follow from the last parts of the path.
+        checkout = Path(folder, *path.parts[1:][-4:])
+        checkout.mkdir(parents=True)
+        _write_files(existing, f"{at}:{_tree_path(below)}", ".csv", checkout)
+        _write_files(existing, f"{at}:{_tree_path(below / 'runs')}", ".json", checkout / "runs")
+        try:
+            expect_tables(checkout)
+        except OpAtlasError as error:
+            raise OpAtlasError(f"{path}@{revision}: {str(error).replace(str(checkout), str(path))}") from None
+        yield at, checkout
+
+
+def _tree_path(path: PurePosixPath) -> str:
+    return "" if path == PurePosixPath() else str(path)
+
+
+def _write_files(repository: Path, tree: str, suffix: str, folder: Path) -> None:
+    """Writes the regular files with a suffix that a tree of a commit has itself; none if there is no such tree.
+
+    Contents are those that git keeps: no filter of the repository runs, since it may be a stranger's. `git worktree`
+    and `git archive` would run its filters.
+    """
+    listed = (_git(repository, "ls-tree", "-l", "-z", "--full-tree", tree) or b"").split(b"\0")
+    files: list[tuple[str, bytes]] = []
+    total = 0
+    for entry in filter(None, listed):
+        about, _, encoded = entry.partition(b"\t")
+        mode, _, digest, size = about.split()
+        if mode.startswith(_REGULAR) and encoded.endswith(suffix.encode()):
+            files.append((os.fsdecode(encoded), digest))
+            total += int(size) if size.isdigit() else 0
+    if total > _MOST_BYTES:
+        raise OpAtlasError(
+            f"{tree}: files of {total:,} bytes, which is too large for a database: name another revision"
+        )
+    if not files:
+        return
+    folder.mkdir(exist_ok=True)
+    digests = b"".join(digest + b"\n" for _, digest in files)
+    contents = io.BytesIO(_git(repository, "cat-file", "--batch", sent=digests) or b"")
+    for name, digest in files:
+        header = contents.readline().split()
+        if header[:2] != [digest, b"blob"]:
+            raise OpAtlasError(f"{tree}: git has no content of {name}: fetch it (`git fetch --refetch`)")
+        (folder / name).write_bytes(contents.read(int(header[2])))
+        contents.readline()
+
+
+def _git(folder: Path, *arguments: str, sent: bytes = b"") -> bytes | None:
+    """Returns what git prints; None if it fails. Raises OpAtlasError if there is no git."""
+    command = ["git", "-C", str(folder), *arguments]
+    # The repository may be a stranger's: nothing is fetched, by whatever command its settings name.
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, input=sent, env=environment)
+    except FileNotFoundError:
+        raise OpAtlasError("git is not installed, so revisions cannot be read: install it") from None
+    except subprocess.TimeoutExpired:
+        raise OpAtlasError(f"`{' '.join(command)}` took more than {_GIT_S} s: try it by hand") from None
+    return done.stdout if done.returncode == 0 else None

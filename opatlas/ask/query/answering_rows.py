@@ -1,0 +1,336 @@
+"""The rows of a kernel type that answer questions: which duration of a row is of the device, and whether it may answer.
+
+All else about a row and its duration is a column of its table (`opatlas.row.table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from opatlas.arrays import Floats, Mask, Positions
+from opatlas.ask.query.compositions import composition_of
+from opatlas.ask.query.question import Question
+from opatlas.ask.query.result import machine_floor, measured_half_widths
+from opatlas.data.origin import Provenance, are_one_device, joined
+from opatlas.errors import OpAtlasError
+from opatlas.row.columns import (
+    EP_SIZE,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    LENGTHS_IN_SIGNATURE,
+    MICROBENCH_DEVICE_KERNELS,
+    RUNTIME_IN_SIGNATURE,
+)
+from opatlas.row.durations import Duration, Durations, Source
+from opatlas.row.signature import signatures
+from opatlas.row.slots import normal_words
+from opatlas.row.status import Status
+from opatlas.row.table import Row, RowTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Columns besides those of the tensors that belong to the signature of some kernel types.
+_EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
+#: The instrument of a captured duration.
+CAPTURED = "capture"
+#: After a run that ended so, an earlier duration may be one of a wrong result, or of a call that the row does not mean.
+_WRONG = (Status.FAILED, Status.INVALID)
+_UNSEEN = -2
+_NZ = "FRACTAL_NZ"
+
+
+class RowDuration(NamedTuple):
+    """A duration of a row, and whether it answers.
+
+    Attributes:
+        durations, position: the durations of its source, and the position of the row in its table.
+        device: the device that it was measured on; "" if unknown.
+        composed: whether it is that of a composition of torch operators; None if the row does not say.
+        left_out: why it does not answer; "" if it does.
+    """
+
+    durations: Durations
+    position: int
+    device: str
+    composed: bool | None
+    left_out: str
+
+    @property
+    def measured(self) -> Duration:
+        """The duration with the facts of its samples."""
+        found = self.durations[self.position]
+        assert found is not None
+        return found
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether it is that of a capture, and not of a replay."""
+        return self.durations.source is Source.CAPTURED
+
+    @property
+    def quality(self) -> str:
+        """The quality of the samples, in a word; "" if unknown."""
+        return str(self.durations.quality[self.position] or "")
+
+    @property
+    def run_id(self) -> str:
+        """The run that measured it; "" for a captured one."""
+        return "" if self.is_captured else self.durations.run_id[self.position]
+
+
+class AnsweringRows:
+    """The rows of a kernel type that answer: all that have a duration of the device, however noisy.
+
+    Attributes:
+        table: all rows of the kernel type.
+        label: their implementation, for answers and messages.
+        found: the duration of each row that answers; the replay of a row that also was captured.
+        others: the other durations of each row: its capture in addition to its replay, those of other devices.
+        left_out: durations that do not answer, by the signature of their row.
+    """
+
+    def __init__(
+        self, table: RowTable, devices: Provenance, *, label: str = "", device: str = "", compositions: bool = False
+    ) -> None:
+        """
+        Args:
+            devices: the devices of the durations in the folder.
+            label: default: the folder.
+            device: the device that answers; default: that of the folder.
+            compositions: whether rows answer whose duration is that of a composition of operators.
+        """
+        self.table, self.kernel_type, self.label = table, table.kernel_type, label or str(table.path.parent)
+        self.found: list[RowDuration] = []
+        self.others: list[list[RowDuration]] = []
+        self.left_out: dict[str, RowDuration] = {}
+        for position, judged in enumerate(_judged(table, devices, device or devices.device, compositions)):
+            first = next((each for each in judged if not each.left_out), None)
+            if first is not None:
+                self.found.append(first)
+                self.others.append([each for each in judged if each is not first])
+            elif judged:
+                self.left_out[table.signatures[position]] = judged[0]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self.table.row(each.position) for each in self.found)
+
+    def case_id(self, place: int) -> str:
+        """Returns the id of a row."""
+        return self.table.row(self.found[place].position).case_id
+
+    def cells(self, column: str) -> list[str]:
+        """Returns the cells of a column; empty ones if the column is missing."""
+        return self._of_rows(self.table.cells(column))
+
+    def words(self, column: str) -> list[tuple[str, ...]]:
+        """Returns the words of each cell of a column (`RowTable.words`)."""
+        return self._of_rows(self.table.words(column))
+
+    def _words_at(self, place: int, column: str) -> tuple[str, ...]:
+        return self.table.words(column)[self.found[place].position]
+
+    def _of_rows(self, values: Sequence[Any]) -> list[Any]:
+        return [values[each.position] for each in self.found]
+
+    def _of_durations(self, name: str) -> list[Any]:
+        """Returns a column of `Durations` for the duration that answers of each row."""
+        return [getattr(each.durations, name)[each.position] for each in self.found]
+
+    @cached_property
+    def signatures(self) -> list[str]:
+        """The signature of each row; the same for equal rows."""
+        return self._of_rows(self.table.signatures)
+
+    @cached_property
+    def by_signature(self) -> Mapping[str, int]:
+        """The place of each row; of rows with equal signatures the first."""
+        return {signature: i for i, signature in reversed(list(enumerate(self.signatures)))}
+
+    @cached_property
+    def duration_us(self) -> Floats:
+        """The duration of each row in microseconds."""
+        return self.numbers("us")
+
+    def numbers(self, name: str) -> Floats:
+        """Returns a column of numbers of `Durations`, such as std_us, for the duration of each row."""
+        return np.array(self._of_durations(name), dtype=np.float64)
+
+    @cached_property
+    def noisy(self) -> Mask:
+        """Whether the samples of each row are noisy, drifting, bimodal or throttled."""
+        return np.array(self._of_durations("noisy"), dtype=bool)
+
+    @cached_property
+    def quality(self) -> list[str]:
+        """The quality of the samples of each row (`RowDuration.quality`)."""
+        return [each.quality for each in self.found]
+
+    @cached_property
+    def run_id(self) -> list[str]:
+        """The run that measured each duration; "" for a captured one."""
+        return [each.run_id for each in self.found]
+
+    @cached_property
+    def captured(self) -> list[bool]:
+        """Whether each duration is that of a capture, and not of a replay."""
+        return [each.is_captured for each in self.found]
+
+    @cached_property
+    def source(self) -> list[str]:
+        """The source of each duration, in a word."""
+        return [each.durations.source.value for each in self.found]
+
+    @cached_property
+    def devices(self) -> list[str]:
+        """The device of each duration; "" if unknown."""
+        return [each.device for each in self.found]
+
+    @cached_property
+    def device(self) -> str:
+        """The device of the rows, several with commas; "" if unknown."""
+        return joined(self.devices)
+
+    @cached_property
+    def cache(self) -> list[str]:
+        """The cache state of each row; "" for a captured one."""
+        return self._of_durations("cache")
+
+    @cached_property
+    def instrument(self) -> list[str]:
+        """The instrument of each row; CAPTURED for a captured one."""
+        replayed = self._of_durations("instrument")
+        return [CAPTURED if captured else cell for captured, cell in zip(self.captured, replayed, strict=True)]
+
+    @cached_property
+    def composed(self) -> list[bool | None]:
+        """Whether each duration is that of a composition of torch operators; None if the row does not say."""
+        return [each.composed for each in self.found]
+
+    @cached_property
+    def any_composed(self) -> bool | None:
+        """Whether some duration is that of a composition; None if none is known to be, and some row does not say."""
+        return True if True in self.composed else None if None in self.composed else False
+
+    @cached_property
+    def lost(self) -> list[Status | None]:
+        """The status of the last run of each row where that did not measure its duration; else None."""
+        statuses = zip(self.captured, self._of_rows(self.table.statuses), strict=True)
+        return [None if captured or status is Status.MEASURED else status for captured, status in statuses]
+
+    @cached_property
+    def machines(self) -> list[tuple[int | None, float | None]]:
+        """The number of machines that measured each row, and their spread as a share; None if the row does not say."""
+        replayed = self._of_rows(self.table.machines)
+        return [(None, None) if captured else known for captured, known in zip(self.captured, replayed, strict=True)]
+
+    @cached_property
+    def machine_floors(self) -> Floats:
+        """The `machine_floor` of each row, by its machines."""
+        return np.array([machine_floor(*each) for each in self.machines], dtype=np.float64)
+
+    def half_widths(self, floors: Floats) -> Floats:
+        """Returns the half width of the interval of each row, as a share of its duration (`measured_half_widths`)."""
+        std_us, samples = self.numbers("std_us"), self.numbers("samples")
+        return measured_half_widths(std_us, samples, self.duration_us, floors, self.noisy)
+
+    @cached_property
+    def share_in_nz(self) -> float:
+        """The share of the rows with a tensor in FRACTAL_NZ, as weights are stored on NPUs."""
+        return sum(_NZ in cell for cell in self.cells(INPUT_FORMATS)) / max(len(self), 1)
+
+    def find(self, question: Question) -> list[int]:
+        """Returns the places of the rows that have all cells of a question, one for each signature."""
+        rows = self._by_inputs.get(normal_words(self.kernel_type, INPUT_SHAPES, question.cells), [])
+        for column in question.cells:
+            if rows and column != INPUT_SHAPES:
+                wanted = normal_words(self.kernel_type, column, question.cells)
+                rows = [i for i in rows if self._words_at(i, column) == wanted]
+        if question.dtype:
+            rows = [i for i in rows if self._words_at(i, INPUT_DTYPES)[:1] == (question.dtype,)]
+        return sorted({self.signatures[i]: i for i in reversed(rows)}.values())
+
+    @cached_property
+    def _by_inputs(self) -> Mapping[tuple[str, ...], list[int]]:
+        found: dict[tuple[str, ...], list[int]] = {}
+        for place, words in enumerate(self.words(INPUT_SHAPES)):
+            found.setdefault(words, []).append(place)
+        return found
+
+    def differing(self, rows: Sequence[int], columns: Sequence[str]) -> list[str]:
+        """Returns the columns in which rows differ."""
+        return [column for column in columns if len({self._words_at(i, column) for i in rows}) > 1]
+
+    def has_dtypes(self, cells: Mapping[str, str]) -> bool:
+        """Returns whether some row has the dtypes of these inputs; slots that only one of them has do not count."""
+        asked = normal_words(self.kernel_type, INPUT_DTYPES, cells)
+        return any(asked[: len(words)] == words[: len(asked)] for words in self._dtypes)
+
+    @cached_property
+    def _dtypes(self) -> frozenset[tuple[str, ...]]:
+        return frozenset(self.words(INPUT_DTYPES))
+
+    def places(self, frame: pd.DataFrame) -> Positions:
+        """Returns the place of the row with the signature of each row of a table; -1 where there is none.
+
+        Raises:
+            OpAtlasError: the table lacks a column that every row has.
+        """
+        kind = self.table.kind
+        columns = [name for name in (*kind.identity_columns, *_EXTRA_IN_SIGNATURE) if name in frame.columns]
+        missing = [name for name in kind.required_columns if name not in columns]
+        if missing:
+            raise OpAtlasError(f"{self.kernel_type}: the rows lack the column {missing[0]!r}: add it")
+        if not len(self):
+            return np.full(len(frame), -1, dtype=np.intp)
+        cells = list(zip(*(frame[name].tolist() for name in columns), strict=True))
+        known = self._known.setdefault(tuple(columns), {})
+        found = [known.get(each, _UNSEEN) for each in cells]
+        if _UNSEEN in found:
+            unseen = [i for i, place in enumerate(found) if place == _UNSEEN]
+            for i, name in zip(unseen, signatures(self.kernel_type, frame[columns].iloc[unseen]), strict=True):
+                found[i] = known[cells[i]] = self.by_signature.get(name, -1)
+        return np.array(found, dtype=np.intp)
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], dict[tuple[str, ...], int]]:
+        """The places of rows that were asked for, by columns and cells: a look-up without a signature."""
+        return {}
+
+
+def _judged(
+    table: RowTable, devices: Provenance, answering: str, compositions: bool
+) -> Iterator[Sequence[RowDuration]]:
+    """Yields the durations of each row: that of the replay, then the captured one."""
+    replayed_on, captured_on = cache(devices.replayed), cache(lambda run_ids: joined(devices.captured(run_ids)))
+    kernels = table.cells(MICROBENCH_DEVICE_KERNELS)
+    for position, status in enumerate(table.statuses):
+        found = []
+        for durations in table.durations:
+            if not durations.known[position]:
+                continue
+            run_id, composed = durations.run_id[position], durations.composed[position]
+            is_captured = durations.source is Source.CAPTURED
+            if is_captured:
+                device = captured_on(run_id)
+            else:
+                device = replayed_on(run_id)
+                if composed is None:
+                    composed = composition_of(table.kernel_type, durations.instrument[position], kernels[position])
+            left_out = ""
+            if not are_one_device(device, answering):
+                left_out = f"its duration is of {device}"
+            elif status in _WRONG and not is_captured:
+                left_out = f"its last run ended with status {status}"
+            elif composed and not compositions:
+                left_out = "its duration is that of a composition of torch operators"
+            found.append(RowDuration(durations, position, device, composed, left_out))
+        yield found

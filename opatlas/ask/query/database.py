@@ -1,0 +1,425 @@
+"""`opatlas.open`: the implementations of a device, and the questions that they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.query.collectives import answer_collective
+from opatlas.ask.query.implementation_answers import AnswerRules, ImplementationAnswers, best_answer
+from opatlas.ask.query.question import Shapes, Words, ask
+from opatlas.ask.query.result import QueryResult
+from opatlas.ask.query.stack import FASTEST, default_stack
+from opatlas.errors import OpAtlasError
+from opatlas.row.communication import BY_NAME, is_communication
+from opatlas.row.named_databases import database_folder
+from opatlas.row.siblings import MATMUL_FAMILY
+from opatlas.text import suggest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opatlas.ask.query.model_cost import ModelCost
+    from opatlas.ask.query.next_rows import NextRows, Step
+    from opatlas.theory.model_calls import Phase
+
+#: The kernel types of `OpenDatabase.matmul`, in the order in which they are looked for.
+_PRODUCT_TYPES = (*MATMUL_FAMILY, "MatMul")
+_ATTENTION = "FusedInferAttentionScore"
+
+
+def open(  # noqa: A001
+    place: Path | str,
+    *,
+    same_machine: bool = False,
+    compositions: bool = False,
+) -> OpenDatabase:
+    """Opens a database, and the databases of implementations that were measured on its rows. Reads tables when needed.
+
+    Args:
+        place: a folder, or the name of a device: its newest default database.
+        same_machine: whether the intervals are for the machine that measured the rows. On another one of the same
+            type, equal rows differ by 5.3 % at the 90th percentile, or by the difference of the machines of a
+            pooled row, and the intervals are at least as wide.
+        compositions: whether rows answer whose duration is that of a composition of torch operators.
+
+    Raises:
+        OpAtlasError: the folder or device does not exist, or the folder has no CSVs.
+    """
+    rules = AnswerRules(same_machine, compositions)
+    return OpenDatabase(ImplementationAnswers(database_folder(place), rules))
+
+
+def model_cost(
+    place: Path | str,
+    model: str,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    batch: int,
+    context: int,
+    phase: Phase = "decode",
+    dtype: str = "",
+    implementation: str | Sequence[str] = (),
+    same_machine: bool = False,
+    tell: Callable[[str], object] = str,
+) -> ModelCost:
+    """Returns `OpenDatabase.model` of a database.
+
+    Args:
+        place, same_machine: as for `open`.
+
+    Raises:
+        OpAtlasError: the database or the model does not exist, or the model cannot be divided so.
+    """
+    from opatlas.theory.sources import resolve_model
+
+    # The error of a wrong model comes before that of a wrong database.
+    resolve_model(model)
+    database = open(place, same_machine=same_machine)
+    return database.model(
+        model,
+        tp=tp,
+        ep=ep,
+        batch=batch,
+        context=context,
+        phase=phase,
+        dtype=dtype,
+        implementation=implementation,
+        tell=tell,
+    )
+
+
+class OpenDatabase:
+    """A database that answers questions. `opatlas.open` makes it.
+
+    Attributes:
+        answers: the answers of each implementation.
+        path: the folder.
+        implementations: the databases of the implementations by name, the default one first.
+    """
+
+    def __init__(self, answers: ImplementationAnswers) -> None:
+        self.answers = answers
+        self.path = answers.path
+        self.implementations: Mapping[str, ComparedDatabase] = answers.implementations
+
+    def kernel_types(self) -> list[str]:
+        """Returns the kernel types that some implementation had rows of at the first question."""
+        return list(self.answers.kernel_types)
+
+    def query(
+        self,
+        kernel_type: str,
+        input_shapes: Shapes,
+        *,
+        dtypes: Words = "",
+        formats: Words = "",
+        output_shapes: Shapes = "",
+        output_dtypes: Words = "",
+        output_formats: Words = "",
+        runtime: Mapping[str, object] | None = None,
+        implementation: str | Sequence[str] = FASTEST,
+    ) -> QueryResult:
+        """Returns the duration of a call.
+
+        Args:
+            input_shapes: `["48,18432", "7168,18432"]`, `[(48, 18432), (7168, 18432)]` or a cell of the CSV.
+            dtypes: a word for each input, or one word: the dtype of the first input.
+            runtime: the values of an attention kernel: `{"num_heads": 64, "actual_seq_lengths_kv_values": [4096]}`.
+            implementation: a name or several, of which the fastest that was measured; default: of all. A prediction
+                goes before a measured row only if its whole interval lies below the row's duration.
+
+        Raises:
+            NoAnswer: no row answers, or several do.
+            OpAtlasError: the question is malformed, or the kernel type or implementation is unknown.
+        """
+        question = ask(
+            kernel_type,
+            input_shapes,
+            dtypes=dtypes,
+            formats=formats,
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+            output_formats=output_formats,
+            runtime=runtime,
+        )
+        self._expect(kernel_type)
+        if is_communication(kernel_type):
+            raise OpAtlasError(f"{kernel_type}: a message has no shapes: ask collective(NAME, bytes=..., devices=...)")
+        return best_answer(self._chosen(implementation), lambda name: self.answers.answer(name, question))
+
+    def matmul(
+        self,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "BF16",
+        kernel_type: str = "",
+        implementation: str | Sequence[str] = FASTEST,
+    ) -> QueryResult:
+        """Returns the duration of a matrix product by its sizes, with the weight in the layout that the rows have.
+
+        Args:
+            kernel_type: default: the first of MatMulV2, MatMulV3, MatMulCommon and MatMul that the database has.
+
+        Raises:
+            NoAnswer, OpAtlasError: as `query` does.
+        """
+        known = self.answers.kernel_types
+        named = kernel_type or next((name for name in _PRODUCT_TYPES if name in known), _PRODUCT_TYPES[0])
+        self._expect(named)
+        first = self.answers.completion(named, next(iter(self._chosen(implementation))))
+        weight = (n, k) if first.stores_weight_transposed else (k, n)
+        return self.query(
+            named,
+            [(m, k), weight],
+            dtypes=dtype,
+            output_shapes=[(m, n)],
+            implementation=implementation,
+        )
+
+    def attention(
+        self,
+        *,
+        sequences: int,
+        keys: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        queries: int = 1,
+        dtype: str = "BF16",
+        implementation: str | Sequence[str] = FASTEST,
+    ) -> QueryResult:
+        """Returns the duration of attention of sequences of one length (FusedInferAttentionScore), causal for prompts.
+
+        Args:
+            sequences: the number of sequences.
+            keys: of each sequence, the whole context. They lie in pages, unless the queries are a whole prompt.
+            heads, kv_heads: of the queries, and of the keys; those of one device.
+            queries: of each sequence; as many as keys for a whole prompt.
+
+        Raises:
+            NoAnswer: as `query` does.
+            OpAtlasError: as `query` does, or heads are not a multiple of kv_heads.
+        """
+        from opatlas.theory.model_calls import call_cells
+
+        if kv_heads < 1 or heads % kv_heads:
+            raise OpAtlasError(f"heads {heads}, kv_heads {kv_heads}: heads have to be a multiple of kv_heads")
+        pattern = "packed_attention" if queries == keys > 1 else "paged_attention"
+        sizes = {"s": sequences, "t": queries, "k": keys, "q": heads, "kv": kv_heads, "d": head_size}
+        cells = call_cells(_ATTENTION, pattern, sizes, dtype=dtype)
+        return self.query_row(_ATTENTION, cells, implementation=implementation)
+
+    def query_row(
+        self, kernel_type: str, cells: Mapping[str, str], *, implementation: str | Sequence[str] = FASTEST
+    ) -> QueryResult:
+        """Returns the duration of a whole row.
+
+        Args:
+            cells: the identity columns of the CSV contract, such as those of `opatlas.theory.model_calls`.
+
+        Raises:
+            NoAnswer: no row answers.
+            OpAtlasError: the kernel type or implementation is unknown.
+        """
+        self._expect(kernel_type)
+        return best_answer(self._chosen(implementation), lambda name: self.answers.answer_row(name, kernel_type, cells))
+
+    def collective(
+        self,
+        name: str,
+        *,
+        bytes: int,  # noqa: A002
+        devices: int,
+        dtype: str = "BF16",
+        tier: int | None = None,
+    ) -> QueryResult:
+        """Returns the duration of a collective, from the newest communication database of the device.
+
+        More devices than any row has have the duration of the largest number, with as many bytes on the busiest link.
+
+        Args:
+            name: all_reduce, all_gather, reduce_scatter, all_to_all or broadcast.
+            bytes: the bytes in `message_bytes` of the CSV.
+            tier: the topology tier; default: that of the most rows with as many devices.
+
+        Raises:
+            NoAnswer: no communication database has these messages.
+            OpAtlasError: the collective is unknown, or it has fewer than two devices.
+        """
+        return answer_collective(self.answers.messages, name, bytes, devices, dtype, tier)
+
+    @property
+    def messages(self) -> OpenDatabase | None:
+        """The newest communication database of the same device; this one, if it has messages itself."""
+        answers = self.answers.messages
+        if answers is None:
+            return None
+        return self if answers is self.answers else OpenDatabase(answers)
+
+    def frame(self, kernel_type: str, *, implementation: str = "") -> pd.DataFrame:
+        """Returns the rows of a kernel type as typed columns (`opatlas.ask.query.typed_rows`).
+
+        Args:
+            implementation: default: the rows of all implementations.
+
+        Raises:
+            OpAtlasError: the kernel type or implementation is unknown.
+        """
+        import pandas as pd
+
+        from opatlas.ask.query.typed_rows import typed_rows
+
+        self._expect(kernel_type)
+        names = self._chosen(implementation or FASTEST)
+        tables = [typed_rows(self.answers.stored_rows(kernel_type, name)) for name in names]
+        table: pd.DataFrame = pd.concat(tables, ignore_index=True)
+        return table
+
+    def model(
+        self,
+        model: str,
+        *,
+        tp: int = 1,
+        ep: int = 1,
+        batch: int,
+        context: int,
+        phase: Phase = "decode",
+        dtype: str = "",
+        implementation: str | Sequence[str] = (),
+        tell: Callable[[str], object] = str,
+    ) -> ModelCost:
+        """Returns the cost of a step of a model on one device, if no two kernels run at once.
+
+        One stack of implementations answers: for each kernel type the first with rows of it, and of rows with the
+        dtypes of the call before others.
+        Rows whose duration is that of a composition of operators answer only where no others do. Collectives come from
+        the newest communication database of the device, in the topology tier of the most rows with as many devices.
+        Weights are in ND or in FRACTAL_NZ, as the rows have them.
+
+        Args:
+            model: a built-in model's name, a config.json or its folder.
+            tp, ep: the devices that share a layer, and the experts.
+            batch, context: the sequences, and the tokens of each.
+            phase, dtype: "decode" or "prefill"; the dtype of products (default: that of the model's weights).
+            implementation: the stack, a name or several in their order; "fastest": for each call the answer of `query`.
+                Default: the stack that the database names (`opatlas.ask.query.stack`).
+            tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
+
+        Raises:
+            OpAtlasError: the model is unknown, it cannot be divided so, or no row has the dtype of its weights.
+        """
+        from opatlas.ask.query.model_cost import ModelCost, part_costs
+        from opatlas.theory.model_calls import model_calls, step_dtype
+        from opatlas.theory.sources import resolve_model
+
+        facts = resolve_model(model)
+        dtype = step_dtype(facts, dtype)
+        layouts = (
+            model_calls(facts, tp=tp, ep=ep, batch=batch, context=context, phase=phase, dtype=dtype, nz_weights=nz)
+            for nz in (False, True)
+        )
+        asked = [implementation] if isinstance(implementation, str) else implementation
+        everything = FASTEST in asked
+        stack = (FASTEST,) if everything else tuple(self._chosen(asked)) if asked else default_stack(self.answers)
+        parts = part_costs(self.answers, stack, zip(*layouts, strict=True), tell)
+        return ModelCost(
+            facts.name,
+            self.path,
+            parts,
+            stack=stack if everything else tuple(self.implementations[name].label for name in stack),
+            tp=tp,
+            ep=ep,
+            batch=batch,
+            context=context,
+            phase=phase,
+            dtype=dtype,
+            layers=facts.layers,
+            differs=facts.differences(dtype),
+        )
+
+    def next_rows(
+        self,
+        n: int,
+        *,
+        models: Sequence[str] = (),
+        tp: Sequence[int] = (1,),
+        ep: Sequence[int] = (1,),
+        batch: Sequence[int] = (),
+        context: Sequence[int] = (),
+        phase: Sequence[Phase] = ("decode", "prefill"),
+        dtype: str = "",
+        steps: Sequence[Step] = (),
+        tell: Callable[[str], None] = lambda kernel_type: None,
+    ) -> NextRows:
+        """Returns the rows whose measurement lowers the error of steps of models most (`opatlas.ask.query.next_rows`).
+
+        Args:
+            n: the most rows.
+            models: default: the built-in models.
+            tp, ep, batch, context, phase, dtype: the steps, as for `model_cost`; each of these with each. A prefill has
+                one sequence. Default of `batch`: 1, 4, 16, 64, 256; of `context`: 1024, 4096.
+            steps: in place of all these, steps that differ in more.
+            tell: called with the kernel type of each row before it is predicted, which may fit a model.
+
+        Raises:
+            OpAtlasError: a model is unknown or cannot be divided so, or a table cannot be read.
+        """
+        from opatlas.ask.query import next_rows
+
+        steps = steps or next_rows.steps_of(
+            models,
+            tp=tp,
+            ep=ep,
+            batch=batch or next_rows.BATCHES,
+            context=context or next_rows.CONTEXTS,
+            phase=phase,
+            dtype=dtype,
+        )
+        # The durations of another machine do not matter.
+        answering = self.answers.under(same_machine=True)
+        found = next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
+        return replace(found, differs=next_rows.differences(steps))
+
+    def query_many(
+        self, kernel_type: str, frame: pd.DataFrame, *, implementation: str | Sequence[str] = FASTEST
+    ) -> pd.DataFrame:
+        """Returns the durations of many rows.
+
+        Args:
+            frame: rows with the identity columns of the CSV contract, as text; other columns do not matter.
+
+        Returns:
+            A table with the same index and the columns ANSWER_COLUMNS; `How` is "" where there is no answer.
+
+        Raises:
+            OpAtlasError: the kernel type or implementation is unknown, or a column is missing.
+        """
+        self._expect(kernel_type)
+        return self.answers.answer_frame(self._chosen(implementation), kernel_type, frame)
+
+    def _chosen(self, implementation: str | Sequence[str]) -> Collection[str]:
+        names = [implementation] if isinstance(implementation, str) else implementation
+        if not names or FASTEST in names:
+            return self.implementations
+        missing = [name for name in names if name not in self.implementations]
+        if missing:
+            raise OpAtlasError(
+                f"{missing[0]}: {self.path} does not have this implementation: name {FASTEST} or one of "
+                f"{', '.join(self.implementations)}"
+            )
+        return names
+
+    def _expect(self, kernel_type: str) -> None:
+        known = self.answers.kernel_types
+        if kernel_type not in known:
+            raise OpAtlasError(
+                f"{kernel_type}: {self.path} does not have this kernel type{suggest(kernel_type, [*known, *BY_NAME])}: "
+                f"`opatlas show DB` lists them"
+            )

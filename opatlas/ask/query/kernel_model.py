@@ -1,0 +1,373 @@
+"""The model of a kernel type in one implementation: a fitted roofline, times the deviation of nearby rows.
+
+Of large tables it is the mean of several models that err differently: the covariance of one is fitted, which suits
+questions near rows, and those of the others reach farther.
+
+The interval of a prediction is its deviation, times how far off predictions of the rows around it are, times a quantile
+that was found by hiding rows: itself, its site, the sizes around it, or all larger ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.arrays import Floats, Mask, Positions
+from opatlas.ask.query.features import RowFeatures
+from opatlas.ask.query.fitted_roofline import FittedRoofline, fit_roofline
+from opatlas.ask.query.kriging import Covariance, Kriged, find_jump, fit_covariance, krige, posterior
+
+#: Fewer rows fit no model.
+LEAST_ROWS = 8
+#: The predictions of a table with fewer rows use more of them, and a covariance that is fitted to them.
+_FEW_ROWS = 400
+#: The rows that a prediction uses, in large and in small tables.
+_NEAREST, _NEAREST_OF_FEW = 32, 64
+#: The rows whose scores give the local scale, and how many average scores are added, against accidents.
+_LOCAL, _LOCAL_PRIOR = 24, 6.0
+#: The rows that are left out at once; bounds the memory.
+_TOGETHER = 256
+#: The rows that are hidden in turn to find a quantile.
+_CALIBRATED = 300
+_LEVEL = 0.9
+#: The rows from which the correlation of predictions is estimated: the time grows with the cube.
+_MOST_JOINT = 1000
+#: Octaves beyond the sizes of all rows, and between a question and the rows of its site, that change its class.
+_BEYOND, _GAP = 0.5, 0.5
+#: Lengths of the default covariances: octaves, shares of a tile or wave, and of a regime.
+_OCTAVES, _FAR_OCTAVES, _SHARE, _REGIME = 3.0, 4.5, 1.0, 0.7
+#: The kinds of work that every roofline of a large table has; one of them has all.
+_KINDS = 2
+_NOISE = 0.01
+#: The sizes at which durations of a small table may jump, and the distance of the two sides.
+_MOST_JUMPS, _JUMP = 3, 0.7
+
+
+class Asked(IntEnum):
+    """The class of a question, by the rows that it has around it."""
+
+    NEAR = 0  # rows of its site, and of others with nearly as many tokens
+    NEW_SITE = 1  # no row has its weight
+    GAP = 2  # rows with fewer and with more tokens only, whatever their weight
+    BEYOND = 3  # a size is outside of all rows
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions.
+
+    Attributes:
+        log_us: the logarithm of the duration in microseconds.
+        half_width: of the 90 % interval, of the logarithm.
+        asked: the class of each question.
+        nearest, distance: the rows used, the nearest first.
+    """
+
+    log_us: Floats
+    half_width: Floats
+    asked: npt.NDArray[np.int64]
+    nearest: Positions
+    distance: Floats
+
+
+@dataclass(frozen=True)
+class _Smoother:
+    """A fitted roofline, and kriging of its error.
+
+    Attributes:
+        roofline: the mean.
+        covariance: of the logarithms of durations divided by the roofline.
+        kinds: the kinds of work that the roofline has, the first ones.
+        off: the deviations of the rows from the roofline.
+    """
+
+    roofline: FittedRoofline
+    covariance: Covariance
+    kinds: int
+    off: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def stored(cls, fit: Mapping[str, Floats], number: int, is_smooth: Mask) -> _Smoother:
+        """Returns the smoother whose `numbers` are in a fit."""
+        smooth, rough, noise, kinds = map(float, fit[f"parts{number}"])
+        covariance = Covariance(fit[f"lengths{number}"], smooth, rough, noise, is_smooth)
+        return cls(FittedRoofline(fit[f"roofline{number}"]), covariance, int(kinds))
+
+    def numbers(self, number: int) -> dict[str, Floats]:
+        """Returns all that was fitted."""
+        covariance = self.covariance
+        return {
+            f"roofline{number}": self.roofline.parameters,
+            f"lengths{number}": covariance.lengths,
+            f"parts{number}": np.array([covariance.smooth, covariance.rough, covariance.noise, self.kinds]),
+        }
+
+    def with_rows(self, work: Floats, log_us: Floats) -> _Smoother:
+        """Returns the smoother that knows the durations of rows."""
+        return replace(self, off=log_us - self.roofline.log_us(work[:, : self.kinds]))
+
+    def krige(self, work: Floats, rows: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
+        """Returns the logarithms of durations at points with some work."""
+        kriged = krige(self.covariance, rows, self.off, points, count, hidden)
+        return replace(kriged, mean=self.roofline.log_us(work[:, : self.kinds]) + kriged.mean)
+
+
+class KernelModel:
+    """A model of the durations of a kernel type."""
+
+    def __init__(
+        self, features: Sequence[RowFeatures], duration_us: Floats, fit: Mapping[str, Floats] | None = None
+    ) -> None:
+        """Fits the model to at least LEAST_ROWS rows; `fit` is the property of a model of the same rows."""
+        self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
+        self._axes = {regime: _Axes(dims) for regime, dims in _dims_by_regime(features).items()}
+        self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
+        self._jumps: list[tuple[int, float]] = [] if fit is None else [(int(a), float(b)) for a, b in fit["jumps"]]
+        self._work, self._matrix = self._columns(features)
+        self._tokens = np.array([self._tokens_of(row) for row in features])
+        self._sites: dict[object, int] = {}
+        self._site = np.array([self._sites.setdefault(self._site_of(row), len(self._sites)) for row in features])
+        self._count = _NEAREST if len(features) >= _FEW_ROWS else _NEAREST_OF_FEW
+        self._range = self._sized(self._matrix).min(axis=0), self._sized(self._matrix).max(axis=0)
+        self._log_us = np.log(duration_us)
+        self._smoothers: list[_Smoother] = []
+        if fit is not None:
+            for number in range(int(fit["smoothers"])):
+                self._add(_Smoother.stored(fit, number, self._is_smooth()))
+            self._scores, self._quantiles = fit["scores"], fit["quantiles"].tolist()
+            return
+        self._fit_smoothers(features)
+        self._scores = np.ones(len(features))
+        self._scores = self._left_out(np.arange(len(features)), Asked.NEAR)
+        self._quantiles = [self._calibrate(asked) for asked in Asked]
+
+    @property
+    def fit(self) -> dict[str, Floats]:
+        """All numbers that were fitted."""
+        found: dict[str, Floats] = {
+            "smoothers": np.array(len(self._smoothers)),
+            "jumps": np.array(self._jumps).reshape(-1, 2),
+            "scores": self._scores,
+            "quantiles": np.array(self._quantiles),
+        }
+        for number, smoother in enumerate(self._smoothers):
+            found |= smoother.numbers(number)
+        return found
+
+    def _fit_smoothers(self, features: Sequence[RowFeatures]) -> None:
+        every = self._work.shape[1]
+        if len(features) < _FEW_ROWS:
+            roofline = fit_roofline(self._work, np.exp(self._log_us))
+            residual = self._log_us - roofline.log_us(self._work)
+            self._find_jumps(features, residual)
+            covariance = fit_covariance(self._covariance(residual), self._matrix, residual)
+            self._add(_Smoother(roofline, covariance, every))
+            return
+        some = min(_KINDS, every)
+        rooflines = {kinds: fit_roofline(self._work[:, :kinds], np.exp(self._log_us)) for kinds in {some, every}}
+        residuals = {kinds: self._log_us - each.log_us(self._work[:, :kinds]) for kinds, each in rooflines.items()}
+        # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
+        near = fit_covariance(self._covariance(residuals[some]), self._matrix, residuals[some])
+        self._add(_Smoother(rooflines[some], near, some))
+        self._add(_Smoother(rooflines[some], self._covariance(residuals[some], _FAR_OCTAVES), some))
+        self._add(_Smoother(rooflines[every], self._covariance(residuals[every]), every))
+
+    def _add(self, smoother: _Smoother) -> None:
+        self._smoothers.append(smoother.with_rows(self._work, self._log_us))
+
+    def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
+        """Returns the work and the features of rows as matrices."""
+        work = np.array([row.work for row in features], dtype=np.float64)
+        regimes = np.zeros((len(features), len(self._regimes)))
+        for i, row in enumerate(features):
+            if row.regime in self._regimes:
+                regimes[i, self._regimes[row.regime]] = 1.0
+        numbers = np.array([(*row.sizes, *row.fills) for row in features], dtype=np.float64)
+        jumps = [numbers[:, [feature]] > value for feature, value in self._jumps]
+        return np.maximum(work, 1.0), np.hstack([numbers, regimes, *jumps])
+
+    def _sized(self, matrix: Floats) -> Floats:
+        return matrix[:, : self._width[0]]
+
+    def _site_of(self, row: RowFeatures) -> object:
+        axes = self._axes.get(row.regime)
+        return row.regime, None if axes is None else tuple(np.array(row.dims)[~axes.of_tokens].tolist())
+
+    def _tokens_of(self, row: RowFeatures) -> float:
+        axes = self._axes.get(row.regime)
+        return math.log2(max(row.dims[axes.tokens if axes else 0], 1))
+
+    def _find_jumps(self, features: Sequence[RowFeatures], residual: Floats) -> None:
+        """Finds sizes at which durations jump, since a library takes another kernel there."""
+        for _ in range(_MOST_JUMPS):
+            found = find_jump(self._covariance(residual), self._matrix, residual, self._width[0], _JUMP)
+            if found is None:
+                return
+            self._jumps.append(found)
+            _, self._matrix = self._columns(features)
+
+    def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
+        """Returns a covariance that is not fitted but for the spread of the values."""
+        sizes, fills, _ = self._width
+        lengths = [*default_lengths(sizes, fills, len(self._regimes), octaves), *[_JUMP] * len(self._jumps)]
+        spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
+        return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
+
+    def _some(self, seed: int) -> Positions:
+        """Returns rows to be hidden in turn: all, or as many as it takes."""
+        rows = np.arange(len(self._log_us))
+        if len(rows) <= _CALIBRATED:
+            return rows
+        return np.random.default_rng(seed).choice(rows, _CALIBRATED, replace=False)
+
+    def _enough(self, hidden: Mask) -> Mask:
+        """Returns for which questions enough rows are not hidden."""
+        enough: Mask = (~hidden).sum(axis=1) >= max(LEAST_ROWS, len(self._log_us) // 4)
+        return enough
+
+    def _is_smooth(self) -> Mask:
+        sizes, fills, _ = self._width
+        return np.array([True] * sizes + [False] * fills + [True] * (len(self._regimes) + len(self._jumps)))
+
+    def _hidden(self, rows: Positions, asked: Asked) -> Mask:
+        """Returns for each of some rows the rows to hide, so that a question for this row has the class `asked`."""
+        site = self._site[rows, None] == self._site[None, :]
+        octaves = self._tokens[None, :] - self._tokens[rows, None]
+        hidden: Mask
+        if asked is Asked.NEAR:
+            hidden = site & (octaves == 0)
+        elif asked is Asked.NEW_SITE:
+            hidden = site
+        elif asked is Asked.GAP:
+            hidden = np.abs(octaves) <= 1
+        else:
+            hidden = octaves > -1
+        return hidden
+
+    def _left_out(self, rows: Positions, asked: Asked) -> Floats:
+        """Returns how many deviations predictions of rows are off with others hidden; NaN where too few are left."""
+        scores = np.full(len(rows), np.nan)
+        for first in range(0, len(rows), _TOGETHER):
+            part = slice(first, first + _TOGETHER)
+            hidden = self._hidden(rows[part], asked)
+            where = first + np.flatnonzero(self._enough(hidden))
+            if not len(where):
+                continue
+            these = rows[where]
+            kriged = self._krige(self._work[these], self._matrix[these], hidden[where - first])
+            off = np.abs(kriged.mean - self._log_us[these])
+            scores[where] = off / kriged.deviation / self._local_scale(kriged)
+        return scores
+
+    def _krige(self, work: Floats, matrix: Floats, hidden: Mask | None = None) -> Kriged:
+        """Returns the logarithms of durations: the mean of all smoothers, and the rows near the last one's points."""
+        found = [each.krige(work, self._matrix, matrix, self._count, hidden) for each in self._smoothers]
+        means = np.stack([each.mean for each in found])
+        # Where the smoothers disagree, neither may be right.
+        variance = np.mean([each.deviation**2 for each in found], axis=0) + means.var(axis=0)
+        return Kriged(means.mean(axis=0), np.sqrt(variance), found[-1].nearest, found[-1].distance)
+
+    def _local_scale(self, kriged: Kriged) -> Floats:
+        """Returns how far off the rows around each point are, in deviations, against the average of all rows."""
+        nearest = kriged.nearest[:, :_LOCAL]
+        seen = np.isfinite(kriged.distance[:, :_LOCAL])
+        known_scores = self._scores[np.isfinite(self._scores)]
+        average = float(known_scores.mean()) if len(known_scores) else 1.0
+        known = np.where(seen & np.isfinite(self._scores[nearest]), self._scores[nearest], average)
+        scale: Floats = (known.sum(axis=1) + _LOCAL_PRIOR * average) / (known.shape[1] + _LOCAL_PRIOR) / average
+        return scale
+
+    def _calibrate(self, asked: Asked) -> float:
+        """Returns the quantile of the scores of a class."""
+        scores = self._left_out(self._some(int(asked)), asked)
+        scores = np.sort(scores[np.isfinite(scores)])
+        if len(scores) < 2 * LEAST_ROWS:
+            return np.nan if asked is not Asked.NEAR else 2.0
+        return float(scores[min(int(np.ceil((len(scores) + 1) * _LEVEL)), len(scores)) - 1])
+
+    def predict(self, features: Sequence[RowFeatures]) -> Predictions:
+        """Returns the durations of rows, with intervals."""
+        work, matrix = self._columns(features)
+        kriged = self._krige(work, matrix)
+        asked = self._classes(features, matrix)
+        largest = np.nanmax(self._quantiles)
+        quantile = np.array([each if np.isfinite(each) else largest for each in self._quantiles])[asked]
+        # Rows were hidden one octave away: nothing was tested farther out.
+        octaves = np.maximum(self._octaves_beyond(matrix), 1.0)
+        half = quantile * kriged.deviation * self._local_scale(kriged) * octaves
+        return Predictions(kriged.mean, half, asked, kriged.nearest, kriged.distance)
+
+    def correlations(self, features: Sequence[RowFeatures], predicted: Predictions) -> Floats:
+        """Returns how the errors of predictions are correlated, each with the noise of one value."""
+        nearest, times = np.unique(predicted.nearest, return_counts=True)
+        used = nearest[np.argsort(-times, kind="stable")[:_MOST_JOINT]]
+        _, matrix = self._columns(features)
+        covariance = self._smoothers[-1].covariance
+        joint = posterior(covariance, self._matrix[used], matrix)
+        joint[np.diag_indices(len(joint))] += covariance.noise**2
+        deviation = np.sqrt(np.maximum(np.diag(joint), 1e-12))
+        correlated: Floats = joint / np.outer(deviation, deviation)
+        return correlated
+
+    def _classes(self, features: Sequence[RowFeatures], matrix: Floats) -> npt.NDArray[np.int64]:
+        beyond = self._octaves_beyond(matrix) > _BEYOND
+        found = np.full(len(features), int(Asked.NEAR))
+        for i, row in enumerate(features):
+            if beyond[i]:
+                found[i] = Asked.BEYOND
+            elif _distance(self._every_tokens, self._tokens_of(row)) > _GAP:
+                found[i] = Asked.GAP
+            elif self._site_of(row) not in self._sites:
+                found[i] = Asked.NEW_SITE
+        return found
+
+    def _octaves_beyond(self, matrix: Floats) -> Floats:
+        """Returns for each question how far its outermost size lies beyond the sizes of all rows."""
+        low, high = self._range
+        sizes = self._sized(matrix)
+        octaves: Floats = np.maximum(low - sizes, sizes - high).max(axis=1)
+        return octaves
+
+    @cached_property
+    def _every_tokens(self) -> Floats:
+        """The numbers of tokens of all rows, in order."""
+        return np.unique(self._tokens)
+
+
+def default_lengths(sizes: int, fills: int, regimes: int, octaves: float = _OCTAVES) -> Floats:
+    """Returns the distances at which durations differ, for each of so many features."""
+    return np.array([octaves] * sizes + [_SHARE] * fills + [_REGIME] * regimes)
+
+
+def _distance(ordered: Floats, value: float) -> float:
+    """Returns the distance to the nearest of some ordered numbers."""
+    at = int(np.searchsorted(ordered, value))
+    return float(np.abs(ordered[max(at - 1, 0) : at + 1] - value).min())
+
+
+class _Axes:
+    """Which dimensions of a regime vary from call to call of a model.
+
+    Attributes:
+        tokens: the position of the dimension with the most sizes, which counts tokens.
+        of_tokens: which dimensions are multiples of it in all rows; the others make the site.
+    """
+
+    def __init__(self, dims: npt.NDArray[np.int64]) -> None:
+        self.tokens = int(np.argmax([len(np.unique(column)) for column in dims.T]))
+        tokens = np.maximum(dims[:, self.tokens], 1)[:, None]
+        self.of_tokens = (dims % tokens == 0).all(axis=0) & (dims >= tokens).all(axis=0) & (tokens.max() > 1)
+        self.of_tokens[self.tokens] = True
+
+
+def _dims_by_regime(features: Sequence[RowFeatures]) -> dict[str, npt.NDArray[np.int64]]:
+    by_regime: dict[str, list[tuple[int, ...]]] = {}
+    for row in features:
+        by_regime.setdefault(row.regime, []).append(row.dims)
+    return {regime: np.array(dims, dtype=np.int64) for regime, dims in by_regime.items()}

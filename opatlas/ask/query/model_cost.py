@@ -1,0 +1,346 @@
+"""The cost of a step of a model on one device: the duration of each of its calls, and their sum."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from opatlas.ask.query.answering_rows import AnsweringRows
+from opatlas.ask.query.collectives import answer_collective
+from opatlas.ask.query.features import row_features
+from opatlas.ask.query.implementation_answers import ImplementationAnswers, best_answer
+from opatlas.ask.query.result import How, NoAnswer, QueryResult
+from opatlas.ask.query.stack import levels
+from opatlas.data.origin import are_one_device, joined
+from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.roofline import tensor_bytes
+from opatlas.row.slots import row_slots
+from opatlas.theory.model_calls import ModelCall, Phase
+
+#: The word for a part without a known duration.
+MISSING = "missing"
+#: Words in the names of kernel types that touch few rows of their largest tensors: an embedding, or a cache of keys.
+_TOUCH_FEW = ("Gather", "Index", "Cache", "Scatter")
+#: A field of a part that says how its duration is known, or how its rows were measured.
+PartField: TypeAlias = Literal["how", "device", "cache", "instrument", "source"]
+
+
+@dataclass(frozen=True)
+class PartCost:
+    """The calls of a part of a model with equal shapes.
+
+    Attributes:
+        part: the part of the model, such as "qkv".
+        kernel_type: the kernel type that answered; that of the call if none did.
+        calls: calls in a step.
+        layers: the number of layers with this part; 0 for a part outside of layers.
+        us_per_call: the duration of a call in microseconds; None if unknown.
+        interval_us: its 90 % interval; None if unknown.
+        how: measured, interpolated, extrapolated, analytic or missing.
+        implementation: name and version of the software that ran; "" if the duration is unknown.
+        device, cache, instrument: those of the rows, as in `QueryResult`; "" if unknown.
+        composed: whether only compositions of operators have the duration; None if unknown.
+        other_dtypes: whether all rows that the duration comes from have other dtypes.
+        signature: the signature of the row.
+        bytes_per_call: the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown.
+        source: whether the rows were replayed or captured, as in `QueryResult`; "" if the duration is unknown.
+        reason: why the duration is missing; "" if it is not.
+    """
+
+    part: str
+    kernel_type: str
+    calls: int
+    layers: int
+    us_per_call: float | None
+    interval_us: tuple[float, float] | None
+    how: str
+    implementation: str
+    composed: bool | None
+    other_dtypes: bool
+    signature: str
+    device: str = ""
+    cache: str = ""
+    instrument: str = ""
+    source: str = ""
+    bytes_per_call: float = 0.0
+    reason: str = ""
+
+    @property
+    def us(self) -> float | None:
+        """The duration of all calls of a step; None if unknown."""
+        return None if self.us_per_call is None else self.us_per_call * self.calls
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """The cost of a step of a model on one device.
+
+    Attributes:
+        model: the model.
+        database: the folder of the database.
+        parts: the parts in the order of their first call.
+        stack: the implementations that answered, in their order, or "fastest".
+        tp, ep, batch, context, phase, dtype: the step, as for `OpenDatabase.model`.
+        layers: the number of layers.
+        differs: how the step differs from one of the published model: how weights are stored, windows and so on.
+    """
+
+    model: str
+    database: Path
+    parts: Sequence[PartCost]
+    stack: Sequence[str]
+    tp: int
+    ep: int
+    batch: int
+    context: int
+    phase: Phase
+    dtype: str
+    layers: int
+    differs: tuple[str, ...] = ()
+
+    @property
+    def us(self) -> float:
+        """The sum of the known durations. Parts that are missing are not in it: see `missing`."""
+        return sum(part.us or 0.0 for part in self.parts)
+
+    @property
+    def interval_us(self) -> tuple[float, float]:
+        """The interval of the sum: of kernels only, not of a step with its gaps, overlap and host.
+
+        Errors of calls of one kernel type and implementation come from one model, and add up. Those of others are
+        taken to be independent: the root of the sum of their squares.
+        """
+        below: dict[tuple[str, str], float] = defaultdict(float)
+        above: dict[tuple[str, str], float] = defaultdict(float)
+        for part in self.parts:
+            if part.us_per_call is not None and part.interval_us is not None:
+                key = part.kernel_type, part.implementation
+                below[key] += (part.us_per_call - part.interval_us[0]) * part.calls
+                above[key] += (part.interval_us[1] - part.us_per_call) * part.calls
+        return self.us - _root_of_squares(below.values()), self.us + _root_of_squares(above.values())
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The tokens that the --tp devices compute in a second, if steps follow each other without gaps.
+
+        None if a part is missing.
+
+        A decode step computes one token of each sequence, a prefill step all of them.
+        """
+        tokens = self.batch * (self.context if self.phase == "prefill" else 1)
+        return tokens / self.us * 1e6 if self.us and not self.missing else None
+
+    @property
+    def missing(self) -> list[PartCost]:
+        """The parts without a known duration."""
+        return [part for part in self.parts if part.how == MISSING]
+
+    @property
+    def missing_calls_share(self) -> float:
+        """The share of the calls that are missing."""
+        return sum(part.calls for part in self.missing) / max(sum(part.calls for part in self.parts), 1)
+
+    @property
+    def missing_bytes_share(self) -> float:
+        """The share of the calls' estimated bytes that the missing ones have."""
+        moved = sum(part.bytes_per_call * part.calls for part in self.parts)
+        return sum(part.bytes_per_call * part.calls for part in self.missing) / moved if moved else 0.0
+
+    @property
+    def us_in_layers(self) -> float:
+        """How much of the sum is in layers, all of them together."""
+        return sum(part.us or 0.0 for part in self.parts if part.layers)
+
+    @property
+    def composition_us(self) -> float:
+        """How much of the sum rests on compositions of operators."""
+        return sum(part.us or 0.0 for part in self.parts if part.composed)
+
+    @property
+    def untold_us(self) -> float:
+        """How much of the sum rests on rows that do not say whether a composition of operators ran."""
+        return sum(part.us or 0.0 for part in self.parts if part.composed is None)
+
+    @property
+    def other_dtypes_us(self) -> float:
+        """How much of the sum rests on rows with other dtypes."""
+        return sum(part.us or 0.0 for part in self.parts if part.other_dtypes)
+
+    def us_by(self, field: PartField) -> dict[str, float]:
+        """Returns how much of the sum each value of a field of the parts has, the largest first."""
+        sums: dict[str, float] = defaultdict(float)
+        for part in self.parts:
+            if part.us is not None:
+                sums[getattr(part, field)] += part.us
+        return dict(sorted(sums.items(), key=lambda each: -each[1]))
+
+    def us_by_how(self) -> dict[str, float]:
+        """Returns how much of the sum is measured, interpolated, extrapolated and analytic."""
+        sums = self.us_by("how")
+        return {how.value: sums.get(how.value, 0.0) for how in How}
+
+
+def part_costs(
+    answers: ImplementationAnswers,
+    stack: Sequence[str],
+    calls: Iterable[tuple[ModelCall, ModelCall]],
+    tell: Callable[[str], object],
+) -> list[PartCost]:
+    """Returns the costs of the calls of a step. Rows of compositions answer where no others do.
+
+    Args:
+        stack: the implementations that answer, in their order; FASTEST for the best of all.
+        calls: with weights in ND and in FRACTAL_NZ.
+        tell: gets the kernel type of each call after its answer.
+    """
+    parts = []
+    for layouts in calls:
+        parts.append(_part_cost(layouts, answers, stack))
+        tell(layouts[0].kernel_type)
+    return parts
+
+
+def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]) -> PartCost:
+    """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
+    found = answer_call(layouts, answers, stack)
+    call = layouts[0]
+    part = PartCost(
+        part=call.part,
+        kernel_type=call.kernel_type,
+        calls=call.calls_per_step,
+        layers=call.layers,
+        us_per_call=None,
+        interval_us=None,
+        how=MISSING,
+        implementation="",
+        composed=False,
+        other_dtypes=False,
+        signature=call.signature(),
+        bytes_per_call=_estimated_bytes(call),
+    )
+    if found is None:
+        return replace(part, reason=_reason(call, answers, stack))
+    chosen, answer = found
+    return replace(
+        part,
+        kernel_type=answer.kernel_type,
+        us_per_call=answer.duration_us,
+        interval_us=answer.interval_us,
+        how=answer.how.value,
+        implementation=answer.implementation,
+        device=answer.device,
+        cache=answer.cache,
+        instrument=answer.instrument,
+        source=answer.source,
+        composed=answer.composed,
+        # A collective moves bytes, whatever they mean.
+        other_dtypes=answer.other_dtypes,
+        signature=chosen.signature(),
+    )
+
+
+def answer_call(
+    layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
+) -> tuple[ModelCall, QueryResult] | None:
+    """Returns the answer to a call; None if no row answers. Rows of compositions answer where no others do.
+
+    Args:
+        layouts: the call with its weight in ND, and in FRACTAL_NZ.
+        stack: as for `part_costs`.
+    """
+    return _answer(layouts, answers, stack) or _answer(layouts, answers.with_compositions, stack)
+
+
+def _estimated_bytes(call: ModelCall) -> float:
+    """Returns the least bytes that a call reads and writes, by its shapes and dtypes; 0 if unknown."""
+    features = row_features(call.kernel_type, call.cells, 1)
+    if features is None or not any(word in call.kernel_type for word in _TOUCH_FEW):
+        return 0.0 if features is None else features.work[0]
+    inputs, outputs = row_slots(call.kernel_type, call.cells)
+    sizes = [tensor_bytes([slot]) or 0 for slot in (*inputs, *outputs)]
+    # The rows that it takes from the table, or brings there, are read and written.
+    return 2.0 * sum(size for size in sizes if size < max(sizes))
+
+
+def _reason(call: ModelCall, answers: ImplementationAnswers, stack: Sequence[str]) -> str:
+    """Returns why the duration of a call is missing."""
+    names = [name for level in levels(stack, answers) for name in level]
+    tables = [] if call.kernel_type in BY_KERNEL_TYPE else list(_tables(call, answers, names))
+    if not any(map(len, tables)):
+        left_out = [each.device for rows in tables for each in rows.left_out.values()]
+        if others := joined(device for device in left_out if not are_one_device(device, answers.device)):
+            return f"only on {others}"
+        unasked = [name for name in answers.implementations if name not in names]
+        if found := [rows.label for rows in _tables(call, answers, unasked) if len(rows)]:
+            return f"only in {', '.join(found)}"
+    return "no similar row" if tables else "no rows"
+
+
+def _answer(
+    layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]
+) -> tuple[ModelCall, QueryResult] | None:
+    """Returns the answer to a call by the rows of a database; None if no row answers.
+
+    It is the first implementation of the stack that has rows with its dtypes, or else the first with others. Of its
+    rows a stored one comes before others, and after it the layout that most rows have.
+    """
+    call, in_nz = layouts
+    if call.kernel_type in BY_KERNEL_TYPE:
+        return next(_message_answers(call, answers), None)
+    others: list[tuple[ModelCall, QueryResult]] = []
+    for names in levels(stack, answers):
+        found = list(_kernel_answers(call, answers, names))
+        shares = [rows.share_in_nz for rows in _tables(call, answers, names)]
+        if in_nz.cells != call.cells and any(shares):
+            stored = list(_kernel_answers(in_nz, answers, names))
+            found = stored + found if max(shares) > 0.5 else found + stored
+        own = [each for each in found if not each[1].other_dtypes]
+        if own:
+            return min(own, key=lambda each: each[1].how is not How.MEASURED)
+        others = others or found
+    return next(iter(others), None)
+
+
+def known_types(call: ModelCall, answers: ImplementationAnswers) -> list[str]:
+    """Returns the kernel types of a call that a database has: its own, and its twins."""
+    known = answers.kernel_types
+    return [name for name in (call.kernel_type, *call.twins) if name in known]
+
+
+def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[str]) -> Iterator[AnsweringRows]:
+    for kernel_type in known_types(call, answers):
+        yield from (answers.stored_rows(kernel_type, name) for name in names)
+
+
+def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[tuple[ModelCall, QueryResult]]:
+    cells = call.cells
+    with suppress(NoAnswer):
+        yield (
+            call,
+            answer_collective(
+                answers.messages,
+                BY_KERNEL_TYPE[call.kernel_type].name,
+                int(cells[MESSAGE_BYTES]),
+                int(cells[NUM_DEVICES]),
+                cells[DTYPE],
+            ),
+        )
+
+
+def _kernel_answers(
+    call: ModelCall, answers: ImplementationAnswers, names: Collection[str]
+) -> Iterator[tuple[ModelCall, QueryResult]]:
+    for kernel_type in known_types(call, answers):
+        with suppress(NoAnswer):
+            yield call, best_answer(names, partial(answers.answer_row, kernel_type=kernel_type, cells=call.cells))
+
+
+def _root_of_squares(values: Iterable[float]) -> float:
+    return sqrt(sum(value * value for value in values))

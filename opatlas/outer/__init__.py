@@ -1,0 +1,1 @@
+"""What can be deleted: judged candidates, generation, diagnosis, SuperKernel, the doctor, Ray."""

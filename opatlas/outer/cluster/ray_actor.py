@@ -1,0 +1,229 @@
+"""The actors of a Ray cluster, which keep processes on its hosts; that of a device keeps one device process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import TemporaryFolder
+from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
+from opatlas.row.versions import detect
+from opatlas.run.devices.cgroups import available_cores
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
+from opatlas.run.devices.discovery import available_devices, driver_version
+from opatlas.run.devices.nvidia import NvlinkIslands, find_nvlink_islands
+from opatlas.run.devices.system import processor
+from opatlas.run.implementations.contract import content_digest
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.child import print_to_stderr
+from opatlas.run.process.dealer import BATCH_S, BEAT_S, DeviceAnswer
+from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.process.executor import run_job
+from opatlas.run.process.process_end import die_with_parent
+
+#: The most bytes that are kept of the output of a row.
+_MOST_PRINTED = 20_000
+_THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """The facts that must be equal on all hosts of a session, and the device.
+
+    Attributes:
+        host: name of the machine.
+        software: versions and the digest of the code, by name; "" for software that is not installed.
+        driver: version of the device's driver; "" if there is none.
+        cores: number of the host's cores that a process may use.
+        processor: the difference between CPUs of one name, such as `family 26, model 2`; "" if unknown.
+        spec: the device; None where the host has no fitting device.
+        problem: why there is no device; "" if there is one.
+    """
+
+    host: str
+    software: dict[str, str]
+    driver: str = ""
+    cores: int = 1
+    processor: str = ""
+    spec: DeviceSpec | None = None
+    problem: str = ""
+
+
+def software() -> dict[str, str]:
+    """Returns the versions of the software of this machine that affect measurements."""
+    versions = detect()
+    digest = import_module("opatlas.plugins.run_manifest").present_code()
+    return {"torch": versions.torch or "", "CANN": versions.cann or "", "OpAtlas' code": digest[:12]}
+
+
+class HostActor:
+    """A process of Ray on a host that keeps processes of devices, and gives signs of life.
+
+    Ray calls `beat` in a thread of its own, other methods one at a time.
+    """
+
+    def __init__(self, device: str | None, session: str, paths: Sequence[str]) -> None:
+        """
+        Args:
+            device: name or kind of the device; None: the best that Ray lets this process see.
+            session: the session for lock files (`SESSION_VARIABLE`).
+            paths: the import path of pytest.
+        """
+        # Ray's own end of a process whose raylet was killed may take a minute, in which the device is not free.
+        die_with_parent()
+        self._device = device
+        self._waits = DeviceWaits(print_to_stderr)
+        self._host = platform.node()
+        #: Digests of the files of jobs that are here as the head has them.
+        self._same_files: set[tuple[str, str]] = set()
+        #: When the head last called.
+        self._heard = time.monotonic()
+        os.environ[SESSION_VARIABLE] = session
+        sys.path[:] = dict.fromkeys((*sys.path, *paths))
+        _undo_limits_of_ray()
+        # The output of rows goes back with their outcome, and not into a log of Ray. Appended, so that it may be cut.
+        self._printed = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - as long as the process
+        for descriptor in (1, 2):
+            os.dup2(self._printed.fileno(), descriptor)
+
+    def beat(self) -> str:
+        """Returns for whom a row waits; "" if none does."""
+        self._heard = time.monotonic()
+        wait = self._waits.current
+        return f"waits for the device, which is used by {wait.holder.name}" if wait is not None else ""
+
+    def _expect_same_files(self, job: Job) -> None:
+        """Raises DeviceGone where a file of a job is not as on the head."""
+        files = (job.source.digest if job.source else "", job.task.digest if job.task else "")
+        if files not in self._same_files:
+            if other := other_file(job):
+                raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
+            self._same_files.add(files)
+
+    def _end_without_head(self, patience_s: float) -> None:
+        """Ends this process, and so the device process, when the head is silent. Ray itself may not notice a cut."""
+        while (silent_s := time.monotonic() - self._heard) < patience_s:
+            time.sleep(min(patience_s - silent_s, BEAT_S))
+        os._exit(1)
+
+    def _with_printed(self, outcome: RowOutcome) -> RowOutcome:
+        """Returns the outcome with the output since the last call; a measurement gets no output."""
+        printed = self._take_printed()
+        if outcome.status is Status.MEASURED or not printed:
+            return outcome
+        return replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
+
+    def _take_printed(self) -> str:
+        """Returns the end of the output since the last call."""
+        size = os.fstat(self._printed.fileno()).st_size
+        if not size:
+            return ""
+        text = os.pread(self._printed.fileno(), _MOST_PRINTED, max(size - _MOST_PRINTED, 0))
+        os.ftruncate(self._printed.fileno(), 0)
+        return text.decode(errors="replace")
+
+
+class DeviceActor(HostActor):
+    """Runs jobs on one device. Ray calls `stop` in the thread of `beat`."""
+
+    def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
+        """`spec` is the device of a conftest.py; None: it is looked for."""
+        super().__init__(device, session, paths)
+        self._spec = spec
+        self._stopped = False
+        self._process: DeviceProcess | None = None
+        self._folder: TemporaryFolder | None = None
+
+    def look(self) -> HostFacts:
+        """Returns the facts of the host, and finds the device. Imports no torch."""
+        known = software()
+        try:
+            self._spec = self._spec or available_devices(self._device)[0]
+        except OpAtlasError as error:
+            return HostFacts(self._host, known, problem=str(error))
+        driver = driver_version(self._spec.kind) or ""
+        return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
+
+    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> NvlinkIslands:
+        """Returns the islands of GPUs of this host."""
+        return find_nvlink_islands(devices)
+
+    def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:
+        """Opens the device, and ends this process when the head has not called for some seconds."""
+        self._heard = time.monotonic()
+        threading.Thread(target=self._end_without_head, args=(patience_s,), daemon=True).start()
+        if self._spec is None and (problem := self.look().problem):
+            return DeviceAnswer(gone=problem)
+        assert self._spec is not None
+        self._process = DeviceProcess(self._spec, settings, waits=self._waits)
+        try:
+            found = self._process.describe()
+        except DeviceGone as error:
+            return DeviceAnswer(gone=f"{error}\n{self._take_printed()}".strip())
+        return DeviceAnswer(device=replace(found, facts={**found.facts, "host": self._host}))
+
+    def run(self, jobs: Sequence[Job]) -> DeviceAnswer:
+        """Runs jobs until `BATCH_S` is over; the others have not begun."""
+        assert self._process is not None
+        began = self._heard = time.monotonic()
+        outcomes: list[tuple[int, RowOutcome]] = []
+        for job in jobs:
+            if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):
+                break
+            try:
+                outcome = run_job(self._process, self._with_own_files(job))
+            except DeviceGone as error:
+                return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
+            outcomes.append((job.id, self._with_printed(outcome)))
+        return DeviceAnswer(outcomes, time.monotonic() - began)
+
+    def stop(self) -> None:
+        """Lets all calls of `run` return after the running job."""
+        self._stopped = True
+
+    def _with_own_files(self, job: Job) -> Job:
+        """Returns a job whose log is on this host. Raises DeviceGone as `_expect_same_files` does."""
+        self._expect_same_files(job)
+        if not job.is_of_candidate:
+            return job
+        if self._folder is None:
+            self._folder = TemporaryFolder("actor")
+        return replace(job, log=str(self._folder.path / "candidate"))
+
+
+def other_file(job: Job) -> str:
+    """Returns the kernel or the task of a job that this host lacks, or has with other content; "" mostly."""
+    source, task = job.source, job.task
+    if source is not None and source.digest:
+        try:
+            is_same = content_digest((source.path, *source.helpers)) == source.digest
+        except OSError:
+            is_same = False
+        if not is_same:
+            return source.folder or source.path
+    return str(task.path) if task is not None and not task.is_unchanged else ""
+
+
+def _undo_limits_of_ray() -> None:
+    """Gives the device process the threads and the priority that it has without Ray."""
+    # The raylet is the parent, and its environment is the user's.
+    with contextlib.suppress(OSError):
+        own = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        if not any(entry.startswith(f"{_THREADS}=".encode()) for entry in own):
+            os.environ.pop(_THREADS, None)
+    # Ray's processes have the nice value 15. Without the right to lower it, it stays (docs/several-devices.md).
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))

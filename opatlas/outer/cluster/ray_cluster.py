@@ -1,0 +1,341 @@
+"""The devices of a Ray cluster: starts or joins the cluster, and keeps an actor for each of its devices."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from opatlas.errors import OpAtlasError
+from opatlas.installation import require_extra
+from opatlas.outer.cluster.ray_actor import DeviceActor, HostFacts, software
+from opatlas.outer.cluster.ray_api import WATCH, beat, future, ray, start_actor
+from opatlas.outer.cluster.ray_group import GroupHost, RayGroup
+from opatlas.outer.cluster.ray_group_actor import in_order
+from opatlas.row.location import device_kind
+from opatlas.run.devices.device import KINDS, DeviceSpec
+from opatlas.run.devices.nvidia import NvlinkIslands
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.process import dealer
+from opatlas.run.process.dealer import DeviceAnswer
+from opatlas.text import pluralize
+
+#: Address of a cluster of this machine alone, which begins and ends with the session.
+LOCAL = "local"
+#: Ray's name for the devices of a kind.
+_RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
+#: Longest time in which the actors of a cluster start, in seconds.
+_START_S = 300.0
+
+
+class DifferingCpus(OpAtlasError):
+    """The CPUs of the cluster differ, so that their durations do not compare.
+
+    Attributes:
+        hosts: the hosts of each CPU, by its cores and model.
+    """
+
+    def __init__(self, message: str, *, hosts: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(message)
+        self.hosts = hosts
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The node of an actor, and its share of it: `resources` by Ray's names."""
+
+    node_id: str
+    node: str
+    resources: Mapping[str, float]
+    spec: DeviceSpec | None
+
+
+class RayDevice:
+    """A RemoteDevice (opatlas/run/process/dealer.py) behind an actor.
+
+    Attributes:
+        place: where it is.
+    """
+
+    def __init__(self, place: _Place, device: str | None) -> None:
+        """Starts the actor."""
+        self.name = place.node
+        self.place = place
+        self._device = device
+        self._settings = MeasureSettings()
+        self._actor: Any = self._start()
+
+    def look(self) -> Future[HostFacts]:
+        """Returns the facts of the host."""
+        return future(self._actor.look.remote())
+
+    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[NvlinkIslands]:
+        """Returns the islands of GPUs of the same host."""
+        return future(self._actor.nvlink_islands.remote(devices))
+
+    def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
+        """Takes the name of the device, and how rows are measured."""
+        self.name = f"{facts.spec} of {facts.host}"
+        self._settings = settings
+
+    def open(self) -> Future[DeviceAnswer]:
+        if self._actor is None:
+            self._actor = self._start()
+        return future(self._actor.open.remote(self._settings, dealer.LONELY_S))
+
+    def run(self, jobs: Sequence[Any]) -> Future[DeviceAnswer]:
+        return future(self._actor.run.remote(jobs))
+
+    def beat(self) -> Future[str]:
+        return beat(self._actor)
+
+    def stop(self) -> None:
+        self._actor.stop.options(concurrency_group=WATCH).remote()
+
+    def kill(self) -> None:
+        if self._actor is not None:
+            # The keeper ends the device process when its parent is gone.
+            ray().kill(self._actor)
+            self._actor = None
+
+    def _start(self) -> Any:
+        place = self.place
+        strategies = ray().util.scheduling_strategies
+        affinity = strategies.NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+        return start_actor(DeviceActor, place.resources, affinity, self._device, place.spec)
+
+
+class RayCluster:
+    """A cluster, and an actor for each of its devices.
+
+    Attributes:
+        specs: the devices that are used, numbered over all hosts.
+        notes: hosts and devices that are not used, with the reasons.
+    """
+
+    def __init__(self, address: str, device: str | None, own: Sequence[DeviceSpec], *, mixed: bool) -> None:
+        """Joins the cluster, and starts an actor for each device.
+
+        Args:
+            address: `host:port`, `auto`, or LOCAL for a cluster of this machine that ends with the session.
+            device: name or kind of the devices; None: the best kind that the cluster has.
+            own: the devices that a conftest.py gives each host; empty: devices are looked for.
+            mixed: whether CPUs may differ.
+
+        Raises:
+            OpAtlasError: there is no cluster, it has no device that fits, or its devices differ.
+        """
+        require_extra("ray", "--ray", "ray")
+        _join(address)
+        try:
+            self.notes: list[str] = []
+            self._device = device
+            places = _places(device, own)
+            self._devices = [RayDevice(place, device) for place in places]
+            self._used = self._choose(device)
+            self.notes += differing_cpus([facts for _, facts in self._used], mixed=mixed)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def specs(self) -> list[DeviceSpec]:
+        return [
+            DeviceSpec(facts.spec.kind, index, opener=facts.spec.opener, name=facts.spec.name)
+            for index, (_, facts) in enumerate(self._used)
+            if facts.spec is not None
+        ]
+
+    @property
+    def cores(self) -> int | None:
+        """The number of cores of each host; None where hosts differ."""
+        found = {facts.cores for _, facts in self._used}
+        return found.pop() if len(found) == 1 else None
+
+    def devices(self, settings: MeasureSettings) -> list[RayDevice]:
+        """Returns the devices that are used."""
+        for device, facts in self._used:
+            device.accept(facts, settings)
+        return [device for device, _ in self._used]
+
+    def free(self) -> None:
+        """Ends the actors of all devices, so that groups may use the devices."""
+        for device, _ in self._used:
+            device.kill()
+
+    @cached_property
+    def group_hosts(self) -> Sequence[GroupHost]:
+        """The hosts for groups, which are all alike: those with the most devices."""
+        by_node: dict[str, list[tuple[RayDevice, HostFacts]]] = {}
+        for each in self._used:
+            by_node.setdefault(each[0].place.node_id, []).append(each)
+        most = max(map(len, by_node.values()))
+        return [_group_host(used) for used in by_node.values() if len(used) == most]
+
+    @property
+    def group_nodes(self) -> GroupNodes:
+        """The facts that the hosts for groups have in common."""
+        first = self.group_hosts[0]
+        cores = min(facts.cores for _, facts in self._used)
+        return GroupNodes(first.devices, cores, len(self.group_hosts))
+
+    def nvlink_islands(self) -> NvlinkIslands | None:
+        """Returns the NVLink islands of a host for groups; None where its devices are not GPUs."""
+        devices = self.group_hosts[0].devices
+        if devices[0].kind != "cuda":
+            return None
+        islands: NvlinkIslands = self._used[0][0].nvlink_islands(devices).result(_START_S)
+        return islands
+
+    def group(self, spec: GroupSpec, settings: MeasureSettings, tell: Callable[[str], None]) -> RayGroup:
+        """Returns a group on the number of hosts that it names; `tell` shows the user a line."""
+        return RayGroup(spec, self.group_nodes, self.group_hosts, self._device, settings, tell)
+
+    def close(self) -> None:
+        """Ends all actors, and leaves the cluster; a cluster of this session ends."""
+        ray().shutdown()
+
+    def _choose(self, device: str | None) -> list[tuple[RayDevice, HostFacts]]:
+        """Returns the devices with equal software; ends the others. Raises OpAtlasError where none is left."""
+        found: list[tuple[RayDevice, HostFacts]] = []
+        looks = [(each, each.look()) for each in self._devices]
+        left_out: Counter[str] = Counter()
+        for each, look in looks:
+            try:
+                facts = look.result(_START_S)
+            except Exception as error:
+                # Whatever keeps a host from answering costs that host alone.
+                first = (str(error) or f"no answer after {_START_S:g} s").strip().splitlines()[0]
+                left_out[f"{each.name}: {type(error).__name__}: {first}"] += 1
+                each.kill()
+                continue
+            found.append((each, facts))
+        here = software()
+        drivers = Counter(facts.driver for _, facts in found if facts.spec is not None)
+        driver = max(sorted(drivers), key=drivers.__getitem__, default="")
+        used = []
+        for each, facts in found:
+            if reason := facts.problem or _difference(facts, here, driver):
+                left_out[f"{facts.host}: {reason}"] += 1
+                each.kill()
+            else:
+                used.append((each, facts))
+        self.notes = [
+            f"--ray leaves out {pluralize(count, 'device')} of {reason}" for reason, count in left_out.items()
+        ]
+        names = {facts.spec.name for _, facts in used if facts.spec is not None}
+        if len(names) > 1:
+            raise OpAtlasError(
+                f"the devices of the cluster are {' and '.join(sorted(names))}, whose durations belong into separate "
+                f"folders: name one with --device"
+            )
+        if not used:
+            raise OpAtlasError("; ".join(["--ray: the cluster has no device to measure on", *self.notes]))
+        return used
+
+
+def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
+    """Returns a note where CPUs that measure rows differ in facts that their name does not state: cores, model.
+
+    Raises:
+        DifferingCpus: they may not be mixed.
+    """
+    found: dict[str, list[str]] = {}
+    for facts in hosts:
+        if facts.spec is not None and facts.spec.kind == "cpu":
+            about = f"{pluralize(facts.cores, 'core')}{f', {facts.processor}' if facts.processor else ''}"
+            names = found.setdefault(about, [])
+            if facts.host not in names:
+                names.append(facts.host)
+    if len(found) < 2:
+        return []
+    groups = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
+    if mixed:
+        return [f"--mixed: the CPUs of the cluster differ: {groups}"]
+    raise DifferingCpus(
+        f"the CPUs of the cluster differ, so that their durations do not compare: {groups}. Leave hosts out of the "
+        f"cluster, or let their durations be mixed (--mixed)",
+        hosts=found,
+    )
+
+
+def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:
+    """Returns a host by the devices that are used of it."""
+    places = [device.place for device, _ in used]
+    resources: Counter[str] = Counter()
+    for place in places:
+        resources.update(place.resources)
+    return GroupHost(
+        places[0].node_id,
+        used[0][1].host,
+        resources,
+        in_order([facts.spec for _, facts in used if facts.spec is not None]),
+        is_given=places[0].spec is not None,
+    )
+
+
+def _difference(facts: HostFacts, here: Mapping[str, str], driver: str) -> str:
+    """Returns how a host differs from this machine, or in its driver from most hosts; "" if it does not."""
+    for name, version in here.items():
+        there = facts.software.get(name, "")
+        if version and there != version:
+            return f"it has {name} {there or '(none)'}, and this machine has {version}: install the same"
+    if facts.driver != driver:
+        return f"its driver is {facts.driver or 'unknown'}, and that of most hosts is {driver}"
+    return ""
+
+
+def _join(address: str) -> None:
+    """Starts or joins a cluster. Raises OpAtlasError."""
+    if "://" in address:
+        raise OpAtlasError(
+            f"--ray {address}: pytest runs on a node of the cluster; give its HOST:PORT, auto or {LOCAL}"
+        )
+    # Set before the import. Nothing is sent to Ray's authors, and device processes get the priority of any other.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet = {"configure_logging": False, "log_to_driver": False}
+    try:
+        if address == LOCAL:
+            ray().init(address=LOCAL, include_dashboard=False, **quiet)
+        else:
+            ray().init(address=address, **quiet)
+    except Exception as error:
+        # Ray raises errors of many kinds, from a refused connection to another version of Python.
+        first = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise OpAtlasError(
+            f"--ray {address}: the cluster cannot be joined ({first}): `ray status` shows whether it runs; start it "
+            f"with `ray start --head`, or give {LOCAL}"
+        ) from None
+
+
+def _places(device: str | None, own: Sequence[DeviceSpec]) -> list[_Place]:
+    """Returns a place for each device of a kind. Raises OpAtlasError where there is none."""
+    nodes = [node for node in ray().nodes() if node["Alive"]]
+    names = [(str(node["NodeID"]), str(node["NodeName"])) for node in nodes]
+    if own:
+        return [_Place(node_id, name, {}, spec) for node_id, name in names for spec in own]
+    kind = device if device in KINDS else device_kind(device) if device else None
+    present = {each for node in nodes for each, word in _RESOURCES.items() if node["Resources"].get(word, 0) >= 1}
+    kind = kind or next(each for each in _RESOURCES if each in present or each == "cpu")
+    if kind not in present:
+        raise OpAtlasError(
+            f"--ray: no node of the cluster has the resource {_RESOURCES[kind]}, so there is no {kind} device: start "
+            f"nodes that have one, or give --device"
+        )
+    places = []
+    for node, (node_id, name) in zip(nodes, names, strict=True):
+        count = int(node["Resources"].get(_RESOURCES[kind], 0))
+        if kind == "cpu":
+            # All cores are one device.
+            places += [_Place(node_id, name, {"CPU": count}, None)] if count else []
+        else:
+            places += [_Place(node_id, name, {_RESOURCES[kind]: 1}, None)] * count
+    return places

@@ -1,0 +1,299 @@
+"""A group whose ranks run on hosts of a Ray cluster: an actor of each host keeps the ranks of the host.
+
+The hosts are reserved together by a placement group, and each actor launches its part of the group as a node of
+--nnodes does. The ranks meet at the address of the first host.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opatlas.outer.cluster.ray_api import beat, first_line, future, ray, start_actor
+from opatlas.outer.cluster.ray_group_actor import GroupActor, HostAnswer
+from opatlas.row.errors import DeviceGone, GroupTimeout
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.group_spec import GroupSpec, communication_variables
+from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.child import EndIfInterrupted
+from opatlas.run.process.dealer import BEAT_S, SILENCE_S
+
+#: Longest time in which hosts become free, and in which an actor gives its first sign of life, in seconds.
+_START_S = 300.0
+#: Time for the other hosts after one has failed: they end their ranks, and report how these ended.
+_OTHERS_S = 15.0
+#: Hosts begin a job at slightly different times: their failures within this time, in seconds, may have any order.
+_TOGETHER_S = 1.0
+#: Longest time in which ranks end by themselves.
+_END_S = 30.0
+#: A row that loses a host so often has no further try.
+_TRIES = 2
+
+
+@dataclass(frozen=True)
+class GroupHost:
+    """A host that may take part in groups.
+
+    Attributes:
+        node_id: of its node of Ray.
+        name: of the machine.
+        resources: its devices, by Ray's names.
+        devices: the same, as the host has found them.
+        is_given: whether a conftest.py names them.
+    """
+
+    node_id: str
+    name: str
+    resources: Mapping[str, float]
+    devices: Sequence[DeviceSpec]
+    is_given: bool = False
+
+
+@dataclass
+class _Member:
+    """A host of a group.
+
+    Attributes:
+        actor: keeps the ranks of the host.
+        ranks: the ranks in words.
+        since: when the actor was called, or gave a sign of life.
+        beat: a request for a sign of life.
+        lives: whether it has ever given one.
+    """
+
+    host: GroupHost
+    actor: Any
+    ranks: str
+    since: float = 0.0
+    beat: Future[str] | None = None
+    lives: bool = False
+
+    def look(self, tell: Callable[[str], None]) -> str:
+        """Asks for a sign of life; returns why the host counts as lost, "" while it does not."""
+        now = time.monotonic()
+        if self.beat is not None and self.beat.done() and self.beat.exception() is None:
+            self.since, self.lives = now, True
+            if text := self.beat.result():
+                tell(f"{self.host.name}: {text}")
+            self.beat = None
+        if now - self.since > (SILENCE_S if self.lives else _START_S):
+            return f"no sign of life for {now - self.since:.0f} s"
+        if self.beat is None or self.beat.done():
+            self.beat = beat(self.actor)
+        return ""
+
+
+class RayGroup:
+    """An Executor of a group on hosts of a cluster."""
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        nodes: GroupNodes,
+        hosts: Sequence[GroupHost],
+        device: str | None,
+        settings: MeasureSettings,
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            spec: the group, with the number of its hosts.
+            nodes: the facts that the hosts have in common.
+            hosts: those that may take part; the first of them that live do.
+            device: name or kind of the devices.
+            tell: shows the user a line.
+        """
+        self._spec = spec
+        self._nodes = nodes
+        self._hosts = hosts
+        self._device = device
+        self._settings = settings
+        self._tell = tell
+        self._reservation: Any = None
+        #: In order of the ranks.
+        self._members: list[_Member] = []
+        self._is_open = False
+        self._description: DeviceDescription | None = None
+        self._release_if_interrupted = EndIfInterrupted(self._release)
+
+    def describe(self) -> DeviceDescription:
+        if self._description is None:
+            self.prepare()
+        assert self._description is not None
+        return self._description
+
+    def prepare(self) -> None:
+        with self._release_if_interrupted:
+            if self._is_open and self._spec.nnodes > 1:
+                # A rank may have died since the last row; the ranks of the other hosts would wait for it.
+                self._is_open = all(answer.is_good for answer in self._ask(lambda rank, actor: actor.look.remote()))
+            if not self._is_open:
+                self._open()
+
+    def run(self, job: Job) -> RowOutcome:
+        for _ in range(_TRIES):
+            self.prepare()
+            with self._release_if_interrupted:
+                answers = self._ask(lambda rank, actor: actor.run.remote(job))
+                _expect_ranks(answers)
+            lost = _lost(answers)
+            if not lost:
+                # A host whose rank fails ends its ranks. Several hosts launch a group together.
+                alone = self._spec.nnodes == 1
+                self._is_open = self._is_open and (alone or all(answer.leaves_open for answer in answers))
+                return combined([answer for answer in answers if answer.outcome is not None])
+            self._tell(f"{lost}; the row runs again")
+        return RowOutcome(Status.CRASHED, f"{lost}, as in the try before")
+
+    def close(self) -> None:
+        """Lets the ranks end, and frees the hosts."""
+        wait([future(member.actor.close.remote()) for member in self._members], _END_S)
+        self._release()
+
+    def _open(self) -> None:
+        """Launches the group. Raises DeviceGone."""
+        if not self._members:
+            self._reserve()
+        spec = self._spec
+        if spec.nnodes > 1:
+            answers = self._ask(lambda rank, actor: actor.meet.remote())
+            self._expect_start(answers)
+            spec = replace(spec, in_cluster=True, master_addr=answers[0].address, master_port=answers[0].port)
+        answers = self._ask(
+            lambda rank, actor: actor.open.remote(replace(spec, node_rank=rank), self._nodes, self._settings)
+        )
+        self._expect_start(answers)
+        names = ", ".join(dict.fromkeys(member.host.name for member in self._members))
+        device = answers[0].device
+        assert device is not None
+        self._description = replace(device, facts={**device.facts, "host": names})
+        self._is_open = True
+
+    def _expect_start(self, answers: Sequence[HostAnswer]) -> None:
+        """Raises DeviceGone where a host cannot take part."""
+        _expect_ranks(answers)
+        if lost := _lost(answers):
+            raise DeviceGone(f"the {self._spec} did not start: {lost}")
+
+    def _reserve(self) -> None:
+        """Takes hosts that live, all at once, and starts their actors. Raises DeviceGone where they are not there."""
+        spec = self._spec
+        alive = {node["NodeID"] for node in ray().nodes() if node["Alive"]}
+        hosts = [host for host in self._hosts if host.node_id in alive][: spec.nnodes]
+        if len(hosts) < spec.nnodes:
+            lost = ", ".join(host.name for host in self._hosts if host.node_id not in alive)
+            raise DeviceGone(f"the {spec} did not start: {lost} is lost, and {len(hosts)} of its hosts are left")
+        names = ", ".join(dict.fromkeys(host.name for host in hosts))
+        self._reservation = ray().util.placement_group(
+            # Ray knows nothing of the devices of a conftest.py, and takes no empty bundle.
+            [dict(host.resources) or {"memory": 1} for host in hosts],
+            strategy="STRICT_PACK" if spec.nnodes == 1 else "STRICT_SPREAD",
+            bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
+        )
+        for _ in range(round(_START_S / BEAT_S)):
+            if self._reservation.wait(BEAT_S):
+                break
+            self._tell(f"waiting for {names}, whose devices others of the cluster use")
+        else:
+            raise DeviceGone(f"the {spec} did not start: {names} were not free within {_START_S:g} s")
+        strategy = ray().util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        for rank, host in enumerate(hosts):
+            place = strategy(self._reservation, rank)
+            given = host.devices if host.is_given else ()
+            actor = start_actor(GroupActor, host.resources, place, self._device, given, communication_variables())
+            ranks = replace(spec, node_rank=rank).rank_names(range(spec.local_ranks))
+            self._members.append(_Member(host, actor, ranks))
+
+    def _release(self) -> None:
+        """Ends all processes of the group, and frees the hosts."""
+        for member in self._members:
+            # The keepers end the ranks when their parent is gone.
+            ray().kill(member.actor)
+        if self._reservation is not None:
+            ray().util.remove_placement_group(self._reservation)
+        self._members, self._reservation, self._is_open = [], None, False
+
+    def _ask(self, call: Callable[[int, Any], Any]) -> list[HostAnswer]:
+        """Calls the actors of all hosts, and returns their answers in order of the ranks.
+
+        After a bad answer the others have some seconds. If one is missing or a host is lost, all hosts are freed.
+
+        Args:
+            call: gets the number of a host and its actor, and returns Ray's reference.
+        """
+        answers: dict[int, HostAnswer] = {}
+        pending: dict[Future[HostAnswer], int] = {}
+        for rank, member in enumerate(self._members):
+            member.since = time.monotonic()
+            pending[future(call(rank, member.actor))] = rank
+        looked, deadline = time.monotonic(), math.inf
+        while pending and time.monotonic() < deadline:
+            done, _ = wait(pending, min(BEAT_S, max(deadline - time.monotonic(), 0.0)), FIRST_COMPLETED)
+            found = {each: _answer(each) for each in done}
+            if time.monotonic() - looked >= BEAT_S:
+                looked = time.monotonic()
+                silent = {each: self._members[rank].look(self._tell) for each, rank in pending.items()}
+                found = {each: HostAnswer(lost=reason) for each, reason in silent.items() if reason} | found
+            for each, answer in found.items():
+                rank = pending.pop(each)
+                member = self._members[rank]
+                why = f"{member.host.name} with {member.ranks} is lost: {answer.lost}" if answer.lost else ""
+                gone = f"{member.host.name}: {answer.gone}" if answer.gone else ""
+                answers[rank] = replace(answer, lost=why, gone=gone)
+                if not answer.is_good:
+                    deadline = min(deadline, time.monotonic() + _OTHERS_S)
+        found_all = [answers.get(rank, HostAnswer()) for rank in range(len(self._members))]
+        if pending or _lost(found_all):
+            self._release()
+        return found_all
+
+
+def _answer(done: Future[HostAnswer]) -> HostAnswer:
+    if (error := done.exception()) is not None:
+        return HostAnswer(lost=first_line(error))
+    return done.result()
+
+
+def _lost(answers: Sequence[HostAnswer]) -> str:
+    """Returns which hosts are lost, and why; "" if none is."""
+    return "; ".join(answer.lost for answer in answers if answer.lost)
+
+
+def _expect_ranks(answers: Sequence[HostAnswer]) -> None:
+    """Raises DeviceGone where ranks of a host cannot run a job."""
+    if gone := next((answer for answer in answers if answer.gone), None):
+        raise GroupTimeout(gone.gone, nodes=gone.lacks_nodes) if gone.is_late else DeviceGone(gone.gone)
+
+
+def combined(answers: Sequence[HostAnswer]) -> RowOutcome:
+    """Combines the outcomes of a job on the hosts, which are in order of the ranks."""
+    failed = [answer for answer in answers if not answer.is_good]
+    if failed:
+        # Later failures may be consequences. Where ranks wait for each other, those with the lowest step are late.
+        first_s = min(answer.failed_after_s for answer in failed)
+        together = [answer for answer in failed if answer.failed_after_s <= first_s + _TOGETHER_S]
+        cause = min(together, key=lambda answer: (not _has_crashed(answer), answer.late_step, answer.failed_after_s))
+        assert cause.outcome is not None
+        return cause.outcome
+    outcomes = [answer.outcome for answer in answers if answer.outcome is not None]
+    first, measured = outcomes[0], [outcome.measurement for outcome in outcomes if outcome.measurement is not None]
+    assert first.measurement is not None
+    measurement = replace(
+        # All ranks have combined their samples.
+        first.measurement,
+        checked_elements=sum(each.checked_elements for each in measured),
+        total_elements=sum(each.total_elements for each in measured),
+        throttled="; ".join(each.throttled for each in measured if each.throttled),
+    )
+    return replace(first, measurement=measurement, changed=tuple(text for each in outcomes for text in each.changed))
+
+
+def _has_crashed(answer: HostAnswer) -> bool:
+    return answer.outcome is not None and answer.outcome.status is Status.CRASHED

@@ -1,0 +1,342 @@
+"""The diagnosis of a capture or a database: verdicts, the time that each kernel loses, and the ranking by it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from opatlas.arrays import Floats
+from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.outer.diagnosis.kernels import (
+    BLOCK_DIM,
+    BY,
+    CAPTURED,
+    DEVICE,
+    FILE,
+    LAUNCHES,
+    LINE,
+    MIX_BLOCK_DIM,
+    NAME,
+    ROW,
+    KernelLines,
+    read_kernels,
+)
+from opatlas.outer.diagnosis.peaks import DevicePeaks, RooflineShares, known_peaks, roofline_shares
+from opatlas.outer.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
+from opatlas.outer.diagnosis.verdicts import L2_HIT_RATE, Verdicts, apply_rules
+from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
+
+#: A column that names the metric group of the profiler.
+_METRIC_GROUPS = {
+    "PipeUtilization": "_mte2_ratio",
+    "ArithmeticUtilization": "_mac_fp16_ratio",
+    "Memory": "_l2_read_bw(GB/s)",
+    "MemoryL0": "_l0a_read_bw(GB/s)",
+    "MemoryUB": "_ub_read_bw_vector(GB/s)",
+    "L2Cache": "_write_cache_hit",
+    "ResourceConflictRatio": "_vec_bank_cflt_ratio",
+}
+#: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
+_MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
+ROOFLINE = "roofline"
+#: Columns of rules that are no counters.
+_NO_COUNTERS = (DURATION, ACCELERATOR_CORE, ROOFLINE, L2_HIT_RATE)
+
+
+@dataclass(frozen=True)
+class KernelFinding:
+    """A verdict on a kernel, with its rule and the cells that the rule read, by the file's names of columns."""
+
+    rule: VerdictRule
+    cells: Mapping[str, str | float]
+
+
+@dataclass(frozen=True)
+class RankedKernel:
+    """Equal launches of a capture with one verdict, or a row of a database.
+
+    Attributes:
+        rank: from 1, by time lost.
+        line: the line of the longest launch in the table.
+        launches: the number of launches; of a row that captures do not count, 1.
+        duration_us: the sum of their durations.
+        captured: whether the duration is that of a capture, and not of a replay.
+        device: the device that ran it; "" if unknown.
+        by: the implementation that was replayed; "" for a capture, or if unknown.
+        share: the part of all durations, without collectives.
+        roofline: share of the roofline, by time; None if it is not known.
+        lost_us: duration x (1 - roofline); the whole duration where the roofline is not known.
+        verdict: the verdict to act on; None if none holds.
+    """
+
+    rank: int
+    line: int
+    kernel_type: str
+    shapes: str
+    dtypes: str
+    launches: int
+    duration_us: float
+    captured: bool
+    device: str
+    by: str
+    share: float
+    roofline: float | None
+    lost_us: float
+    verdict: KernelVerdict | None
+
+    @property
+    def lost_is_known(self) -> bool:
+        """Whether `lost_us` is more than an upper limit."""
+        return self.roofline is not None
+
+
+class Diagnosis:
+    """The verdicts on the kernels of a place.
+
+    Attributes:
+        table: the kernels.
+        peaks: of the device.
+        shares: of the roofline, of each kernel.
+        verdicts: on each kernel.
+    """
+
+    def __init__(self, table: KernelLines, peaks: DevicePeaks | None = None) -> None:
+        self.table = table
+        peaks = known_peaks(table.device) if peaks is None else peaks
+        self.peaks = peaks.with_cores(*_cores_of(table.frame), "the largest Block Dim")
+        self.shares: RooflineShares = roofline_shares(table.frame, self.peaks.peak)
+        self.verdicts: Verdicts = apply_rules(table, self.peaks, self.shares)
+
+    @cached_property
+    def launches(self) -> Floats:
+        """How often each kernel was launched; 1 where no capture counts it."""
+        launches: Floats = np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        return launches
+
+    @property
+    def counted(self) -> int:
+        """The number of rows, without collectives, whose launches captures count."""
+        return int((self.table.frame[LAUNCHES].notna().to_numpy() & ~self.verdicts.is_collective).sum())
+
+    @cached_property
+    def duration_us(self) -> Floats:
+        """The duration of all launches of each kernel."""
+        return self.table.frame[DURATION].to_numpy(np.float64) * self.launches
+
+    @cached_property
+    def lost_us(self) -> Floats:
+        """The time that all launches of each kernel lose; the whole duration where the roofline is not known."""
+        return self.duration_us * (1 - np.clip(np.nan_to_num(self.shares.share), 0, 1))
+
+    @property
+    def kernels(self) -> int:
+        """The number of launches of a capture, or of rows, without collectives."""
+        return int((~self.verdicts.is_collective).sum())
+
+    @property
+    def kernel_launches(self) -> int:
+        """The number of launches, without collectives."""
+        return int(self.launches[~self.verdicts.is_collective].sum())
+
+    @property
+    def collectives(self) -> int:
+        """The number of launches or rows of collectives."""
+        return int(self.verdicts.is_collective.sum())
+
+    @cached_property
+    def kernel_us(self) -> float:
+        """The sum of all durations, without collectives."""
+        return float(self.duration_us[~self.verdicts.is_collective].sum())
+
+    @property
+    def collective_us(self) -> float:
+        """The sum of the durations of collectives."""
+        return float(self.duration_us[self.verdicts.is_collective].sum())
+
+    @cached_property
+    def ranking(self) -> list[RankedKernel]:
+        """All kernels but collectives, by the time that they lose."""
+        kept = np.flatnonzero(~self.verdicts.is_collective)
+        frame = self.table.frame
+        names = [name for name in (TYPE, *BASE[2:], BLOCK_DIM) if name in frame.columns]
+        keys = [frame[name] for name in names] if self.table.is_capture else [frame[ROW]]
+        of = pd.DataFrame(dict(enumerate([*keys, pd.Series(self.verdicts.first)]))).iloc[kept]
+        codes = of.groupby(list(of.columns), sort=False, dropna=False).ngroup().to_numpy()
+        by_group = np.argsort(codes, kind="stable")
+        ends = np.flatnonzero(np.diff(codes[by_group])) + 1
+        groups = np.split(kept[by_group], ends) if len(kept) else []
+        lost = [float(self.lost_us[lines].sum()) for lines in groups]
+        order = sorted(range(len(groups)), key=lambda i: (-lost[i], groups[i][0]))
+        return [self._ranked(rank, groups[i], lost[i]) for rank, i in enumerate(order, 1)]
+
+    def _ranked(self, rank: int, lines: np.ndarray, lost_us: float) -> RankedKernel:
+        us, share, cell = self.duration_us[lines], self.shares.share[lines], self.table.cell
+        longest = int(lines[int(np.argmax(us))])
+        return RankedKernel(
+            rank=rank,
+            line=longest,
+            kernel_type=str(cell(TYPE, longest)),
+            shapes=str(cell(INPUT_SHAPES, longest)),
+            dtypes=str(cell(INPUT_DTYPES, longest)),
+            launches=int(self.launches[lines].sum()),
+            duration_us=float(us.sum()),
+            captured=bool(cell(CAPTURED, longest)),
+            device=str(cell(DEVICE, longest)),
+            by=str(cell(BY, longest)),
+            share=float(us.sum()) / self.kernel_us,
+            roofline=float((us * share).sum() / us.sum()) if np.isfinite(share).all() else None,
+            lost_us=lost_us,
+            verdict=self.verdicts.first[longest] or None,
+        )
+
+    def findings(self, line: int) -> list[KernelFinding]:
+        """Returns all verdicts on a kernel, the most important one first."""
+        holding = [rule for verdict, rule in verdict_rules().items() if self.verdicts.holds[verdict][line]]
+        return [KernelFinding(rule, self._cells(line, rule)) for rule in holding]
+
+    def _cells(self, line: int, rule: VerdictRule) -> Mapping[str, str | float]:
+        cells: dict[str, str | float] = {}
+        for name in rule.columns:
+            own = {ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
+            value = float(own[name][line]) if name in own else self.table.cell(name, line)
+            if value != "" and value == value:
+                cells[self.table.source_name(name, line)] = value if isinstance(value, str) else float(value)
+        if rule.verdict is KernelVerdict.NOT_ENOUGH_WORK:
+            cube = self.peaks.cube_cores if self.table.cell(ACCELERATOR_CORE, line) in ("AI_CORE", "MIX_AIC") else None
+            cells["cores"] = cube or self.peaks.vector_cores or 0
+        return cells
+
+    def counters(self, line: int) -> dict[str, float]:
+        """Returns the counters of a kernel that have a number, by the file's names."""
+        values = {name: float(self.table.cell(name, line)) for name in self.table.counters}
+        return {self.table.source_name(name, line): value for name, value in values.items() if value == value}
+
+    def ideals(self, line: int) -> dict[str, tuple[float | None, str]]:
+        """Returns the four figures that the article on bottlenecks wants of a kernel, each with its ideal value.
+
+        A figure is None if its counter is missing. No tool has these ideals, and they decide nothing.
+        """
+
+        def cell(name: str, factor: float) -> float:
+            return float(self.table.frame[name].iloc[line]) * factor if name in self.table.frame else math.nan
+
+        figures = {
+            "AICORE compute efficiency (%)": (cell("cube_utilization(%)", 1), "> 60"),
+            "L2 cache hit rate (%)": (float(self.verdicts.l2_hit_rate[line]) * 100, "> 85"),
+            "vector compute ratio (%)": (cell("aiv_vec_ratio", 100), "> 90"),
+            "memory bandwidth used (GB/s)": (float(self.shares.gbps[line]), "> 300"),
+        }
+        return {name: (None if math.isnan(value) else value, ideal) for name, (value, ideal) in figures.items()}
+
+    @cached_property
+    def sources(self) -> Mapping[str, int]:
+        """Where durations are from, as `captured on Ascend910B3`, with the rows of each; the most frequent first."""
+        frame = self.table.frame
+        names = [name for name in (CAPTURED, DEVICE, BY) if name in frame.columns]
+        counts = Counter(frame[~self.verdicts.is_collective][names].itertuples(index=False, name=None))
+        return {origin_text(*each): count for each, count in counts.most_common()}
+
+    def place(self, line: int) -> str:
+        """Returns where a kernel is from: file and line, or the id of a row."""
+        cell = self.table.cell
+        return f"{cell(FILE, line)}:{cell(LINE, line)}" if self.table.is_capture else str(cell(ROW, line))
+
+    def name(self, line: int) -> str:
+        """Returns the profiler's name of a launch; "" if there is none."""
+        return str(self.table.cell(NAME, line))
+
+    @cached_property
+    def counts(self) -> Mapping[KernelVerdict, int]:
+        """The number of kernels of which each verdict holds, in the order of importance; without zeros."""
+        counts = {verdict: int(self.verdicts.holds[verdict].sum()) for verdict in verdict_rules()}
+        return {verdict: count for verdict, count in counts.items() if count}
+
+    def us_of(self, verdict: KernelVerdict) -> float:
+        """Returns the sum of the durations of the kernels of which a verdict holds."""
+        return float(self.duration_us[self.verdicts.holds[verdict]].sum())
+
+    @cached_property
+    def metric_groups(self) -> list[str]:
+        """The profiler's metric groups whose counters are there."""
+        names = self.table.counters
+        return [group for group, end in _METRIC_GROUPS.items() if any(name.endswith(end) for name in names)]
+
+    def untested(self) -> dict[VerdictRule, list[str]]:
+        """Returns the rules whose counters the table lacks, with these counters."""
+        lacking: dict[VerdictRule, list[str]] = {}
+        for rule in verdict_rules().values():
+            columns = [name for name in rule.columns if name not in _NO_COUNTERS]
+            if rule.counters and not any(map(self.table.has, columns)):
+                lacking[rule] = [name for name in columns if name != QUALITY]
+        return lacking
+
+    @cached_property
+    def pipes(self) -> Mapping[str, int]:
+        """The number of kernels that each pipe bounds, the most first."""
+        bound = self.verdicts.busiest_ratio > limit(KernelVerdict.MEMORY_BOUND, "ratio")
+        return dict(Counter(self.verdicts.busiest[bound].tolist()).most_common())
+
+    @property
+    def with_ratios(self) -> int:
+        """The number of kernels with a ratio of a pipe."""
+        return int(np.isfinite(self.verdicts.busiest_ratio).sum())
+
+    @property
+    def unbound(self) -> int:
+        """The number of kernels that no pipe bounds, however short they are."""
+        return int((self.verdicts.busiest_ratio <= limit(KernelVerdict.BOUND_BY_NOTHING, "ratio")).sum())
+
+    @cached_property
+    def memory_over_compute(self) -> tuple[int, float]:
+        """The kernels that move longer than they compute, and their share of the time of kernels with ratios."""
+        over = self.verdicts.memory_over_compute > limit(KernelVerdict.MEMORY_BOUND, "mte2_over_compute")
+        known_us = float(self.duration_us[np.isfinite(self.verdicts.busiest_ratio)].sum())
+        return int(over.sum()), float(self.duration_us[over].sum()) / known_us if known_us else 0.0
+
+
+def origin_text(captured: bool, device: str = "", by: str = "") -> str:
+    """Returns whether a duration was captured or replayed, on which device, and by what."""
+    where = f" on {device}" if device else " on an unknown device"
+    return f"captured{where}" if captured else f"replayed{where}" + (f" by {by}" if by else "")
+
+
+def diagnose(place: Path, peaks: DevicePeaks | None = None) -> Diagnosis:
+    """Returns the diagnosis of a database or of captures.
+
+    Args:
+        peaks: of the device; None for those of a database's device, by its data sheet.
+
+    Raises:
+        OpAtlasError: the path has neither, or none of its files can be read.
+    """
+    return Diagnosis(read_kernels(place), peaks)
+
+
+def _cores_of(frame: pd.DataFrame) -> tuple[int | None, int | None]:
+    """Returns the least numbers of cube and vector cores, by the blocks that ran at once; None if nothing tells.
+
+    Chips with both have two vector cores for each cube core (AKG, docs of hardware).
+    """
+    if BLOCK_DIM not in frame.columns or ACCELERATOR_CORE not in frame.columns:
+        return None, None
+
+    def most(column: str, cores: tuple[str, ...], at_most: int) -> int:
+        blocks = (
+            frame[column][frame[ACCELERATOR_CORE].isin(cores)] if column in frame.columns else pd.Series(dtype=float)
+        )
+        return int(np.nan_to_num(blocks[(blocks <= at_most) & (blocks > 0)].max()))
+
+    cube = most(BLOCK_DIM, ("AI_CORE", "MIX_AIC"), _MOST_CUBE_CORES)
+    vector = most(BLOCK_DIM, ("AI_VECTOR_CORE", "MIX_AIV"), _MOST_VECTOR_CORES)
+    vector = max(vector, most(MIX_BLOCK_DIM, ("MIX_AIC",), _MOST_VECTOR_CORES))
+    if vector:
+        cube = max(cube, (vector + 1) // 2)
+        vector = 2 * cube
+    return cube or None, vector or None

@@ -1,0 +1,224 @@
+"""A probe: its target, its verdict, and the process with a deadline that runs the probe.
+
+The process runs this module as a program. A probe that hangs, or whose process is killed by a library, is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import IO
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import TemporaryFolder
+from opatlas.run.process.fresh_python import import_environment, module_command
+from opatlas.run.process.process_end import die_with_parent
+from opatlas.text import exception_line
+
+Fact = str | int | float | bool | None | list[str] | dict[str, str]
+#: Deadline of a probe that prints a version or looks at files.
+PRINTS_S = 60.0
+#: The end of a process's output is kept, in bytes.
+_OUTPUT_KEPT = 8000
+_ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
+
+
+class State(str, Enum):
+    """How a probe ended."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    SKIP = "skip"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a probe found.
+
+    Attributes:
+        state: whether the examined part works.
+        detail: the finding, in a line.
+        remedy: what to do; "" if there is nothing to do.
+        facts: details for the report.
+    """
+
+    state: State
+    detail: str
+    remedy: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+def passed(detail: str, /, **facts: Fact) -> Verdict:
+    """Returns the verdict on something that exists and works."""
+    return Verdict(State.PASS, detail, "", facts)
+
+
+def failed(detail: str, remedy: str = "", /, **facts: Fact) -> Verdict:
+    """Returns the verdict on something that is missing or does not work."""
+    return Verdict(State.FAIL, detail, remedy, facts)
+
+
+def skipped(detail: str, remedy: str = "", /) -> Verdict:
+    """Returns the verdict on something that is not needed on this machine."""
+    return Verdict(State.SKIP, detail, remedy)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device and the database for which the machine is examined.
+
+    Attributes:
+        device: as in `pytest bench/ --device`; "" for the device at hand.
+        kind: the kind of the device; "" before the kind is known.
+        database: the folder of CSVs; None for the default of the device.
+        with_group: whether two ranks run a collective.
+        environment: variables of the process that owns the device in a replay, besides those of this process.
+        files: a folder in which a probe leaves files for the report; None: no files.
+    """
+
+    device: str = ""
+    kind: str = ""
+    database: Path | None = None
+    with_group: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Path | None = None
+
+    def to_json(self) -> str:
+        """Returns the target as text, for the process of a probe."""
+        return json.dumps(asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> Target:
+        """Returns the target that `to_json` has written."""
+        values = json.loads(text)
+        paths = {name: Path(values[name]) for name in ("database", "files") if values.get(name)}
+        return Target(**{**values, **paths})
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A stage of the doctor's examination.
+
+    Attributes:
+        function: examines the machine for a target; an exception is a failure.
+        deadline_s: the time in seconds after which its process is killed.
+        needed_by: the kinds of devices that need the examined part; () for no kind.
+        of_ascend: runs only if the machine has signs of an NPU.
+        of_device: runs only if the device was found.
+        of_database: runs only if the device was found, or --database-path names the database.
+        requires: the probe that has to pass first; "" for none.
+        as_device_process: its process gets the environment of the process that owns the device in a replay.
+        argument: a further argument of the function, which is the name of the probe then; else the function's name is.
+    """
+
+    function: Callable[..., Verdict]
+    deadline_s: float = PRINTS_S
+    needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
+    of_ascend: bool = False
+    of_device: bool = False
+    of_database: bool = False
+    requires: str = ""
+    as_device_process: bool = False
+    argument: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.argument or self.function.__name__
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """A verdict, with the time and the output of its process.
+
+    Attributes:
+        verdict: what the probe found; a failure if its process ended without a verdict.
+        took_s: wall time in seconds.
+        output: the end of what the process printed.
+    """
+
+    verdict: Verdict
+    took_s: float
+    output: str
+
+
+def run_probe(probe: Probe, target: Target) -> ProbeResult:
+    """Runs a probe in a child process. At the probe's deadline the process and its children are killed."""
+    from opatlas.run.process.child import describe_exit
+
+    started = time.monotonic()
+    with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
+        verdict_file = folder / "verdict.json"
+        process = subprocess.Popen(
+            module_command(
+                __name__,
+                *(probe.function.__module__, probe.function.__name__, target.to_json(), str(verdict_file)),
+                *([probe.argument] if probe.argument else []),
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=import_environment() | (dict(target.environment) if probe.as_device_process else {}) | _ALWAYS,
+            start_new_session=True,
+        )
+        ended = f"did not end within {probe.deadline_s:g} s"
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(probe.deadline_s)
+                ended = f"ended: {describe_exit(process.returncode)}"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        printed = _end_of(output)
+        verdict = _read(verdict_file) or failed(
+            f"the probe's process {ended}", "send us the report (--report), which has what it printed"
+        )
+    return ProbeResult(verdict, time.monotonic() - started, printed)
+
+
+def _end_of(output: IO[bytes]) -> str:
+    """Returns the end of what a process has printed and leaves the file's position where it is."""
+    size = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
+
+
+def _read(path: Path) -> Verdict | None:
+    """Returns the verdict in a file; None if the process ended before it wrote one."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return Verdict(State(values["state"]), values["detail"], values["remedy"], values["facts"])
+
+
+def main(module: str, name: str, target: str, verdict_file: str, *arguments: str) -> None:
+    """Runs a probe on a target, and writes its verdict into a file; target and verdict are JSON."""
+    die_with_parent()
+    try:
+        verdict = getattr(import_module(module), name)(Target.from_json(target), *arguments)
+    except OpAtlasError as error:
+        # The message ends with the remedy.
+        verdict = failed(str(error))
+    except Exception as error:  # An error of a library is a finding of the probe.
+        verdict = failed(exception_line(error), traceback=traceback.format_exc())
+    Path(verdict_file).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    # The probe imports this module by its name: one copy of its classes is enough.
+    import_module("opatlas.outer.doctor.probe").main(*sys.argv[1:])

@@ -1,0 +1,271 @@
+"""Finds the shapes that the installed DispatchFFNCombine accepts, by running cases, and stores the results.
+
+Each case runs in a group of ranks, as a row does. A case that crashes or hangs ends its group, and counts as
+refused. Starting from an accepted case, the sizes (m, h, n, experts and top_k of a rank) vary one at a time, then
+together. Theory rows are limited to accepted shapes (opatlas/theory/refused_shapes.py). Ctrl-C keeps the results so
+far.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+
+from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest, code_digest
+from opatlas.errors import OpAtlasError
+from opatlas.installation import measuring_code
+from opatlas.progress import progress
+from opatlas.row.columns import EP_SIZE
+from opatlas.row.record import new_run_id
+from opatlas.row.status import Status
+from opatlas.run.expert_parallel import hccl_buffer_mib
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.inputs.experts import needed_bytes
+from opatlas.run.job import Job
+from opatlas.run.process.executor import Executor
+from opatlas.show.output import print_note
+from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
+
+_KERNEL_TYPE = "DispatchFFNCombine"
+_REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")
+#: Rows and columns of a FRACTAL_NZ block, by the weights' dtype.
+BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
+#: The number of random cases in which all sizes differ.
+_RANDOM_CASES = 20
+
+
+class ShapeProbe:
+    """Tries cases on a group of ranks.
+
+    Attributes:
+        trials: the cases and their outcomes, in order.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        spec: GroupSpec,
+        weights: str,
+        weight_format: str,
+        case_timeout_s: float,
+        replay: tuple[str, str] = _REPLAY,
+    ) -> None:
+        """
+        Args:
+            executor: runs the cases; its caller closes it.
+            spec: the group of ranks.
+            weights: dtype of the weights, a key of BLOCKS.
+            weight_format: "ND" or "FRACTAL_NZ".
+            case_timeout_s: time limit of a case.
+            replay: module and function that replay a case.
+        """
+        self.trials: list[Trial] = []
+        self._executor = executor
+        self._kernel = MoeKernel(spec.ranks, weights)
+        self._spec = spec
+        self._format = weight_format
+        self._case_timeout_s = case_timeout_s
+        self._replay = replay
+        self._run_id = new_run_id()
+
+    def run(
+        self,
+        path: Path,
+        start: MoeShape,
+        most: MoeShape,
+        budget_s: float,
+        random_cases: int = _RANDOM_CASES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Path:
+        """Tries cases until the time limit, and returns the file with the results.
+
+        Args:
+            path: the database.
+            start: the case from which the sizes vary.
+            most: the largest size of each axis.
+            budget_s: time limit of all cases, in seconds of `clock`.
+            random_cases: the number of random cases in which all sizes differ.
+
+        Raises:
+            OpAtlasError: a precondition of all cases is missing, or a file cannot be written.
+            DeviceGone: the device process ended for good.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        began, end = time.time(), clock() + budget_s
+        search = ShapeSearch(self._try, self._axes(start, most), lambda: clock() >= end)
+        with progress(f"probe, cases, at most {budget_s:g} s", None) as self._advance:
+            try:
+                search.run(start, random_cases)
+            except KeyboardInterrupt:
+                print_note("interrupted: the results so far are kept")
+        manifest = Manifest(
+            self._run_id,
+            began,
+            {
+                "command": "probe-dispatch-ffn-combine",
+                **asdict(self._kernel),
+                "format": self._format,
+                "start": asdict(start),
+                "most": asdict(most),
+                "time_budget_s": budget_s,
+                "case_timeout_s": self._case_timeout_s,
+            },
+            code_digest(measuring_code()),
+            device=asdict(self._executor.describe()) if self.trials else {},
+            finished_at=time.time(),
+            statuses=dict(Counter(trial.status.value for trial in self.trials)),
+        )
+        manifest.write(Database(path))
+        return save_constraints(path, self._kernel, self.trials)
+
+    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, SearchRange]:
+        rows, columns = BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
+        # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
+        units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
+        for name, unit in units.items():
+            if getattr(start, name) % unit:
+                raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self._format}")
+        return {axis: SearchRange(units.get(axis, 1), getattr(most, axis), units.get(axis, 1)) for axis in AXES}
+
+    def _try(self, shape: MoeShape) -> bool:
+        module, function = self._replay
+        cells = self._cells(shape)
+        spec = replace(self._spec, hccl_buffer_mib=hccl_buffer_mib(needed_bytes(cells)))
+        outcome = self._executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self._case_timeout_s, spec))
+        if outcome.status is Status.SKIPPED:
+            # A precondition of all cases is missing.
+            raise OpAtlasError(outcome.reason)
+        trial = Trial(self._kernel, shape, not self.trials, outcome.status, outcome.reason, self._run_id)
+        self.trials.append(trial)
+        self._advance(1)
+        return trial.accepted
+
+    def _cells(self, shape: MoeShape) -> dict[str, str]:
+        m, h, n, experts, k = astuple(shape)
+        up, down = self._weight(experts, h, n), self._weight(experts, n // 2, h)
+        weights = self._kernel.weights
+        return {
+            "Input Shapes": f"{m},{h};{up};{down};{m},{k};{experts},{n};{experts},{h};{m},{k}",
+            "Input Data Types": f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
+            "Input Formats": f"ND;{self._format};{self._format};ND;ND;ND;ND",
+            "Output Shapes": f"{m},{h};{experts}",
+            "Output Data Types": "DT_BF16;INT32",
+            "Output Formats": "ND;ND",
+            EP_SIZE: str(self._spec.ranks),
+        }
+
+    def _weight(self, experts: int, rows: int, columns: int) -> str:
+        if self._format == "ND":
+            return f"{experts},{rows},{columns}"
+        block_rows, block_columns = BLOCKS[self._kernel.weights]
+        return f"{experts},{columns // block_columns},{rows // block_rows},{block_rows},{block_columns}"
+
+
+#: Tells whether a kernel accepts a case.
+Try = Callable[[MoeShape], bool]
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """The sizes of one axis that may be tried.
+
+    Attributes:
+        least, most: the smallest and the largest size.
+        unit: sizes are multiples of `unit`.
+    """
+
+    least: int
+    most: int
+    unit: int = 1
+
+
+class OutOfTimeError(Exception):
+    """The time limit of the search has passed. The results so far are kept."""
+
+
+class ShapeSearch:
+    """Searches the limits of a kernel's sizes, and remembers the answers."""
+
+    def __init__(self, accepts: Try, axes: Mapping[str, SearchRange], is_over: Callable[[], bool]) -> None:
+        """
+        Args:
+            accepts: tells whether the kernel accepts a case; called at most once for each case.
+            axes: the range of each size.
+            is_over: returns whether the search has to stop.
+        """
+        self._accepts = accepts
+        self._axes = axes
+        self._is_over = is_over
+        self._known: dict[MoeShape, bool] = {}
+
+    def run(self, base: MoeShape, random_cases: int) -> None:
+        """Tries cases until the search is complete or `is_over` returns True.
+
+        Args:
+            base: the case whose sizes vary.
+            random_cases: the number of further cases in which all sizes differ.
+        """
+        try:
+            if not self._try(base):
+                return
+            ranges = {axis: self._along(base, axis) for axis in AXES}
+            for shape in self._corners(ranges, random_cases):
+                self._try(shape)
+        except OutOfTimeError:
+            return
+
+    def _along(self, base: MoeShape, name: str) -> range:
+        """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
+        axis, middle = self._axes[name], getattr(base, name)
+
+        def accepts(size: int) -> bool:
+            return self._try(replace(base, **{name: size}))
+
+        step = axis.unit
+        while middle + step <= axis.most and not accepts(middle + step):
+            step *= 2
+            if step > middle:
+                # No size up to twice the middle tells the step, so that smaller sizes are not tried.
+                step = middle
+                break
+        high = self._last(middle, step, axis.most, accepts)
+        low = self._last(middle, -step, axis.least, accepts)
+        return range(low, high + 1, step)
+
+    def _last(self, start: int, step: int, end: int, accepts: Callable[[int], bool]) -> int:
+        """Returns the last accepted size from `start` towards `end`: growing strides, then bisection."""
+        most = abs(end - start) // abs(step)
+        good, stride, bad = 0, 1, most + 1
+        while good < most:
+            reach = min(good + stride, most)
+            if not accepts(start + reach * step):
+                bad = reach
+                break
+            good, stride = reach, stride * 2
+        while bad <= most and bad - good > 1:
+            half = (good + bad) // 2
+            if accepts(start + half * step):
+                good = half
+            else:
+                bad = half
+        return start + good * step
+
+    def _corners(self, ranges: Mapping[str, range], count: int) -> Iterator[MoeShape]:
+        """Yields the case of all largest sizes, the case of all smallest sizes, then random cases in between."""
+        yield MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()})
+        yield MoeShape(**{name: sizes[0] for name, sizes in ranges.items()})
+        drawn = random.Random(0)
+        for _ in range(count):
+            yield MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()})
+
+    def _try(self, shape: MoeShape) -> bool:
+        if shape not in self._known:
+            if self._is_over():
+                raise OutOfTimeError
+            self._known[shape] = self._accepts(shape)
+        return self._known[shape]

@@ -1,0 +1,232 @@
+"""The outcomes of models at tasks, from the attempts of one or more runs. Counts repeated, missing and damaged ones.
+
+Of a task that a model tried in several runs, the outcome of the last run counts; the earlier ones are repeats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from opatlas.errors import UsageError
+from opatlas.files import expect_folder, files_below
+from opatlas.outer.candidates.judgement import Level
+from opatlas.outer.experiment.attempts import ATTEMPTS, AttemptsFile, ModelAttempt, read_attempts
+from opatlas.outer.experiment.baselines import with_baselines
+
+_LEVELS = tuple(Level)
+
+
+class TaskName(NamedTuple):
+    """A task: sets may have tasks of one name."""
+
+    task_set: str
+    task: str
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """The attempts of one model at one task, from the first answer to the last repair; never empty."""
+
+    attempts: tuple[ModelAttempt, ...]
+
+    @property
+    def model(self) -> str:
+        return self.final.model
+
+    @property
+    def task(self) -> TaskName:
+        return TaskName(self.final.task_set, self.final.task)
+
+    @cached_property
+    def final(self) -> ModelAttempt:
+        """The first attempt that passed, else the last."""
+        return next((attempt for attempt in self.attempts if attempt.passed), self.attempts[-1])
+
+    @property
+    def passed(self) -> bool:
+        return self.final.passed
+
+    @property
+    def passed_first(self) -> bool:
+        """Whether the first answer passed, without a repair."""
+        return self.passed and self.final.number == 0
+
+    @property
+    def fixes(self) -> int:
+        """The number of attempts after the first answer."""
+        return len(self.attempts) - 1
+
+    @property
+    def cost_usd(self) -> float:
+        """The price of all attempts in US dollars."""
+        return math.fsum(attempt.cost_usd for attempt in self.attempts)
+
+    @property
+    def generation_s(self) -> float:
+        return math.fsum(attempt.generation_s for attempt in self.attempts)
+
+    @property
+    def run_s(self) -> float:
+        return math.fsum(attempt.run_s for attempt in self.attempts)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all requests and answers."""
+        return sum(attempt.tokens_in + attempt.tokens_out for attempt in self.attempts)
+
+    @property
+    def level(self) -> Level | None:
+        """The highest level that an attempt passed; None if none passed L0."""
+        levels = [level for each in self.attempts if (level := each.judgement.level) is not None]
+        return max(levels, key=_LEVELS.index, default=None)
+
+    @property
+    def speed_up(self) -> float | None:
+        """The baseline's duration / that of the candidate; None if it did not pass, or a duration is not known."""
+        final = self.final.judgement
+        if not final.passed or not final.duration_us or not final.baseline_us:
+            return None
+        return final.baseline_us / final.duration_us
+
+
+@dataclass(frozen=True)
+class ExperimentRun:
+    """The outcomes of one `attempts.jsonl`.
+
+    Attributes:
+        path: the folder of the file.
+        outcomes: by model and task, the last loop of attempts of each.
+        attempts: the number of lines that count.
+        identical: lines that repeat an earlier line of the run.
+        torn: whether the last line is cut off, as a killed session leaves it.
+        restarted: earlier loops of a model at a task that it began anew.
+        gaps: loops whose attempts are not numbered 0, 1, 2 and so on.
+    """
+
+    path: Path
+    outcomes: Mapping[tuple[str, TaskName], TaskOutcome]
+    attempts: int
+    identical: int
+    torn: bool
+    restarted: int
+    gaps: int
+
+
+@dataclass
+class Experiment:
+    """The runs that are evaluated together, in the order in which later ones replace the outcomes of earlier ones."""
+
+    runs: Sequence[ExperimentRun]
+    #: By model and task: the outcome of the last run that has one.
+    outcomes: dict[str, dict[TaskName, TaskOutcome]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for run in self.runs:
+            for (model, task), outcome in run.outcomes.items():
+                self.outcomes.setdefault(model, {})[task] = outcome
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The models, in alphabetical order."""
+        return tuple(sorted(self.outcomes))
+
+    @cached_property
+    def tasks(self) -> tuple[TaskName, ...]:
+        """The tasks that a model tried, in alphabetical order."""
+        return tuple(sorted(set().union(*self.outcomes.values())))
+
+    @cached_property
+    def common_tasks(self) -> tuple[TaskName, ...]:
+        """The tasks that every model tried."""
+        return tuple(task for task in self.tasks if all(task in of_model for of_model in self.outcomes.values()))
+
+    @cached_property
+    def task_sets(self) -> tuple[str, ...]:
+        return tuple(sorted({task.task_set for task in self.tasks}))
+
+    @cached_property
+    def complexities(self) -> Mapping[TaskName, str]:
+        """The complexity of each task: of several that its attempts have, the highest."""
+        return {task: max(found) for task, found in self._complexities_of_tasks().items()}
+
+    @property
+    def mixed_complexities(self) -> int:
+        """The number of tasks whose attempts differ in complexity."""
+        return sum(len(found) > 1 for found in self._complexities_of_tasks().values())
+
+    def missing(self, model: str) -> int:
+        """Returns the number of tasks that other models tried and this one did not."""
+        return len(self.tasks) - len(self.outcomes[model])
+
+    def all_outcomes(self) -> Iterator[TaskOutcome]:
+        """Yields the outcomes that count, by model."""
+        for model in self.models:
+            yield from self.outcomes[model].values()
+
+    def _complexities_of_tasks(self) -> Mapping[TaskName, set[str]]:
+        found: dict[TaskName, set[str]] = {}
+        for outcome in self.all_outcomes():
+            found.setdefault(outcome.task, set()).update(attempt.complexity for attempt in outcome.attempts)
+        return found
+
+
+def read_experiment(folders: Sequence[Path]) -> Experiment:
+    """Reads the attempts in folders, and in those below folders without attempts.
+
+    Args:
+        folders: of runs, the oldest first; the runs below one folder follow their names.
+
+    Raises:
+        UsageError: a folder is not there, is named twice or holds no attempts.
+        OpAtlasError: a file cannot be read, or a line is no attempt.
+    """
+    files: list[Path] = []
+    for folder in folders:
+        expect_folder(folder, "name the folder of a run with models")
+        found = sorted(files_below(folder, lambda name: name == ATTEMPTS))
+        if not found:
+            raise UsageError(f"{folder}: no {ATTEMPTS} in it or below: name the folder of a run with models")
+        files += [folder / ATTEMPTS] if folder / ATTEMPTS in found else found
+    real = [path.resolve() for path in files]
+    if twice := next((path for at, path in enumerate(real) if path in real[:at]), None):
+        raise UsageError(f"{twice}: named twice: name each run once")
+    experiment = Experiment([_read_run(path) for path in files])
+    if not experiment.outcomes:
+        raise UsageError(f"{', '.join(map(str, folders))}: no attempt to evaluate: name a run that tried a task")
+    return experiment
+
+
+def _read_run(path: Path) -> ExperimentRun:
+    file = read_attempts(path)
+    return run_of(path.parent, replace(file, attempts=tuple(with_baselines(path.parent, file.attempts))))
+
+
+def run_of(folder: Path, file: AttemptsFile) -> ExperimentRun:
+    """Returns the outcomes of a file of attempts."""
+    loops: dict[tuple[str, TaskName], list[list[ModelAttempt]]] = {}
+    seen: set[ModelAttempt] = set()
+    counted = identical = 0
+    for attempt in file.attempts:
+        if attempt in seen:
+            identical += 1
+            continue
+        seen.add(attempt)
+        counted += 1
+        of_task = loops.setdefault((attempt.model, TaskName(attempt.task_set, attempt.task)), [])
+        same = next((loop for loop in reversed(of_task) if loop[-1].task_digest == attempt.task_digest), None)
+        if same is not None and attempt.number > same[-1].number:
+            # A task whose file has its former content again goes on with the former loop, which is then the last one.
+            of_task.append(of_task.pop(of_task.index(same)))
+            same.append(attempt)
+        else:
+            of_task.append([attempt])
+    outcomes = {key: TaskOutcome(tuple(of_task[-1])) for key, of_task in loops.items()}
+    gaps = sum([each.number for each in found.attempts] != [*range(len(found.attempts))] for found in outcomes.values())
+    return ExperimentRun(
+        folder, outcomes, counted, identical, file.torn, sum(len(of_task) - 1 for of_task in loops.values()), gaps
+    )

@@ -1,0 +1,147 @@
+"""Examines the results of a candidate: whether they are plain tensors, and whether two results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
+from opatlas.run.result_check import RELATIVE_TOLERANCE
+
+#: Elements that are compared at once: the comparison needs some bytes for each.
+_PART = 1 << 24
+#: The types of tensors that hold their values.
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+#: Results of a candidate in order: tensors, and whatever else it returned.
+FlatResults = tuple[Any, ...]
+
+
+def plain_results(returned: Any) -> FlatResults:
+    """Returns the values in a return value; nested lists, tuples and mappings are flattened, views resolved.
+
+    Raises:
+        CandidateRejected: a tensor is not a plain one, or has no values in memory.
+    """
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    if isinstance(returned, (list, tuple)):
+        return tuple(result for value in returned for result in plain_results(value))
+    if isinstance(returned, torch.Tensor):
+        _expect_plain(returned)
+        returned = resolved(returned)
+    return (returned,)
+
+
+def has_views(returned: Any) -> bool:
+    """Returns whether a return value holds a conjugate or negative view: torch computes one when it is read."""
+    if type(returned) in _PLAIN:
+        return bool(returned.is_conj() or returned.is_neg())
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    return isinstance(returned, (list, tuple)) and any(map(has_views, returned))
+
+
+def resolved(returned: Any) -> Any:
+    """Returns a return value with the values of conjugate and negative views computed."""
+    if type(returned) in _PLAIN:
+        return returned.resolve_conj().resolve_neg()
+    if isinstance(returned, Mapping):
+        return {name: resolved(value) for name, value in returned.items()}
+    return [resolved(value) for value in returned] if isinstance(returned, (list, tuple)) else returned
+
+
+def _expect_plain(value: torch.Tensor) -> None:
+    kind = type(value)
+    if kind not in _PLAIN:
+        raise CandidateRejected(
+            ErrorClass.HACK,
+            "lazy-result",
+            f"a result is a {kind.__qualname__}: return a plain tensor that holds its values",
+        )
+    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+        return
+    try:
+        address = value.untyped_storage().data_ptr()
+    except RuntimeError:
+        address = 0
+    if value._is_zerotensor() or (value.numel() and not address):
+        raise lazy_result()
+
+
+def lazy_result() -> CandidateRejected:
+    """Returns the rejection of a candidate whose result is not computed in the call."""
+    return CandidateRejected(
+        ErrorClass.HACK, "lazy-result", "a result has no values of its own in memory: compute it in the call"
+    )
+
+
+def same_results(results: FlatResults, known: FlatResults) -> torch.Tensor:
+    """Returns whether results equal the results of an earlier call on equal inputs, as a tensor of one bool.
+
+    Two tolerances apart are the same: sums may be computed in another order. Does not wait for the device.
+    """
+    device = next((each.device for each in known if isinstance(each, torch.Tensor)), torch.device("cpu"))
+    same = torch.ones((), dtype=torch.bool, device=device)
+    if len(results) != len(known):
+        return ~same
+    for result, expected in zip(results, known, strict=True):
+        if not isinstance(expected, torch.Tensor) or not isinstance(result, torch.Tensor):
+            # NaN is the same as NaN.
+            if type(result) is not type(expected) or repr(result) != repr(expected):
+                return ~same
+        elif result.shape != expected.shape or result.dtype != expected.dtype or result.device != expected.device:
+            return ~same
+        else:
+            same = same & _is_close(result, expected)
+    return same
+
+
+def _is_close(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    if result.layout is not torch.strided:
+        result, expected = result.to_dense(), expected.to_dense()
+    result, expected = result.detach().reshape(-1), expected.detach().reshape(-1)
+    same = torch.ones((), dtype=torch.bool, device=result.device)
+    relative = 2 * RELATIVE_TOLERANCE.get(result.dtype, 0.0)
+    for start in range(0, result.numel(), _PART):
+        one, other = result[start : start + _PART], expected[start : start + _PART]
+        if not (one.is_floating_point() or one.is_complex()):
+            same = same & (one == other).all()
+            continue
+        one, other = one.to(_wide(one.dtype)), other.to(_wide(one.dtype))
+        size = other.abs()
+        finite = torch.where(size.isfinite(), size, 0)
+        limit = relative * (finite + finite.square().mean().sqrt())
+        is_near = ((one - other).abs() <= limit) | (one == other) | (one.isnan() & other.isnan())
+        same = same & is_near.all()
+    return same
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128 if dtype is torch.complex128 else torch.complex64
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def have_equal_bits(one: FlatResults, other: FlatResults) -> bool:
+    """Returns whether two results are equal to the last bit. Waits for the device."""
+    return len(one) == len(other) and all(
+        same_bits(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else repr(a) == repr(b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether two tensors have the same shape, dtype and bits. Waits for the device."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.layout is not torch.strided or one.is_quantized:
+        return torch.equal(one, other)
+    return torch.equal(*(each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+def kept(results: FlatResults) -> FlatResults:
+    """Returns copies of results, which later calls do not change."""
+    return tuple(each.detach().clone() if isinstance(each, torch.Tensor) else each for each in results)

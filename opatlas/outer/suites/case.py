@@ -1,0 +1,193 @@
+"""The case of a suite on a device: makes the call of a row, and checks the results of a kernel.
+
+The reference is torch's operator in float64. Where torch's own result in the row's dtypes is no better than that of
+the kernel, as at the steps of a division that is rounded, torch's result is the reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opatlas.outer.suites.arguments import read_arguments
+from opatlas.outer.suites.listing import OPINFO, text_digest
+from opatlas.outer.suites.operators import Call, find_overload, is_no_operator, text_of, text_of_tensor, with_device
+from opatlas.outer.suites.opinfo import recorded, variant_call
+from opatlas.outer.suites.overload import overload_of
+from opatlas.outer.suites.trace_call import make_call
+from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
+from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
+from opatlas.row.signature import signature
+from opatlas.run.result_check import Checked, Comparison, Picks, Results, check
+
+#: Operators whose second result, or only one, is an index along an axis: where numbers are equal any index is right.
+_WITH_INDICES = frozenset(
+    ("argmax", "argmin", "cummax", "cummin", "kthvalue", "max", "median", "min", "mode", "nanmedian", "sort", "topk")
+)
+_WITH_DIFFERENT_INDICES = frozenset(("sort", "topk"))
+
+
+class SuiteRow:
+    """The row of a suite on a device.
+
+    Attributes:
+        kernel_type, cells: the row.
+        overload: torch's operator.
+        call: the operator with its arguments on the device.
+        seed: a number that depends on the row only.
+        device: the device.
+    """
+
+    def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device) -> None:
+        """Raises InvalidRow for a row that is no sample of this torch, and Unsupported without such an operator."""
+        self.kernel_type = kernel_type
+        self.cells = cells
+        name = overload_of(kernel_type)
+        found = find_overload(name)
+        if found is None:
+            raise Unsupported(f"torch {torch.__version__} has no operator {name}")
+        if reason := is_no_operator(found):
+            raise Unsupported(f"{name} cannot be checked ({reason})")
+        self.overload = found
+        text = f"{kernel_type}|{signature(kernel_type, cells)}"
+        self.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+        self.bytes = sum(each.bytes for each in read_arguments(cells.get(ARGUMENTS, "")).tensors())
+        self.device = device
+        self.call: Call
+
+    def make_call(self) -> None:
+        """Makes the call. Raises InvalidRow if this torch has another sample by the name, or none."""
+        cells, sample = self.cells, self.cells.get(SAMPLE, "")
+        if not sample.startswith(f"{OPINFO}/"):
+            self.call = make_call(self.overload, read_arguments(cells[ARGUMENTS]), self.device, self.seed)
+            return
+        try:
+            _, opinfo, dtype, number, digest = sample.split("/")
+            call = recorded(opinfo, dtype, int(number))
+        except (ValueError, LookupError, RuntimeError) as error:
+            raise self._other_sample(f"{type(error).__name__}: {error}") from None
+        if call is None:
+            raise self._other_sample("its function calls several operators")
+        if cells.get(FUNCTIONAL):
+            call = variant_call(self.overload, call, call.cloned().results())
+        if call.overload is not self.overload or text_digest(str(text_of(call))) != digest:
+            raise self._other_sample(f"the arguments are {text_of(call)}")
+        self.call = with_device(call, self.device)
+
+    def _other_sample(self, why: str) -> InvalidRow:
+        listed = self.cells.get(SAMPLE_TORCH, "")
+        return InvalidRow(
+            f"'{SAMPLE}' = {self.cells.get(SAMPLE, '')!r}: torch {torch.__version__} has no such sample ({why}); torch "
+            f"{listed} listed the row: name another --database-path, or remove the row's file"
+        )
+
+
+def check_case(call: Call, results: Results, seed: int) -> tuple[Checked, tuple[str, ...]]:
+    """Returns the comparison of the results of a kernel with the reference, and assumptions of the comparison.
+
+    Args:
+        call: the call of the operator, with the values of the arguments before it.
+        seed: a number of the row.
+
+    Raises:
+        WrongResult: a result is wrong.
+    """
+    arguments, keywords = call.positional, dict(call.keywords)
+    precise, own = TorchFormula(call.overload, is_precise=True), TorchFormula(call.overload, is_precise=False)
+    wrong: WrongResult | None = None
+    try:
+        return check(precise, arguments, keywords, results, seed), ()
+    except WrongResult as error:
+        wrong = error
+    except (RuntimeError, TypeError, ValueError):
+        # torch has no such operator in float64.
+        pass
+    if wrong is not None:
+        try:
+            check(precise, arguments, keywords, call.cloned().results(), seed)
+        except WrongResult:
+            pass
+        else:
+            raise wrong
+    return check(own, arguments, keywords, results, seed), ("checked with torch's result in the row's dtypes",)
+
+
+@dataclass(frozen=True)
+class TorchFormula:
+    """Torch's operator as a formula.
+
+    Attributes:
+        overload: the operator.
+        is_precise: whether real numbers are in float64, and complex numbers in complex128.
+    """
+
+    overload: torch._ops.OpOverload
+    is_precise: bool
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"of torch's {self.overload}{' in float64' if self.is_precise else ''}"
+
+    def compare(
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
+    ) -> list[Comparison]:
+        """Returns all elements of the results with the expected ones. Raises WrongResult for other shapes."""
+        call = Call(self.overload, tuple(arguments), keywords)
+        device = next((each.device for each in results if each is not None), torch.device("cpu"))
+        call = with_device(call, device).cloned()
+        expected = (call.mapped(_precise) if self.is_precise else call).results()
+        if len(expected) != len(results):
+            raise WrongResult(f"there are {len(results)} results, and torch has {len(expected)}")
+        comparisons = []
+        for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+            assert result is not None
+            if result.shape != wanted.shape:
+                raise WrongResult(
+                    f"result {number} has the shape {tuple(result.shape)}, and torch's has {tuple(wanted.shape)}"
+                )
+            is_index = number == len(expected) - 1
+            indices = self._index_comparison(call, result, wanted) if is_index else None
+            comparisons.append(indices or _comparison(result, wanted))
+        return comparisons
+
+    def _index_comparison(self, call: Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
+        """Returns the comparison of the last result if it has indices along an axis; else None."""
+        operator, bound = call.overload._schema.name.partition("::")[2], call.bound()
+        source = bound.get("self")
+        if operator not in _WITH_INDICES or result.dtype is not torch.int64 or not isinstance(source, torch.Tensor):
+            return None
+        has_index = len(call.overload._schema.returns) == 2 or operator in ("argmax", "argmin")
+        if not has_index or bound.get("stable") or not source.numel():
+            return None
+        axis = bound.get("dim", None if operator in ("argmax", "argmin") else -1)
+        if axis is None or not source.dim():
+            rows, found, right = source.reshape(1, -1), result.reshape(1, -1), wanted.reshape(1, -1)
+        else:
+            keeps = result.dim() == source.dim()
+            found, right = (each if keeps else each.unsqueeze(axis) for each in (result, wanted))
+            rows, found, right = (each.movedim(axis, -1) for each in (source, found, right))
+            rows, found, right = (each.reshape(-1, each.shape[-1]) for each in (rows, found, right))
+        picks = Picks(rows, rows.gather(-1, right), distinct=operator in _WITH_DIFFERENT_INDICES)
+        return Comparison(found, picks, exact=True, nan_is_right=True)
+
+
+def _comparison(result: torch.Tensor, wanted: torch.Tensor) -> Comparison:
+    if result.is_complex():
+        result, wanted = torch.view_as_real(result.resolve_conj()), torch.view_as_real(wanted.resolve_conj())
+    return Comparison(result, wanted, exact=not result.is_floating_point(), nan_is_right=True)
+
+
+def _precise(value: Any) -> Any:
+    """Returns real numbers in float64 and complex numbers in complex128; dtypes likewise; other arguments unchanged."""
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else torch.complex128 if value.is_complex else value
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    dtype = torch.complex128 if value.is_complex() else torch.float64
+    memory = torch.as_strided(value, (text_of_tensor(value).extent,), (1,)).to(dtype)
+    return torch.as_strided(memory, value.shape, value.stride(), 0)

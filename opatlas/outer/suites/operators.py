@@ -1,0 +1,282 @@
+"""Operators of torch by name: schemas, in-place and out variants, and arguments as texts and as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from opatlas.outer.suites.arguments import ABBREVIATIONS, ArgumentsText, TensorText, TorchConstant
+from opatlas.run.implementations.contract import Prepared
+
+#: Why an overload is no operator of a suite, by what torch says of it.
+RANDOM, VIEW, NO_TENSOR, NOT_ATEN = "random", "view", "no-tensor", "not-aten"
+
+
+class NoText(ValueError):
+    """An argument has no text: a sparse tensor, a generator, a complex number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of an operator: the overload and its arguments."""
+
+    overload: torch._ops.OpOverload
+    positional: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+    def __call__(self) -> Any:
+        return self.overload(*self.positional, **self.keywords)
+
+    def mapped(self, change: Callable[[Any], Any]) -> Call:
+        """Returns the call with each argument, and each item of a list, changed by a function."""
+        positional = tuple(map_values(change, self.positional))
+        return Call(self.overload, positional, {name: map_values(change, each) for name, each in self.keywords.items()})
+
+    def cloned(self) -> Call:
+        """Returns the call with copies of the tensors, of the same strides."""
+        return self.mapped(lambda value: clone(value) if isinstance(value, torch.Tensor) else value)
+
+    def places(self) -> dict[int | str, Any]:
+        """Returns the arguments by position or name."""
+        found: dict[int | str, Any] = dict(enumerate(self.positional))
+        found.update(self.keywords)
+        return found
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yields the tensors of the arguments, those of lists included."""
+        yield from flat_tensors([*self.positional, *self.keywords.values()])
+
+    def written(self) -> list[int | str]:
+        """Returns positions and names of the arguments that the operator writes into."""
+        places: list[int | str] = []
+        for number, argument in enumerate(self.overload._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                is_positional = number < len(self.positional)
+                if is_positional or argument.name in self.keywords:
+                    places.append(number if is_positional else argument.name)
+        return places
+
+    def results(self) -> list[torch.Tensor]:
+        """Makes the call, and returns its results and the tensors that it writes into."""
+        return self.computed(self())
+
+    def computed(self, returned: Any) -> list[torch.Tensor]:
+        """Returns the results of a call, and the tensors that it writes into, from its return value.
+
+        An operator that returns what it writes into has only these, whatever a kernel returns.
+        """
+        arguments, places = self.places(), self.written()
+        values = [arguments[each] for each in places]
+        schema = self.overload._schema
+        only_written = bool(places) and all(each.alias_info is not None for each in schema.returns)
+        return [*(() if only_written else flat_tensors(returned)), *flat_tensors(values)]
+
+    def bound(self) -> dict[str, Any]:
+        """Returns the arguments by the names of the schema, without defaults."""
+        names = [argument.name for argument in self.overload._schema.arguments]
+        return {**dict(zip(names, self.positional, strict=False)), **self.keywords}
+
+
+def find_overload(name: str) -> torch._ops.OpOverload | None:
+    """Returns torch's overload of a name ("add.Tensor"); None if this torch has none."""
+    operator, _, overload = name.rpartition(".")
+    found = getattr(getattr(torch.ops.aten, operator, None), overload, None)
+    return found if isinstance(found, torch._ops.OpOverload) else None
+
+
+def overloads_of(operator: str) -> list[str]:
+    """Returns the names of the overloads of an operator; none if torch has no such operator."""
+    return [name_of(each) for each in _overloads(operator)]
+
+
+def name_of(overload: torch._ops.OpOverload) -> str:
+    """Returns the name of an overload: `add.Tensor`."""
+    return f"{overload._schema.name.partition('::')[2]}.{overload._overloadname}"
+
+
+def is_no_operator(overload: torch._ops.OpOverload) -> str:
+    """Returns why an overload computes nothing that can be checked; "" for an operator of a suite."""
+    schema = overload._schema
+    if overload.namespace != "aten":
+        return NOT_ATEN
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        return RANDOM
+    if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
+        return VIEW
+    is_written = any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
+    returns_tensor = any("Tensor" in str(each.type) for each in schema.returns)
+    return "" if returns_tensor or is_written else NO_TENSOR
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The variants of a functional overload: the overload that writes into self, and the one that writes into out."""
+
+    in_place: torch._ops.OpOverload | None
+    out: torch._ops.OpOverload | None
+
+
+@cache
+def variants_of(functional: torch._ops.OpOverload) -> Variants:
+    """Returns the variants of a functional overload, by the arguments of the schemas."""
+    operator = functional._schema.name.partition("::")[2]
+    wanted = _inputs(functional)
+    results = [str(each.type) for each in functional._schema.returns]
+    in_place = (each for each in _overloads(f"{operator}_") if _inputs(each) == wanted and _is_in_place(each))
+    outs = (each for each in _overloads(operator) if _inputs(each) == wanted and _out_types(each) == results)
+    # A list of tensors cannot be written into one argument.
+    has_out = bool(results) and set(results) == {"Tensor"}
+    return Variants(next(in_place, None), next(outs, None) if has_out else None)
+
+
+@cache
+def functional_of(variant: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Returns the functional overload of an in-place or out variant; None for any other overload."""
+    operator = variant._schema.name.partition("::")[2]
+    if _is_in_place(variant):
+        operator = operator.removesuffix("_")
+    elif not _out_names(variant):
+        return None
+    return next((each for each in _overloads(operator) if variant in _pair(each)), None)
+
+
+def _pair(functional: torch._ops.OpOverload) -> Sequence[torch._ops.OpOverload]:
+    found = variants_of(functional) if not (_out_names(functional) or _is_in_place(functional)) else None
+    return [each for each in (found.in_place, found.out) if each is not None] if found is not None else []
+
+
+def out_arguments(variant: torch._ops.OpOverload, results: Sequence[Any]) -> dict[str, Any]:
+    """Returns the keyword arguments of an out variant that take these results."""
+    return dict(zip(_out_names(variant), results, strict=True))
+
+
+def derive(variant: torch._ops.OpOverload, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the kernel of an in-place or out variant that calls a kernel of the functional overload.
+
+    A kernel with set-up (`Prepared`) has it in the variant, too.
+    """
+    outs = _out_names(variant)
+
+    def derived(*arguments: Any, **keywords: Any) -> Any:
+        targets = [keywords.pop(name) for name in outs] or [arguments[0]]
+
+        def write(results: Any) -> Any:
+            for target, result in zip(targets, flat_tensors(results), strict=True):
+                target.copy_(result)
+            return targets[0] if len(targets) == 1 else tuple(targets)
+
+        returned = kernel(*arguments, **keywords)
+        if isinstance(returned, Prepared):
+            return replace(returned, call=lambda: write(computed_by(returned)), results=None)
+        return write(returned)
+
+    return derived
+
+
+def computed_by(prepared: Prepared) -> Any:
+    """Makes the call of a kernel with set-up, and returns its results."""
+    returned = prepared.call()
+    return prepared.results(returned) if prepared.results is not None else returned
+
+
+def _overloads(operator: str) -> list[torch._ops.OpOverload]:
+    packet = getattr(torch.ops.aten, operator, None)
+    return [getattr(packet, name) for name in packet.overloads()] if packet is not None else []
+
+
+def _inputs(overload: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    arguments = overload._schema.arguments
+    return [(each.name, str(each.type)) for each in arguments if not each.is_out]
+
+
+def _out_names(overload: torch._ops.OpOverload) -> list[str]:
+    return [each.name for each in overload._schema.arguments if each.is_out]
+
+
+def _out_types(overload: torch._ops.OpOverload) -> list[str]:
+    return [str(each.type) for each in overload._schema.arguments if each.is_out]
+
+
+def _is_in_place(overload: torch._ops.OpOverload) -> bool:
+    schema = overload._schema
+    first = schema.arguments[0] if schema.arguments else None
+    is_self = first is not None and first.alias_info is not None and first.alias_info.is_write and not first.is_out
+    return is_self and len(schema.returns) == 1 and schema.name.endswith("_")
+
+
+def map_values(change: Callable[[Any], Any], value: Any) -> Any:
+    """Returns a value changed by a function, or a list or tuple with each item changed."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([map_values(change, item) for item in value])
+    return change(value)
+
+
+def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a value and of the lists in it."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flat_tensors(item)
+
+
+def clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy with the same strides, also of a tensor whose elements share memory."""
+    if tensor.is_contiguous():
+        return tensor.detach().clone()
+    extent = text_of_tensor(tensor).extent
+    memory = torch.as_strided(tensor.detach(), (extent,), (1,)).clone()
+    return torch.as_strided(memory, tensor.shape, tensor.stride(), 0)
+
+
+def text_of_tensor(tensor: torch.Tensor) -> TensorText:
+    """Returns the text of a tensor. Raises NoText for a sparse or quantized tensor, or a subclass."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise NoText(f"{type(tensor).__name__} of layout {tensor.layout}")
+    if dtype not in ABBREVIATIONS:
+        raise NoText(f"dtype {dtype}")
+    stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+    return TensorText(tuple(tensor.shape), dtype, stride)
+
+
+def text_of(call: Call) -> ArgumentsText:
+    """Returns the text of the arguments of a call. Raises NoText."""
+    changed = call.mapped(_text_of_value)
+    return ArgumentsText(changed.positional, dict(changed.keywords))
+
+
+def _text_of_value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return text_of_tensor(value)
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return TorchConstant(str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise NoText(f"an argument of type {type(value).__name__}")
+
+
+def with_device(call: Call, device: torch.device) -> Call:
+    """Returns the call with its tensors on a device, in copies with the same strides, and its results there."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device != device:
+            text = text_of_tensor(value)
+            memory = torch.as_strided(value, (text.extent,), (1,)).to(device)
+            return torch.as_strided(memory, value.shape, value.stride(), 0)
+        return device if isinstance(value, torch.device) else value
+
+    changed = call.mapped(moved)
+    return Call(call.overload, changed.positional, _keywords_on(changed.keywords, device))
+
+
+def _keywords_on(keywords: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Returns keywords whose device is this one. A CPU pins memory for other devices, so that goes."""
+    changed = {name: value for name, value in keywords.items() if name != "pin_memory"}
+    return {**changed, "device": device} if changed.get("device") is not None else changed

@@ -1,0 +1,326 @@
+"""The samples of torch's OpInfo: each call of one operator of aten is a case that can be made again.
+
+OpInfo lists the functions of torch with samples of their arguments: small tensors, sizes of 0, numbers, strides, broad-
+casts. A sample counts where the function calls a single operator of aten; the arguments of that call are the case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+import types
+import unittest
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from opatlas.outer.suites.arguments import ArgumentsText
+from opatlas.outer.suites.operators import (
+    Call,
+    NoText,
+    find_overload,
+    flat_tensors,
+    is_no_operator,
+    name_of,
+    out_arguments,
+    text_of,
+    text_of_tensor,
+    variants_of,
+)
+from opatlas.run.call_watch import OperatorMode
+
+#: Cases of an operator for each dtype: spread over the samples of OpInfo, which has up to 1,440 of one.
+MOST_CASES: Mapping[str, int] = {"float32": 12, "bfloat16": 12, "int64": 4, "bool": 4}
+#: Further cases with tensors of size 0, and with infinities and NaN.
+_MOST_EMPTY, _MOST_NOT_FINITE = 2, 2
+#: Samples of an operator of which the in-place and the out variant are cases, too.
+_MOST_VARIANTS = 2
+#: Kinds of devices whose dtypes OpInfo knows; for others those of CUDA are taken.
+_KNOWN_DEVICES = ("cpu", "cuda")
+#: Samples of infinities and NaN that are drawn for an elementwise function.
+_EXTREME = 4
+
+
+@dataclass(frozen=True)
+class SampleCase:
+    """A case of an operator.
+
+    Attributes:
+        overload: the operator ("add_.Tensor").
+        functional: the functional operator of which `overload` is a variant; "" if `overload` is no variant.
+        opinfo, dtype, number: name of the OpInfo, dtype, and number of the sample.
+        arguments: the text of the arguments.
+        results: the shapes and dtypes of the results.
+    """
+
+    overload: str
+    functional: str
+    opinfo: str
+    dtype: str
+    number: int
+    arguments: str
+    inputs: tuple[tuple[tuple[int, ...], str], ...]
+    results: tuple[tuple[tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """A sample whose function calls one operator."""
+
+    call: Call
+    text: ArgumentsText
+    opinfo: str
+    number: int
+    results: Sequence[torch.Tensor] = ()
+
+
+class _Recorder(OperatorMode):
+    """Records the operators that a function calls, the first one with copies of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.first: Call | None = None
+        self.result: Any = None
+
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        self.count += 1
+        call = Call(operator, tuple(arguments), dict(keywords))
+        if self.count == 1:
+            try:
+                self.first = call.cloned()
+            except (RuntimeError, NoText):
+                # A sparse tensor. The sample is left out, since its arguments have no text.
+                self.first = None
+        return call()
+
+
+@lru_cache(maxsize=1)
+def opinfos() -> Mapping[str, Any]:
+    """Returns torch's OpInfos by name. The import takes three seconds."""
+    # torch's tests forbid changes to torch's flags. A session in this process still opens its device.
+    with _expecttest(), patch.object(torch.backends, "disable_global_flags"):
+        from torch.testing._internal.common_methods_invocations import op_db
+    found: dict[str, Any] = {}
+    for each in op_db:
+        found.setdefault(each.full_name, each)
+    return found
+
+
+@contextmanager
+def _expecttest() -> Iterator[None]:
+    """Lets torch's tests be imported without the package expecttest, whose test case theirs inherit from."""
+    name = "expecttest"
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        stand_in = types.ModuleType(name)
+        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules[name] = stand_in
+        try:
+            yield
+        finally:
+            del sys.modules[name]
+    else:
+        yield
+
+
+@lru_cache(maxsize=4)
+def _samples(opinfo: str, dtype_name: str) -> Sequence[Any]:
+    """Returns the samples of an OpInfo on the CPU, from a seed of its name: those of OpInfo, then extreme values."""
+    info, dtype = opinfos()[opinfo], getattr(torch, dtype_name)
+    seed = int.from_bytes(hashlib.blake2b(f"{opinfo} {dtype}".encode(), digest_size=4).digest(), "little")
+    # OpInfo seeds torch for each sample. For each device that is not open torch then keeps a traceback, which takes
+    # longer than the samples; these are drawn on the CPU alone.
+    with patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
+        torch.manual_seed(seed)
+        return [*info.sample_inputs("cpu", dtype, requires_grad=False), *_extreme(info, dtype)]
+
+
+def _extreme(info: Any, dtype: torch.dtype) -> Iterable[Any]:
+    """Returns samples with infinities and NaN of an elementwise function of one or two tensors."""
+    if not dtype.is_floating_point:
+        return []
+    from torch.testing._internal.opinfo import core
+
+    if isinstance(info, core.UnaryUfuncInfo):
+        made = core.generate_elementwise_unary_extremal_value_tensors(info, device="cpu", dtype=dtype)
+    elif isinstance(info, core.BinaryUfuncInfo):
+        made = core.generate_elementwise_binary_extremal_value_tensors(info, device="cpu", dtype=dtype)
+    else:
+        return []
+    return itertools.islice(made, _EXTREME)
+
+
+def recorded(opinfo: str, dtype: str, number: int) -> Call | None:
+    """Returns the call of the single operator that a sample's function calls; None if it calls none, or several.
+
+    Raises:
+        KeyError, IndexError: this torch has no such OpInfo or sample.
+    """
+    sample, info = _samples(opinfo, dtype)[number], opinfos()[opinfo]
+    recorder = _Recorder()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with recorder:
+            info.op(sample.input, *sample.args, **sample.kwargs)
+    return recorder.first if recorder.count == 1 else None
+
+
+def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:
+    """Returns the call of an out variant that writes into tensors like these results, filled with NaN or ones."""
+    outs = [torch.full_like(each, torch.nan if each.is_floating_point() else 1) for each in results]
+    return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
+
+
+def list_cases(
+    device_kind: str, left_out: Mapping[str, str], names: Sequence[str] = (), dtypes: Sequence[str] = ()
+) -> Iterator[SampleCase]:
+    """Yields the cases of all operators.
+
+    Args:
+        device_kind: a device ("cuda"), whose dtypes count as OpInfo knows them; the samples are made on the CPU.
+        left_out: reasons by overload.
+        names, dtypes: the only OpInfos and dtypes; empty: all.
+    """
+    known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
+    for dtype, most in MOST_CASES.items():
+        if dtypes and dtype not in dtypes:
+            continue
+        by_operator: dict[str, list[_Sample]] = defaultdict(list)
+        for name, info in opinfos().items():
+            if (not names or name in names) and getattr(torch, dtype) in info.supported_dtypes(known):
+                for sample in _recordable(name, dtype):
+                    by_operator[name_of(sample.call.overload)].append(sample)
+        for operator in sorted(by_operator):
+            if operator not in left_out:
+                chosen = map(_checked, _chosen(by_operator[operator], most))
+                yield from _cases_of(operator, dtype, [each for each in chosen if each is not None])
+
+
+def _recordable(opinfo: str, dtype: str) -> Iterator[_Sample]:
+    """Yields the samples of an OpInfo that call one operator, without their results."""
+    try:
+        count = len(_samples(opinfo, dtype))
+    except Exception:
+        # OpInfo's own samples of a dtype may need what this machine lacks, such as LAPACK.
+        return
+    for number in range(count):
+        try:
+            call = recorded(opinfo, dtype, number)
+            if call is not None and not is_no_operator(call.overload):
+                yield _Sample(call, text_of(call), opinfo, number)
+        except Exception:
+            # A sample that torch refuses, or without a text: sparse tensors, complex numbers.
+            continue
+
+
+def _checked(sample: _Sample) -> _Sample | None:
+    """Returns a sample with its results; None where these differ each time, or an argument changes unannounced."""
+    try:
+        made = sample.call.cloned()
+        first, again = made.results(), sample.call.cloned().results()
+        for each in first:
+            text_of_tensor(each)
+        is_same = len(first) == len(again) and all(map(_equal, first, again)) and _is_kept(sample.call, made)
+    except Exception:
+        # Results without a text, or of a dtype that torch cannot compare.
+        return None
+    return replace(sample, results=first) if first and is_same else None
+
+
+def _is_kept(before: Call, after: Call) -> bool:
+    """Returns whether a call has changed no argument but those that its schema names."""
+    written, now = before.written(), after.places()
+    return all(
+        all(map(_equal, flat_tensors(value), flat_tensors(now[place])))
+        for place, value in before.places().items()
+        if place not in written
+    )
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+
+
+def _chosen(samples: Sequence[_Sample], most: int) -> list[_Sample]:
+    """Returns at most `most` samples with different arguments, and some of size 0 and with infinities and NaN."""
+    different = {str(each.text): each for each in reversed(samples) if _is_finite(each)}
+    plain = list(reversed(different.values()))
+    extreme = [each for each in samples if not _is_finite(each)]
+    empty = [each for each in plain if _is_empty(each)]
+    filled = [each for each in plain if not _is_empty(each)]
+    return [*_spread(filled, most), *_spread(empty, _MOST_EMPTY), *_spread(extreme, _MOST_NOT_FINITE)]
+
+
+def _is_finite(sample: _Sample) -> bool:
+    return all(bool(each.isfinite().all()) for each in sample.call.tensors())
+
+
+def _is_empty(sample: _Sample) -> bool:
+    return any(each.numel() == 0 for each in sample.call.tensors())
+
+
+def _spread(samples: Sequence[_Sample], most: int) -> list[_Sample]:
+    """Returns `most` samples at equal distances, the first one included."""
+    if len(samples) <= most:
+        return list(samples)
+    return [samples[number * len(samples) // most] for number in range(most)]
+
+
+def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator[SampleCase]:
+    for sample in samples:
+        yield _case(operator, "", dtype, sample, sample.call, sample.results)
+    overload = find_overload(operator)
+    if overload is None or any(sample.call.written() for sample in samples):
+        return
+    variants = variants_of(overload)
+    for variant in filter(None, (variants.in_place, variants.out)):
+        made = (_variant(variant, operator, dtype, sample) for sample in samples)
+        yield from itertools.islice(filter(None, made), _MOST_VARIANTS)
+
+
+def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> SampleCase | None:
+    """Returns the case of a variant; None if torch refuses an in-place call with a larger result, or resizes `self`."""
+    try:
+        call = variant_call(variant, sample.call, sample.results)
+        made = call.cloned()
+        results = made.results()
+    except Exception:
+        return None
+    is_resized = any(each.shape != before.shape for each, before in zip(made.tensors(), call.tensors(), strict=True))
+    same = [text_of_tensor(each) for each in results] == [text_of_tensor(each) for each in sample.results]
+    return _case(name_of(variant), operator, dtype, sample, call, results) if same and not is_resized else None
+
+
+def variant_call(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch.Tensor]) -> Call:
+    """Returns the call of an in-place or out variant with the arguments of a functional call."""
+    if any(argument.is_out for argument in variant._schema.arguments):
+        return with_out(variant, call, results)
+    return Call(variant, call.positional, call.keywords)
+
+
+def _case(
+    operator: str, functional: str, dtype: str, sample: _Sample, call: Call, results: Sequence[torch.Tensor]
+) -> SampleCase:
+    def slots(tensors: Iterable[torch.Tensor]) -> tuple[tuple[tuple[int, ...], str], ...]:
+        return tuple((tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors)
+
+    return SampleCase(
+        operator,
+        functional,
+        sample.opinfo,
+        dtype,
+        sample.number,
+        str(text_of(call)),
+        slots(flat_tensors([*call.positional, *call.keywords.values()])),
+        slots(results),
+    )

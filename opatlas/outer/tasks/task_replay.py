@@ -1,0 +1,224 @@
+"""`row` and `replay` of a task: calls a candidate, or the task's own Model, judges its results and measures it.
+
+The reference is computed after the last call of the candidate, so that its process holds no expected value before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opatlas.outer.candidates.error_class import Phase
+from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.guards.input_sets import InputSets, Variant
+from opatlas.outer.guards.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
+from opatlas.outer.guards.process_guard import ProcessGuard
+from opatlas.outer.guards.results import FlatResults
+from opatlas.outer.guards.trial import CandidateTrial
+from opatlas.outer.guards.verdict import Compared, compare_results, interface_problem
+from opatlas.outer.tasks.inputs import (
+    as_arrays,
+    as_tensors,
+    drop_gradients,
+    make_inputs,
+    needed_bytes,
+    needs_gradients,
+    set_seeds,
+)
+from opatlas.outer.tasks.modules import load_task
+from opatlas.outer.tasks.reference import Reference
+from opatlas.outer.tasks.task import Task, TaskKind
+from opatlas.row.columns import TASK_INPUTS
+from opatlas.row.errors import MissingPrecondition, Unsupported
+from opatlas.run.devices.device import Device
+from opatlas.run.group import Group
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.text import exception_line
+
+#: Memory of a row relative to its inputs: three sets, float64, results and the memory of the candidate.
+_MEMORY_FACTOR = 12.0
+#: A candidate may be as far off as Model itself in the dtypes of the task, and this many times as far.
+_OF_MODEL = 2.0
+
+
+@dataclass
+class _Row:
+    """A row of a task: the `row` in the body of the replay."""
+
+    task: Task
+    number: int
+
+
+def bind(job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group) -> Any:
+    """Returns `row` and `replay` of a task. Raises MissingPrecondition if the session does not name the task."""
+    if job.task is None:
+        raise MissingPrecondition("a row of a task runs with --tasks, which names the task's file or folder")
+    row = _Row(job.task, int(job.cells.get(TASK_INPUTS, "0") or 0))
+    return row, TaskReplay(row, job, device, instrument, settings, group)
+
+
+class TaskReplay(JudgedReplay):
+    """Judges the candidate of a row when it is called, or the task's Model, and leaves the result in `outcome`."""
+
+    def __init__(
+        self,
+        row: _Row,
+        job: Job,
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group,
+    ) -> None:
+        super().__init__(job, device, instrument, settings, group)
+        self._row = row
+        self._file = self._file or str(row.task.path)
+        self._module: ModuleType | None = None
+
+    def _prepare(self) -> None:
+        try:
+            self._module = load_task(self._row.task)
+        except ImportError as error:
+            raise MissingPrecondition(f"the task cannot be imported ({error}): install its packages") from error
+        except Exception as error:
+            raise ReferenceFailed(f"the task cannot be imported: {exception_line(error)}") from error
+
+    def _judge(self) -> RowOutcome:
+        module = self._module
+        assert module is not None
+        row, source, device = self._row, self._job.source, self._device.torch_device
+        own_files = [row.task.path, *([Path(source.path)] if source else [])]
+        guard = ProcessGuard(device, own_files) if source is not None else None
+        reference = Reference(module, row.task, self._seed, device, self._notes)
+        self._step(Phase.IMPORT)
+        function = reference.make if source is None else self._load(reference.make if source.wraps else _nothing)
+        examine(guard, "its import")
+        self._step(Phase.CONSTRUCTION)
+        candidate, weights = self._construct(function, reference)
+        examine(guard, "its construction")
+        inputs = self._inputs(module, weights)
+        bind = None
+        if needs_gradients(inputs.arguments):
+            reference.has_gradients = True
+            parameters = list(candidate.parameters()) if isinstance(candidate, torch.nn.Module) else []
+            candidate = _with_gradients(candidate)
+            bind = partial(drop_gradients, parameters)
+        trial = CandidateTrial(
+            candidate,
+            inputs,
+            device,
+            synchronize=self._device.synchronize,
+            threads=guard.threads if guard is not None else None,
+            bind=bind,
+        )
+        self._first_call(trial, guard)
+        samples = self._take(trial, guard, reference, self._compare(reference), reference.run_natively)
+
+        def own_call() -> Callable[[], object] | None:
+            model, (arguments, _) = reference.make(), inputs.values(Variant(0))
+            if not isinstance(model, torch.nn.Module):
+                return None
+            call = _with_gradients(model) if reference.has_gradients else model
+            return lambda: call(*arguments)
+
+        self._expect_possible(samples, inputs, own_call)
+        return self._measured(samples, trial, guard)
+
+    def _construct(
+        self, function: Callable[..., Any], reference: Reference
+    ) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
+        """Returns the function that is called with the inputs, and its weights by the names of Model's.
+
+        The weights are Model's where names and shapes agree; else both are made with the same seed.
+        """
+        source, device = self._job.source, self._device.torch_device
+        if source is None:
+            model = function()
+        elif isinstance(function, type):
+            positional, named = reference.arguments()
+            set_seeds(self._seed)
+            model = function(*positional, **named)
+        else:
+            call = _with_init_inputs(function, reference)
+            return (self._on_arrays(call) if source.function.endswith("_numpy") else call), {}
+        if not isinstance(model, torch.nn.Module):
+            return (self._on_arrays(model) if self._row.task.kind is TaskKind.NUMPY else model), {}
+        model = model.to(device)
+        if source is not None and not reference.gives_weights_to(model):
+            return model, {}
+        return model, {name: parameter.data for name, parameter in model.named_parameters()}
+
+    def _on_arrays(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a call of a model of numpy with tensors. Raises Unsupported unless the device is the host."""
+        device = self._device.torch_device
+        if device.type != "cpu":
+            raise Unsupported(f"numpy computes on the host, and rows are measured on {device}")
+
+        def call(*arguments: Any) -> Any:
+            return as_tensors(model(*as_arrays(list(arguments))), device)
+
+        return call
+
+    def _inputs(self, module: ModuleType, weights: dict[str, torch.Tensor]) -> InputSets:
+        row, device = self._row, self._device.torch_device
+
+        def make(seed: int) -> list[Any]:
+            return make_inputs(module, row.task, row.number, seed, device)
+
+        try:
+            first = needed_bytes(make(self._seed))
+        except Exception as error:
+            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
+        self._sampling.expect_memory(_MEMORY_FACTOR * first)
+        return InputSets(make, [self._seed + number for number in range(SETS)], weights)
+
+    def _compare(self, reference: Reference) -> Callable[[FlatResults, FlatResults], Compared]:
+        device = self._device.torch_device
+
+        def compare(results: FlatResults, expected: FlatResults) -> Compared:
+            """Raises CandidateRejected if the results have another form than Model's, or are wrong."""
+            sub_class, problem = interface_problem(results, reference.native, device, reference.checks_dtypes)
+            if problem:
+                raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
+            found = compare_results(results, expected, max(1.0, _OF_MODEL * reference.own_error))
+            self._compared.append(found)
+            if found.wrong:
+                raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class, found.wrong)
+            return found
+
+        return compare
+
+
+def _nothing() -> None:
+    """Replaces the function of torch where an implementation wraps none."""
+
+
+def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a call with gradients, which costs the host about a microsecond more."""
+
+    def call(*arguments: Any) -> Any:
+        with torch.enable_grad():
+            return function(*arguments)
+
+    return call
+
+
+def _with_init_inputs(function: Callable[..., Any], reference: Reference) -> Callable[..., Any]:
+    """Returns a function that takes the inputs; one with more parameters gets the arguments of Model after them."""
+    positional, named = reference.arguments()
+    code = getattr(function, "__code__", None)
+    if code is None or not positional or named:
+        return function
+    names = code.co_varnames[: code.co_argcount]
+    required = len(names) - len(getattr(function, "__defaults__", None) or ())
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments, *positional[: max(0, required - len(arguments))])
+
+    return call

@@ -1,0 +1,275 @@
+"""An executor of a group: launches its ranks, sends them one job at a time, and combines their outcomes.
+
+A rank that dies, hangs or sends nonsense costs the row that runs, as in a device process: all processes of the group
+are ended, and the next row gets a new group.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
+from opatlas.run.devices.device import KINDS, DeviceDescription, DeviceSpec
+from opatlas.run.devices.device_lock import DeviceWaits, LockWait
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.groups.messages import StepReport
+from opatlas.run.groups.running import RanksDied, RunningGroup, UnexpectedMessage
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.channel import Answer, ChannelBroken, LockTaken, NotReady, Start, Waiting
+from opatlas.run.process.child import PAUSES_S, TRIES, ChildExecutor, print_to_stderr
+from opatlas.run.process.device_process import Launcher
+from opatlas.run.process.fresh_python import import_paths
+
+#: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
+_OTHERS_FAIL_WITHIN_S = 5.0
+#: Statuses that leave ranks ready for the next job, if all ranks have the same one.
+_READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
+
+
+class GroupProcess(ChildExecutor):
+    """Runs jobs on all ranks of a group, which is launched on first use. An Executor.
+
+    Attributes:
+        failed_after_s: seconds from the begin of the last job to the first failure of a rank of this node; infinite
+            if none has failed.
+        late_step: the step of the ranks that the others waited for when the last job timed out; 0 if it did not.
+    """
+
+    def __init__(
+        self,
+        spec: GroupSpec,
+        devices: Sequence[DeviceSpec],
+        settings: MeasureSettings,
+        waits: DeviceWaits | None = None,
+        launcher: Launcher | None = None,
+    ) -> None:
+        """
+        Args:
+            spec: the group.
+            devices: of this node, one for each of its ranks.
+            launcher: runs each rank of this node; its command may hold RANK_PLACEHOLDER.
+            waits: times the waits for devices, and shows the user lines; None: lines go to stderr.
+        """
+        if len(devices) != spec.local_ranks:
+            raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
+        super().__init__()
+        self.spec = spec
+        self._launcher = launcher
+        self._waits = waits or DeviceWaits(print_to_stderr)
+        #: Why each rank sees all devices; "" while it sees only its own.
+        self._all_visible = ""
+        self._starts = [Start(device, settings, import_paths()) for device in devices]
+        self._running: RunningGroup | None = None
+        self._began = 0.0
+        self.failed_after_s = math.inf
+        self.late_step = 0
+
+    def is_idle(self) -> bool:
+        """Returns whether all ranks of this node have joined, and wait for a job."""
+        try:
+            if self._running is not None:
+                self._running.expect_idle()
+        except (ChannelBroken, EOFError, OSError):
+            return False
+        return self._running is not None
+
+    def run(self, job: Job) -> RowOutcome:
+        with self._end_if_interrupted, self._waits:
+            for _ in range(TRIES):
+                running = self._running or self._open()
+                try:
+                    running.expect_idle()
+                    running.send(job)
+                except (ChannelBroken, EOFError, OSError):
+                    # A rank died before it took the job; the row did not cause it.
+                    self._end(running)
+                    continue
+                return self._wait_for_answers(job, running)
+        raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {TRIES} times")
+
+    def close(self) -> None:
+        """Waits for the ranks to end by themselves, and then kills the remaining processes."""
+        if self._running is not None:
+            self._running.wait_for_end()
+            self._kill()
+
+    def _end(self, running: RunningGroup) -> None:
+        """Ends a group whose ranks cannot run the next job; launchers (msprof) still write their records."""
+        if self._launcher is not None:
+            running.kill_ranks()
+            running.wait_for_end()
+        self._kill()
+
+    def _kill(self) -> None:
+        """Ends all processes of the group, if any, and waits until their devices are free."""
+        if self._running is not None:
+            self._running.kill()
+            self._running = None
+
+    def _wait_for_answers(self, job: Job, running: RunningGroup) -> RowOutcome:
+        """Waits for the answers of all ranks to a job, and combines them; ends the group if a rank has failed.
+
+        Raises:
+            DeviceGone: another session has held a device for too long.
+        """
+        outcomes: dict[int, RowOutcome] = {}
+        steps = dict.fromkeys(range(self.spec.local_ranks), StepReport(0, "before its first call"))
+        # No rank begins while one of them waits for its device.
+        waiting: dict[int, LockWait] = {}
+        self._began, self.failed_after_s, self.late_step = time.monotonic(), math.inf, 0
+        deadline = self._began + job.timeout_s
+        while len(outcomes) < self.spec.local_ranks:
+            now = time.monotonic()
+            failed = any(outcome.status is not Status.MEASURED for outcome in outcomes.values())
+            waits = [] if failed else list(waiting.values())
+            if now >= deadline and not waits:
+                return self._combine(running, outcomes) if failed else self._timed_out(job, running, steps, outcomes)
+            try:
+                messages = running.messages(min((lock.left_s() for lock in waits), default=deadline - now))
+            except RanksDied as died:
+                return self._died(running, died.local_ranks)
+            except UnexpectedMessage as message:
+                return self._misunderstood(running, message)
+            for lock in waits:
+                if not messages and lock.left_s() == 0:
+                    lock.check_limit()
+            for local_rank, answer in messages:
+                if not isinstance(answer, Answer) or answer.job_id != job.id or local_rank in outcomes:
+                    unexpected = UnexpectedMessage(local_rank, "an unexpected answer")
+                    return self._misunderstood(running, unexpected)
+                content = answer.content
+                if isinstance(content, Waiting):
+                    waiting[local_rank] = self._waits.begin(content.holder)
+                elif isinstance(content, LockTaken):
+                    if local_rank in waiting:
+                        waiting.pop(local_rank).end()
+                    deadline = time.monotonic() + job.timeout_s
+                elif isinstance(content, StepReport):
+                    steps[local_rank] = content
+                else:
+                    outcomes[local_rank] = content
+                    if content.status is not Status.MEASURED:
+                        self._note_failure()
+                        deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)
+        return self._combine(running, outcomes)
+
+    def _note_failure(self) -> None:
+        self.failed_after_s = min(self.failed_after_s, time.monotonic() - self._began)
+
+    def _combine(self, running: RunningGroup, outcomes: dict[int, RowOutcome]) -> RowOutcome:
+        """Combines the outcomes of the ranks, some of which may be missing; ends the group unless all are ready."""
+        statuses = {outcome.status for outcome in outcomes.values()}
+        is_ready = len(outcomes) == self.spec.local_ranks and len(statuses) == 1 and statuses <= _READY_STATUSES
+        if self.spec.nnodes > 1 and statuses != {Status.MEASURED}:
+            # Another node may have lost its ranks, and wait to launch the group again.
+            is_ready = False
+        name = self.spec.rank_name
+        changed = tuple(f"{name(rank)} {change}" for rank in sorted(outcomes) for change in outcomes[rank].changed)
+        if not is_ready or changed:
+            self._end(running)
+        if statuses == {Status.MEASURED}:
+            first = outcomes[0]
+            if len({outcome.pending for outcome in outcomes.values()}) > 1:
+                return RowOutcome(Status.FAILED, "the ranks launched different numbers of samples of the same call")
+            assert first.measurement is not None
+            of_ranks = {rank: o.measurement for rank, o in sorted(outcomes.items()) if o.measurement is not None}
+            throttled = [f"{name(rank)}: {one.throttled}" for rank, one in of_ranks.items() if one.throttled]
+            measurement = replace(
+                first.measurement,
+                checked_elements=sum(one.checked_elements for one in of_ranks.values()),
+                total_elements=sum(one.total_elements for one in of_ranks.values()),
+                throttled="; ".join(throttled),
+            )
+            return replace(first, measurement=measurement, changed=changed)
+        failed = {r: outcome for r, outcome in outcomes.items() if outcome.status is not Status.MEASURED}
+        # The first failure, in order of the answers; later ones may be consequences.
+        local_rank, outcome = next(iter(failed.items()))
+        if is_ready and len({outcome.reason for outcome in failed.values()}) == 1:
+            return replace(outcome, changed=changed)
+        return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
+
+    def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> RowOutcome:
+        self._note_failure()
+        # A launcher does not report how its rank ended.
+        how = (
+            running.describe_ends(local_ranks)
+            if self._launcher is None
+            else f"{self.spec.rank_names(local_ranks)} died"
+        )
+        self._end(running)
+        return RowOutcome(Status.CRASHED, f"{how}; the group was ended")
+
+    def _misunderstood(self, running: RunningGroup, message: UnexpectedMessage) -> RowOutcome:
+        self._note_failure()
+        self._end(running)
+        who = self.spec.rank_name(message.local_rank)
+        return RowOutcome(Status.CRASHED, f"{who}: {message.text}; the group was ended")
+
+    def _timed_out(
+        self, job: Job, running: RunningGroup, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
+    ) -> RowOutcome:
+        left = {rank: step for rank, step in sorted(steps.items()) if rank not in outcomes}
+        self._note_failure()
+        self.late_step = least = min(step.step for step in left.values())
+        late = [rank for rank, step in left.items() if step.step == least]
+        who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.rank_names(late)
+        others = "; the others wait" if len(late) < self.spec.local_ranks else ""
+        where = " or ".join(dict.fromkeys(left[rank].text for rank in late))
+        running.write_stacks(left)
+        self._end(running)
+        return RowOutcome(
+            Status.TIMEOUT,
+            f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
+            "the output)",
+        )
+
+    def _is_open(self) -> bool:
+        return self._running is not None
+
+    def _open(self) -> RunningGroup:
+        """Launches the group; every device passes its probe. Raises DeviceGone after the last try."""
+        for pause_s in (*PAUSES_S, 0.0):
+            self._running = running = RunningGroup(self.spec, self._starts, self._waits, self._launcher)
+            try:
+                answer = running.launch()
+            except OSError as error:
+                # No more processes or files can be made.
+                answer = NotReady(str(error), unhealthy=False)
+            if not isinstance(answer, NotReady):
+                self._device = self._described(answer)
+                return running
+            failure = answer
+            self._kill()
+            if answer.did_not_meet and not self._all_visible and self._make_all_visible(answer.reason):
+                continue
+            if not answer.unhealthy and self._device is None:
+                # The device was never available: another try is useless.
+                break
+            time.sleep(pause_s)
+        raise DeviceGone(f"the {self.spec} did not start: {failure.reason}")
+
+    def _make_all_visible(self, reason: str) -> bool:
+        """Makes all devices visible to each rank from now on, as torchrun does; returns whether this changes anything.
+
+        Args:
+            reason: why the ranks did not meet while each saw only its own device.
+        """
+        specs = [each.spec for each in self._starts]
+        if any(spec.kind not in KINDS or KINDS[spec.kind].backend != "hccl" or not spec.pinned for spec in specs):
+            return False
+        self._all_visible = reason
+        self._starts = [replace(each, spec=replace(each.spec, sees_no_other=False)) for each in self._starts]
+        self._waits.tell(
+            f"the {self.spec} did not meet: {reason}; it is tried again with all devices visible to its ranks"
+        )
+        return True
+
+    def _described(self, first: DeviceDescription) -> DeviceDescription:
+        """Returns the description of the first rank's device, with facts on the group."""
+        shown = {"all_devices_visible": self._all_visible} if self._all_visible else {}
+        return replace(first, facts={**first.facts, "ranks": self.spec.ranks, "nodes": self.spec.nnodes, **shown})

@@ -1,0 +1,271 @@
+"""The process of a rank: owns one device, joins the group, and runs the same jobs as the other ranks.
+
+torchrun's launcher (agent.py) runs `opatlas.run.groups.rank_main ADDRESS [--under-launcher]`, and sets the
+variables below. ADDRESS is the socket on which pytest waits for the rank. The rank ends when that socket is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opatlas.row.errors import DeviceUnhealthy, ReplayError
+from opatlas.row.status import Status
+from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.discovery import device_environment, ranks_share
+from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
+from opatlas.run.groups.messages import DeviceOpened, RankHello, RankJoined, StepReport, connect
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
+from opatlas.run.process.child import show_stacks
+from opatlas.run.process.device_process import UNDER_LAUNCHER
+from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup, flush_streams
+
+if TYPE_CHECKING:
+    import torch
+
+    from opatlas.run.group import Group
+    from opatlas.run.runner import Runner
+
+#: Variables that torchrun sets for a rank, and that a rank needs.
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main(address: str, *, under_launcher: bool) -> None:
+    """Runs the jobs that come from the socket at `address`.
+
+    Args:
+        under_launcher: whether a launcher such as msprof, and not the keeper, is the parent of this process.
+    """
+    if not under_launcher:
+        # As in a device process (opatlas/run/process/device_main.py).
+        die_with_parent()
+    show_stacks()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        channel = ChildChannel(connect(Path(address)))
+    except (FileNotFoundError, ConnectionRefusedError, EOFError):
+        # pytest has given up the group, and has reported why.
+        return
+    with channel:
+        missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
+        if missing:
+            channel.send(
+                NotReady(
+                    f"{', '.join(missing)}: not set; torchrun sets them, through which agent.py starts each rank",
+                    unhealthy=False,
+                )
+            )
+            return
+        rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
+        channel.send(RankHello(local_rank, os.getpid()))
+        start: Start = channel.receive()
+        sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
+        # Before torch, or a module that it loads, looks for devices.
+        os.environ.update(device_environment(start.spec))
+        try:
+            from opatlas.run.runner import Runner
+
+            runner = Runner(
+                start.spec, _with_shared_cores(start.settings) if ranks_share(start.spec.kind) else start.settings
+            )
+            runner.probe()
+            channel.send(DeviceOpened())
+        except Exception as error:
+            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
+            return
+        try:
+            answers = _JobMessages(channel)
+            group = _join_group(
+                rank, size, runner.torch_device, lambda step, text: answers.give(StepReport(step, text))
+            )
+            runner.join(group)
+            channel.send(RankJoined(runner.describe()))
+        except Exception as error:
+            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, did_not_meet=True))
+            return
+        locks_device = not ranks_share(start.spec.kind) or _is_first_of_host(group)
+        _serve(channel, answers, runner, group, locks_device=locks_device)
+    if not under_launcher:
+        exit_without_cleanup()
+
+
+def _join_group(rank: int, size: int, device: torch.device, report: Callable[[int, str], None]) -> Group:
+    """Joins the group that the launcher's variables describe, with the device that this process has opened.
+
+    Raises:
+        RuntimeError and others, as torch.distributed does: the group did not come together.
+    """
+    import datetime
+
+    import torch
+    from torch import distributed
+
+    from opatlas.run.group import BARRIER_ELEMENTS, Group
+
+    # One backend for each type of device; the ranks agree over that of the host.
+    backends = {type_: KINDS[type_].backend for type_ in ("cpu", device.type) if type_ in KINDS}
+    distributed.init_process_group(
+        ",".join(f"{type_}:{backend}" for type_, backend in backends.items()),
+        # Rows have deadlines of their own, which name the rank that is late.
+        timeout=datetime.timedelta(days=1),
+    )
+    world = distributed.group.WORLD
+    assert world is not None
+
+    def find_name() -> str:
+        if device.type != "npu":
+            return str(world.group_name)
+        # Kernels that communicate need a communicator that nobody else uses, not even torch's collectives
+        # (op-plugin's pages of npu_moe_distribute_dispatch); vllm-ascend makes one for them too.
+        own: Any = distributed.new_group(backend=KINDS["npu"].backend)
+        # The name that HCCL gives its communicator; torch has none for it.
+        return str(own._get_backend(torch.device("npu")).get_hccl_comm_name(rank))
+
+    tensor = None if device.type == "cpu" else torch.zeros(BARRIER_ELEMENTS, device=device)
+    group = Group(rank, size, find_name, report, _barrier_tensor=tensor)
+    group.barrier()
+    group.device_barrier()
+    if tensor is not None:
+        # Waits for the barrier: the devices have met, too.
+        tensor[0].item()
+    return group
+
+
+class _JobMessages:
+    """Sends pytest messages on the job that this rank runs."""
+
+    def __init__(self, channel: ChildChannel) -> None:
+        self.job: Job | None = None
+        self._channel = channel
+
+    def give(self, content: object) -> None:
+        # While the group starts there is no job.
+        if self.job is not None:
+            self._channel.send(Answer(self.job.id, content))
+
+
+def _is_first_of_host(group: Group) -> bool:
+    """Returns whether this is the first rank on its host. Two nodes of a test may share a host."""
+    try:
+        host = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        # Not Linux.
+        host = platform.node()
+    hosts = group.gather([float(zlib.crc32(host.encode()))])
+    return hosts.index(hosts[group.rank]) == group.rank
+
+
+def _with_shared_cores(settings: MeasureSettings) -> MeasureSettings:
+    """Returns the settings with this rank's share of the cores of a CPU."""
+    from opatlas.run.devices.cgroups import available_cores
+
+    return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
+
+
+def _serve(
+    channel: ChildChannel,
+    answers: _JobMessages,
+    runner: Runner,
+    group: Group,
+    *,
+    locks_device: bool,
+) -> None:
+    """Runs jobs until the socket is closed.
+
+    Args:
+        locks_device: whether this rank locks its device; False if another rank of the same device does.
+    """
+    while True:
+        try:
+            job: Job = channel.receive()
+        except EOFError:
+            _leave_group()
+            return
+        answers.job = job
+        with _all_devices_locked(answers, runner, group, locks_device), channel.end_forks():
+            if _is_same_job(job, group):
+                outcome = runner.run(job)
+            else:
+                outcome = RowOutcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
+            # The ranks of a collective have combined their samples already.
+            if outcome.pending is not None:
+                outcome = _with_node_remark(outcome, group)
+            elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
+                outcome = combine_ranks(job.kernel_type, outcome, group)
+            if outcome.measurement is not None and ranks_of_node() < group.size:
+                outcome = _with_changes_elsewhere(outcome, group)
+        flush_streams()
+        answers.give(outcome)
+
+
+def _with_changes_elsewhere(outcome: RowOutcome, group: Group) -> RowOutcome:
+    """Returns the outcome, marked as changed if any rank is, so that all nodes launch the group anew or none does."""
+    changed = any(changed for (changed,) in group.gather([float(bool(outcome.changed))]))
+    if not changed or outcome.changed:
+        return outcome
+    return replace(outcome, changed=("is in a group with a rank that has changed the state of its process",))
+
+
+def _with_node_remark(outcome: RowOutcome, group: Group) -> RowOutcome:
+    """Returns the outcome with a remark if each node reads only the profiles of its own ranks."""
+    assert outcome.measurement is not None
+    if ranks_of_node() == group.size:
+        return outcome
+    said = f"the slowest of {ranks_of_node()} of {group.size} ranks: msprof shows each node its own ranks"
+    assumptions = (*outcome.measurement.assumptions, said)
+    return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
+
+
+def _is_same_job(job: Job, group: Group) -> bool:
+    """Returns whether all ranks have the same row; ranks of other nodes get their jobs from another session."""
+    row = zlib.crc32(repr((job.kernel_type, sorted(job.cells.items()))).encode())
+    return len({own for (own,) in group.gather([float(row)])}) == 1
+
+
+@contextlib.contextmanager
+def _all_devices_locked(answers: _JobMessages, runner: Runner, group: Group, locks_device: bool) -> Iterator[None]:
+    """Locks the devices of all ranks, one after the other, so that two groups cannot block each other."""
+    with contextlib.ExitStack() as held:
+        for rank in range(group.size):
+            if rank == group.rank and locks_device:
+                lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(LockTaken()))
+                held.enter_context(lock)
+            group.barrier()
+        yield
+
+
+def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group) -> RowOutcome:
+    """Returns the outcome with the samples of the group: each sample is the longest of the ranks."""
+    assert outcome.measurement is not None
+    try:
+        samples_us = group.gather_samples(outcome.measurement.samples_us)
+    except ReplayError as error:
+        return RowOutcome(error.status, str(error))
+    measurement = replace(
+        outcome.measurement,
+        samples_us=slowest_us(kernel_type, samples_us)[1],
+        counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
+    )
+    return replace(outcome, measurement=measurement)
+
+
+def _leave_group() -> None:
+    from torch import distributed
+
+    # Other ranks may have ended already.
+    with contextlib.suppress(Exception):
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], under_launcher=UNDER_LAUNCHER in sys.argv[2:])

@@ -1,0 +1,283 @@
+"""Reads a user's folder of kernels as implementations.
+
+`DIR/AddRmsNorm.py`                                        one function: a mark, `kernel`, or the only public function
+`DIR/AddRmsNorm/fast.py`, `DIR/AddRmsNorm/small.py`        candidates: the implementations `DIR-fast` and `DIR-small`
+`DIR/add__Tensor/add__Tensor_implementation_v1.py`         BackendBench's layout: the function `add__Tensor_kernel_impl`
+`FILE.py`                                                  one file with marks
+
+For tasks (docs/candidates.md) the files are named after tasks, with a class `ModelNew` or a function:
+
+`DIR/level1/19_ReLU.py`, `DIR/19_ReLU.py`                  the candidate `DIR` for the task level1/19_ReLU
+`DIR/level1/19_ReLU/fast.py`, `DIR/19_ReLU/fast.py`        the candidate `DIR-fast`
+
+Other source files of the folder are helpers, which kernels import or compile. They belong to each implementation in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError
+from opatlas.outer.tasks.candidate_files import CandidateFile, find_candidates
+from opatlas.outer.tasks.task import Task
+from opatlas.row.columns import is_file_name
+from opatlas.row.location import implementation_label
+from opatlas.run.implementations.contract import KernelSource, digest_of_digests
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementations.marks import Marks, read_marks
+
+#: The function of a file that is named after a kernel type.
+KERNEL = "kernel"
+#: Characters of the digest that is the version of a folder.
+_DIGITS = 8
+_NAME = re.compile(r"[^A-Za-z0-9.+]+")
+#: Suffixes of files that a kernel may import, compile or load.
+_PYTHON, _C = (".py", ".pyx"), (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".inc", ".inl")
+_SOURCES = frozenset(
+    (*_PYTHON, *_C, ".cu", ".cuh", ".hip", ".asc", ".cce", ".ptx", ".cubin", ".o", ".a", ".so", ".json")
+)
+#: Folders of build outputs, and those in a database.
+_NO_SOURCES = frozenset(("__pycache__", "build", "implementations", "journal", "pruned", "reports", "runs"))
+#: A folder of BackendBench is named after an overload of torch: `add__Tensor`.
+_OVERLOAD = re.compile(r"\w+__\w+")
+_CANDIDATE = re.compile(r"_implementation_?(\w*)$")
+#: Kernel types whose replays pass the arguments of the overload, in its order and by its names. A replay may pass a
+#: number for a tensor of an elementwise operator, as torch does. Overloads that fit only some rows are not here.
+OVERLOADS: Mapping[str, tuple[str, ...]] = {
+    "_adaptive_avg_pool3d__default": ("AdaptiveAvgPool3d", "AdaptiveAvgPool3dAiCore"),
+    "_adaptive_avg_pool3d_backward__default": ("AdaptiveAvgPool3dGrad", "AdaptiveAvgPool3dGradAiCore"),
+    "_foreach_add__List": ("ForeachAddList",),
+    "_foreach_mul__Scalar": ("ForeachMulScalar",),
+    "_log_softmax_backward_data__default": ("LogSoftmaxGrad",),
+    "abs__default": ("Abs", "AbsAiCore"),
+    "add__Tensor": ("Add", "AddAiCore"),
+    "arange__start_step": ("ArangeAiCore", "Range"),
+    "argmax__default": ("ArgMaxV2", "ArgMaxV2AiCore"),
+    "broadcast_to__default": ("BroadcastTo", "BroadcastToAiCore"),
+    "cat__default": ("ConcatD",),
+    "conv2d__default": ("Conv2D",),
+    "convolution_backward__default": ("Conv2DBackpropFilter", "Conv2DBackpropInput"),
+    "cos__default": ("Cos", "CosAiCore"),
+    "cumsum__default": ("Cumsum",),
+    "div__Tensor": ("RealDiv", "RealDivAiCore"),
+    "embedding__default": ("GatherV2", "GatherV2AiCore"),
+    "embedding_dense_backward__default": ("EmbeddingDenseGradV2",),
+    "eq__Tensor": ("Equal", "EqualAiCore"),
+    "exp__default": ("Exp", "ExpAiCore"),
+    "floor_divide__default": ("FloorDiv", "FloorDivAiCore"),
+    "gather__default": ("GatherElements", "GatherElementsV2"),
+    "ge__Tensor": ("GreaterEqual", "GreaterEqualAiCore"),
+    "gt__Tensor": ("Greater", "GreaterAiCore"),
+    "index__Tensor": ("Index", "IndexAiCore"),
+    "index_select__default": ("Gather", "GatherV3", "GatherV3AiCore"),
+    "log__default": ("Log", "LogAiCore"),
+    "log_softmax__int": ("LogSoftmaxAiCore", "LogSoftmaxV2"),
+    "logical_and__default": ("LogicalAnd", "LogicalAndAiCore"),
+    "logical_not__default": ("LogicalNot", "LogicalNotAiCore"),
+    "logical_or__default": ("LogicalOr", "LogicalOrAiCore"),
+    "lt__Tensor": ("Less", "LessAiCore"),
+    "matmul__default": ("BatchMatMul", "BatchMatMulNd", "BatchMatMulV2", "BatchMatMulV3"),
+    "max__dim": ("ArgMaxWithValue",),
+    "max_pool2d_with_indices__default": ("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore"),
+    "max_pool2d_with_indices_backward__default": ("MaxPoolGradWithArgmaxV1", "MaxPoolGradWithArgmaxV1AiCore"),
+    "mean__dim": ("ReduceMean", "ReduceMeanAiCore", "ReduceMeanD"),
+    "mul__Scalar": ("Muls", "MulsAiCore"),
+    "mul__Tensor": ("Mul", "MulAiCore"),
+    "ne__Tensor": ("NotEqual", "NotEqualAiCore"),
+    "neg__default": ("Neg", "NegAiCore"),
+    "nonzero__default": ("NonZero", "NonzeroAiCore"),
+    "ones_like__default": ("OnesLike", "OnesLikeAiCore"),
+    "pad__default": ("PadV3", "PadV3AiCore"),
+    "reciprocal__default": ("Reciprocal", "ReciprocalAiCore"),
+    "relu__default": ("Relu", "ReluAiCore"),
+    "repeat_interleave__self_Tensor": ("RepeatInterleave",),
+    "rsqrt__default": ("Rsqrt", "RsqrtAiCore"),
+    "silu__default": ("Swish",),
+    "sin__default": ("Sin", "SinAiCore"),
+    "softmax__int": ("SoftmaxAiCore", "SoftmaxV2"),
+    "sort__default": ("Sort", "SortAiCore"),
+    "square__default": ("Square", "SquareAiCore"),
+    "stack__default": ("Pack", "PackAiCore"),
+    "sub__Tensor": ("Sub", "SubAiCore"),
+    "sum__dim_IntList": ("ReduceSum", "ReduceSumD", "ReduceSumOpAiCore"),
+    "threshold_backward__default": ("ReluGrad",),
+    "tile__default": ("Tile", "TileAiCore"),
+    "to__dtype": ("Cast", "CastAiCore"),
+    "topk__default": ("TopKV2", "TopKV2AiCore"),
+    "tril__default": ("Tril",),
+    "triu__default": ("Triu",),
+    "where__self": ("SelectV2", "SelectV2AiCore"),
+    "zeros_like__default": ("ZerosLike", "ZerosLikeAiCore"),
+}
+
+
+class BrokenFiles(Enum):
+    """What becomes of a file that is not Python, or of a file of an operator of torch without its function."""
+
+    REFUSED = "refused"  # the folder is unusable; a file without the function is a note
+    LEFT_OUT = "left out"  # a note says why
+    KEPT = "kept"  # that of an operator of torch is a kernel, whose rows fail
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The function of one kernel type in a file; `candidate` is "" or the name of a candidate."""
+
+    kernel_type: str
+    candidate: str
+    path: Path
+    function: str
+
+
+def read_directory(
+    place: Path, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
+) -> list[Implementation]:
+    """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
+
+    The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
+    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so.
+
+    Raises:
+        OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
+    """
+    root = place.resolve()
+    name = _NAME.sub("_", root.stem if root.is_file() else root.name).strip("_") or "kernels"
+    notes: list[str] = []
+    found: dict[str, list[_Kernel]] = defaultdict(list)
+    if tasks:
+        kernels: Iterable[_Kernel] = _of_tasks(root, tasks, notes)
+    else:
+        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes, broken)
+    for kernel in kernels:
+        found[kernel.candidate].append(kernel)
+    if not found:
+        why = f" ({notes[0]})" if notes else ""
+        if tasks:
+            raise OpAtlasError(f"{place}: holds no candidate{why}: name a file after a task ({tasks[0].name}.py)")
+        raise OpAtlasError(f"{place}: holds no kernel{why}: add a file KernelType.py with a function {KERNEL}")
+    of_kernels = {kernel.path for kernels in found.values() for kernel in kernels}
+    helpers = [path for path in _source_files(root) if path not in of_kernels] if root.is_dir() else []
+    return [_implementation(name, candidate, found[candidate], root, helpers, notes) for candidate in sorted(found)]
+
+
+def _source_files(root: Path) -> Iterator[Path]:
+    """Yields the source files of a folder in a fixed order, without hidden folders and those of a database."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NO_SOURCES)
+        for name in sorted(files):
+            path = Path(folder, name)
+            if path.suffix in _SOURCES and not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _implementation(
+    name: str, candidate: str, kernels: list[_Kernel], root: Path, helpers: Sequence[Path], notes: list[str]
+) -> Implementation:
+    own_name = f"{name}-{candidate}" if candidate else name
+    digest, digests = sha256(), {}
+    for path in [*sorted({kernel.path for kernel in kernels}), *helpers]:
+        content = path.read_bytes()
+        digests[path] = sha256(content).digest()
+        digest.update(f"{path.relative_to(root.parent)}\0".encode())
+        digest.update(content + b"\0")
+    version = digest.hexdigest()[:_DIGITS]
+    sources: dict[str, KernelSource] = {}
+    for kernel in kernels:
+        if kernel.kernel_type in sources:
+            other = sources[kernel.kernel_type].path
+            raise OpAtlasError(f"{kernel.path}: {kernel.kernel_type} is in {other} too: remove or rename one of them")
+        sources[kernel.kernel_type] = KernelSource(
+            implementation_label(own_name, version),
+            "",
+            str(kernel.path),
+            kernel.function,
+            folder=str(root) if root.is_dir() else "",
+            helpers=tuple(map(str, helpers)),
+            digest=digest_of_digests(digests[path] for path in (kernel.path, *helpers)),
+        )
+    return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
+
+
+def _of_tasks(root: Path, tasks: Sequence[Task], notes: list[str]) -> Iterator[_Kernel]:
+    """Yields the candidates for tasks in a folder or file."""
+    files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
+    for each in find_candidates(root, files, tasks):
+        if isinstance(each, CandidateFile):
+            yield _Kernel(each.task.kernel_type, _candidate_name(each.candidate), each.path, each.function)
+        else:
+            notes.append(each)
+
+
+def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_Kernel]:
+    """Yields the kernels in the files of a folder, and of its folders of kernel types and of overloads of torch."""
+    for entry in sorted(root.iterdir()):
+        if entry.name.startswith((".", "_")) and not (entry.is_dir() and _OVERLOAD.fullmatch(entry.name)):
+            continue
+        if entry.is_dir():
+            # The name of an operator may begin with an underscore, and so may that of its file.
+            paths = sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")})
+        else:
+            paths = [entry] if entry.suffix == ".py" else []
+        is_operator = entry.is_dir() and _OVERLOAD.fullmatch(entry.name) is not None
+        for path in paths:
+            try:
+                if is_operator:
+                    yield from _of_operator(entry.name, path, notes, broken)
+                else:
+                    candidate, kernel_type = (_candidate_name(path.stem), entry.name) if entry.is_dir() else ("", "")
+                    yield from _of_file(path, candidate, notes, kernel_type)
+            except OpAtlasError as error:
+                if broken is not BrokenFiles.LEFT_OUT:
+                    raise
+                notes.append(str(error))
+
+
+def _of_operator(folder: str, path: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_Kernel]:
+    """Yields the kernels of a file in a folder that is named after an overload of torch."""
+    function, suffix = f"{folder}_kernel_impl", _CANDIDATE.search(path.stem)
+    candidate = _candidate_name(suffix[1] if suffix else path.stem)
+    try:
+        problem = "" if function in read_marks(path).defined else f"{path}: has no function {function}"
+    except OpAtlasError as error:
+        if broken is not BrokenFiles.KEPT:
+            raise
+        problem = str(error)
+    if problem:
+        notes.append(problem)
+    if not problem or broken is BrokenFiles.KEPT:
+        # The folder is the kernel type of the operator's rows in a suite.
+        for kernel_type in (folder, *(() if problem else OVERLOADS.get(folder, ()))):
+            yield _Kernel(kernel_type, candidate, path, function)
+
+
+def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = "") -> Iterator[_Kernel]:
+    """Yields the marked kernels of a file; without marks the file or its folder names the kernel type."""
+    marks = read_marks(path)
+    if marks.functions:
+        for marked, function in marks.functions.items():
+            yield _Kernel(marked, candidate, path, function)
+        return
+    function = _only_function(marks)
+    kernel_type = kernel_type or path.stem
+    if not function or not is_file_name(kernel_type):
+        public = ", ".join(marks.public) or "none"
+        notes.append(f"{path}: has no mark, and no function {KERNEL} (its public functions: {public})")
+        return
+    yield _Kernel(kernel_type, candidate, path, function)
+
+
+def _only_function(marks: Marks) -> str:
+    if KERNEL in marks.public:
+        return KERNEL
+    return marks.public[0] if len(marks.public) == 1 else ""
+
+
+def _candidate_name(text: str) -> str:
+    return _NAME.sub("_", text).strip("_")

@@ -1,0 +1,70 @@
+"""What an implementation is: its name, its version, and the function of each kernel type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from opatlas.row.location import implementation_label
+from opatlas.run.implementations.contract import KernelSource
+
+#: What is measured without --implementation, by kind of device; TORCH for devices of other kinds (`default_name`).
+DEFAULTS = {"npu": "torch_npu"}
+TORCH = "torch"
+#: The defaults, with the kinds of devices that they are the default of, apart from a user's own kind.
+DEFAULT_DEVICES = {TORCH: ("cuda", "cpu"), **{name: (kind,) for kind, name in DEFAULTS.items()}}
+
+
+def default_name(kind: str) -> str:
+    """Returns the name of what is measured on devices of a kind without --implementation."""
+    return DEFAULTS.get(kind, TORCH)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An implementation of kernel types.
+
+    Attributes:
+        name: part of the path of its databases, of case ids, and a value of --implementation.
+        version: the version of its library, or a digest of its files; "" for the default and without the library.
+        about: what it is, in a line.
+        sources: the function of each marked kernel type.
+        wrap: the function for kernel types without a mark; None if there is none.
+        devices: the kinds of devices on which it runs; () for all.
+        missing: why it cannot run here ("not installed (pip install ...)"); "" if it can.
+        notes: what the user should know of its files.
+        counts_missing: whether rows of kernel types without a function are cases too, with a status that says so.
+    """
+
+    name: str
+    version: str = ""
+    about: str = ""
+    sources: Mapping[str, KernelSource] = field(default_factory=dict)
+    wrap: KernelSource | None = None
+    devices: tuple[str, ...] = ()
+    missing: str = ""
+    notes: tuple[str, ...] = ()
+    counts_missing: bool = False
+
+    @property
+    def is_default(self) -> bool:
+        """Whether rows are measured so without --implementation: with torch, or on an NPU with its own calls."""
+        return self.name in (TORCH, *DEFAULTS.values())
+
+    @property
+    def label(self) -> str:
+        """The name and the version: `flashinfer 0.5.3`."""
+        return implementation_label(self.name, self.version)
+
+    @property
+    def suffix(self) -> str:
+        """The end of the ids of its cases; "" for the default."""
+        return "" if self.is_default else f"-{self.name}"
+
+    def source(self, kernel_type: str) -> KernelSource | None:
+        """Returns the function of a kernel type; None if there is none, and for the default."""
+        return self.sources.get(kernel_type, self.wrap)
+
+    def implements(self, kernel_type: str) -> bool:
+        """Returns whether rows of a kernel type are cases: there is a function, or missing ones count."""
+        return self.is_default or self.counts_missing or self.source(kernel_type) is not None

@@ -1,0 +1,306 @@
+"""Finds the slots, the sizes and the group of an expert-parallel row from its shapes. Imports no torch.
+
+A capture records neither how many ranks share the experts nor how many experts there are. Sources: vllm-ascend,
+csrc/mc2/dispatch_ffn_combine/op_host/dispatch_ffn_combine_def.cpp; op-plugin's pages of npu_moe_distribute_dispatch,
+npu_moe_distribute_combine and their second versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opatlas.errors import CellError
+from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import InvalidRow, MissingPrecondition
+from opatlas.row.optional_slots import ALL_SLOTS
+from opatlas.row.slots import Slot, row_slots, slot_words
+from opatlas.run.expert_parallel import (
+    DEFAULT_EP_SIZE,
+    dispatch_ffn_combine_bytes,
+    ep_group,
+    ep_size,
+    moe_distribute_bytes,
+)
+from opatlas.run.group_spec import GroupSpec
+
+#: Number of slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
+_FIXED = 3
+#: A larger number of ranks than any version of the kernels supports.
+_MOST_RANKS = 1024
+#: Slots of a dispatch: x, the experts, their weights. Outputs: expand_x, the counts of experts, the counts of ranks.
+_X, _IDS, _WEIGHTS = 0, 1, 4
+_EXPAND_X, _EXPERT_COUNTS, _RANK_COUNTS = 0, 3, 4
+#: Slots of a combine: expand_x, the experts, the counts of ranks, the dispatched weights.
+_EXPANDED, _CHOSEN, _COUNTS, _SENT_WEIGHTS = 0, 1, 3, 10
+
+
+@dataclass(frozen=True)
+class LayerSlots:
+    """The slots of a DispatchFFNCombine row: x, w1, w2, experts, scale1, scale2, probabilities, perhaps a mask.
+
+    Weights and scales are lists of tensors: one tensor for all experts, or one for each expert of a rank. vllm-ascend
+    has the mask from version 0.20 on.
+
+    Attributes:
+        count: number of slots.
+    """
+
+    count: int
+
+    @property
+    def listed(self) -> int:
+        """Returns the number of tensors of each list."""
+        return (self.count - _FIXED) // 4
+
+    @property
+    def has_mask(self) -> bool:
+        return (self.count - _FIXED) % 4 == 1
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether a call can have this number of slots."""
+        return self.listed > 0 and (self.count - _FIXED) % 4 < 2
+
+    @property
+    def weights(self) -> tuple[range, range]:
+        """Slots of w1 and of w2."""
+        n = self.listed
+        return range(1, 1 + n), range(1 + n, 1 + 2 * n)
+
+    @property
+    def experts(self) -> int:
+        return 1 + 2 * self.listed
+
+    @property
+    def scales(self) -> tuple[range, range]:
+        """Returns the slots of scale1 and of scale2."""
+        first, n = self.experts + 1, self.listed
+        return range(first, first + n), range(first + n, first + 2 * n)
+
+    @property
+    def probabilities(self) -> int:
+        return self.experts + 1 + 2 * self.listed
+
+    @property
+    def mask(self) -> int:
+        return self.probabilities + 1
+
+
+def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group that a row needs. Raises InvalidRow, MissingPrecondition."""
+    ranks = ep_size(cells) or options.ep_size or DEFAULT_EP_SIZE
+    return ep_group(options, ranks, needed_bytes(cells))
+
+
+def needed_bytes(cells: Mapping[str, str]) -> int:
+    """Returns the bytes of HCCL's buffer that a row needs; 0 for a row that its replay refuses."""
+    words = slot_words(cells.get(INPUT_SHAPES, ""), cells.get(INPUT_DTYPES, ""), "", ALL_SLOTS)
+    slots = LayerSlots(len(words))
+    if not slots.fits:
+        return 0
+    try:
+        m, h = map(int, words[0][0].split(","))
+        _, k = map(int, words[slots.experts][0].split(","))
+    except ValueError:
+        return 0
+    return dispatch_ffn_combine_bytes(m, h, k, element_bytes=1 if words[1][1] == "INT8" else 2)
+
+
+class GroupWeights(Sequence[Any]):
+    """One weight of every expert of a group, by the number of the expert in the group.
+
+    A rank holds the weights of its own experts. The check draws the weights of other ranks from the seed of the row.
+    """
+
+    def __init__(self, weights_of: Callable[[int], Sequence[Any]], which: int, per_rank: int, ranks: int) -> None:
+        """
+        Args:
+            weights_of: returns the weights of a rank, each (experts of a rank, ...).
+            which: position of the weight among the weights of a rank.
+            per_rank: number of experts of each rank.
+        """
+        self._weights_of = weights_of
+        self._which = which
+        self._per_rank = per_rank
+        self._ranks = ranks
+
+    def __getitem__(self, expert: Any) -> Any:
+        rank, local = divmod(int(expert), self._per_rank)
+        if rank >= self._ranks:
+            raise IndexError(expert)
+        return self._weights_of(rank)[self._which][local]
+
+    def __len__(self) -> int:
+        return self._per_rank * self._ranks
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The sizes of an exchange of tokens, which are equal on all ranks.
+
+    Attributes:
+        tokens, width, top_k: each rank has (tokens, width), and each token goes to top_k experts.
+        ranks: number of ranks that share the experts.
+        experts: number of experts of each rank.
+        most_tokens: total room for the tokens of all ranks; larger than their number if the ranks may differ.
+    """
+
+    tokens: int
+    width: int
+    top_k: int
+    ranks: int
+    experts: int
+    most_tokens: int
+
+    @property
+    def all_experts(self) -> int:
+        return self.ranks * self.experts
+
+    @property
+    def global_bs(self) -> int:
+        """Returns the argument `global_bs`: 0 where every rank fills its room."""
+        return 0 if self.is_uniform else self.most_tokens
+
+    @property
+    def is_uniform(self) -> bool:
+        """Returns whether the tokens of every rank fill its room."""
+        return self.most_tokens == self.tokens * self.ranks
+
+    @property
+    def needed_bytes(self) -> int:
+        """Returns the needed bytes of HCCL's buffer."""
+        most = -(-self.most_tokens // self.ranks)
+        return moe_distribute_bytes(most, self.width, self.top_k, self.ranks, self.experts)
+
+
+def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group that a dispatch row needs. Raises InvalidRow, MissingPrecondition."""
+    found = dispatched(*_slots("MoeDistributeDispatch", cells), cells)
+    return ep_group(options, found.ranks, found.needed_bytes)
+
+
+def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group that a combine row needs. Raises InvalidRow, MissingPrecondition."""
+    found = _select_exchange(combined(_slots("MoeDistributeCombine", cells)[0], cells), ep_size(cells), options.ep_size)
+    return ep_group(options, found.ranks, found.needed_bytes)
+
+
+def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[str, str]) -> Exchange:
+    """Returns the exchange of a dispatch. Raises InvalidRow for shapes that contradict each other.
+
+    expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). If weights
+    are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
+    """
+    (bs, h), (of_ids, k) = _pair(inputs, _X, INPUT_SHAPES, cells), _pair(inputs, _IDS, INPUT_SHAPES, cells)
+    a, width = _pair(outputs, _EXPAND_X, OUTPUT_SHAPES, cells)
+    (experts,), (counts,) = (_line(outputs, slot, OUTPUT_SHAPES, cells) for slot in (_EXPERT_COUNTS, _RANK_COUNTS))
+    if of_ids != bs or width != h or not bs * k * experts or a % min(experts, k):
+        raise _contradiction(OUTPUT_SHAPES, cells)
+    most = a // min(experts, k)
+    weighted = _is_there(inputs, _WEIGHTS)
+    fitting = [
+        Exchange(bs, h, k, ranks, experts, most)
+        for ranks in range(1, _MOST_RANKS + 1)
+        if counts == ranks * experts + _room(most, k, ranks, weighted) and most >= bs * ranks
+    ]
+    if not fitting:
+        raise _contradiction(OUTPUT_SHAPES, cells)
+    if (named := ep_size(cells)) not in (None, fitting[0].ranks):
+        raise InvalidRow(
+            f"column {EP_SIZE!r} is {named}, and the shapes belong to {fitting[0].ranks} ranks; correct the cell"
+        )
+    return fitting[0]
+
+
+def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]:
+    """Returns the exchanges that fit a combine; several exchanges if the shapes fit several numbers of ranks.
+
+    If uniform exchanges fit, only these are returned.
+
+    Raises:
+        InvalidRow: no exchange fits.
+    """
+    (a, h), (bs, k) = _pair(inputs, _EXPANDED, INPUT_SHAPES, cells), _pair(inputs, _CHOSEN, INPUT_SHAPES, cells)
+    (counts,) = _line(inputs, _COUNTS, INPUT_SHAPES, cells)
+    weighted = _is_there(inputs, _SENT_WEIGHTS)
+    fitting = [
+        Exchange(bs, h, k, ranks, experts, a // least)
+        for ranks in range(1, _MOST_RANKS + 1)
+        for least in range(1, k + 1)
+        if bs and a % least == 0 and a // least >= bs * ranks
+        for experts in _experts(counts - _room(a // least, k, ranks, weighted), ranks)
+        if min(experts, k) == least
+    ]
+    if not fitting:
+        raise _contradiction(INPUT_SHAPES, cells)
+    return [found for found in fitting if found.is_uniform] or fitting
+
+
+def _select_exchange(fitting: Sequence[Exchange], named: int | None, wanted: int | None) -> Exchange:
+    """Returns the exchange of the right number of ranks. Raises InvalidRow, MissingPrecondition.
+
+    Args:
+        named: number of ranks in the row's cell; None for an empty cell.
+        wanted: number of ranks of --ep-size, for rows with an empty cell.
+    """
+    if named is None and len({found.ranks for found in fitting}) == 1:
+        return fitting[0]
+    ranks = named or wanted or DEFAULT_EP_SIZE
+    for found in fitting:
+        if found.ranks == ranks:
+            return found
+    possible = ", ".join(map(str, sorted({found.ranks for found in fitting})))
+    if named is not None:
+        raise InvalidRow(f"column {EP_SIZE!r} is {named}, and the shapes belong to {possible} ranks; correct the cell")
+    raise MissingPrecondition(
+        f"the shapes belong to {possible} ranks, not to {ranks}: name a number with --ep-size or in column {EP_SIZE!r}"
+    )
+
+
+def _room(most_tokens: int, k: int, ranks: int, weighted: bool) -> int:
+    """Returns the number of elements after the counts: sums of a node, if weights are dispatched too."""
+    return 2 * k * most_tokens * (ranks // 8) if weighted else 0
+
+
+def _experts(counts: int, ranks: int) -> Iterator[int]:
+    if counts > 0 and counts % ranks == 0:
+        yield counts // ranks
+
+
+def _slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+    try:
+        return row_slots(kernel_type, cells)
+    except CellError as error:
+        raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
+
+
+def _is_there(slots: Sequence[Slot], slot: int) -> bool:
+    return slot < len(slots) and not slots[slot].absent
+
+
+def _pair(slots: Sequence[Slot], slot: int, column: str, cells: Mapping[str, str]) -> tuple[int, int]:
+    a, b = _shape(slots, slot, 2, column, cells)
+    return a, b
+
+
+def _line(slots: Sequence[Slot], slot: int, column: str, cells: Mapping[str, str]) -> tuple[int]:
+    (a,) = _shape(slots, slot, 1, column, cells)
+    return (a,)
+
+
+def _shape(slots: Sequence[Slot], slot: int, axes: int, column: str, cells: Mapping[str, str]) -> tuple[int, ...]:
+    if not _is_there(slots, slot) or len(slots[slot].shape) != axes:
+        raise InvalidRow(
+            f"column {column!r} is {cells.get(column, '')!r}: slot {slot} must be there, with {axes} axes; "
+            "restore it from the capture"
+        )
+    return slots[slot].shape
+
+
+def _contradiction(column: str, cells: Mapping[str, str]) -> InvalidRow:
+    return InvalidRow(
+        f"column {column!r} is {cells.get(column, '')!r}: no exchange of tokens has these shapes between ranks "
+        "that have equally many tokens and experts; correct the shape that does not fit"
+    )

@@ -1,0 +1,232 @@
+"""Reads the slots of a row from its cells, and refuses cells that do not fit the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from opatlas.errors import CellError
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_SLOTS
+from opatlas.row.errors import InvalidRow, Unsupported
+from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
+from opatlas.row.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
+from opatlas.run.inputs import shape_rules
+from opatlas.text import suggest
+
+#: msmodeling's shape grid gives these types five shapes (offsets, sizes, axes, steps) and three dtypes.
+_GRID_OF_FIVE = frozenset({"Slice", "SliceAiCore"})
+
+
+class RowSlots:
+    """A row of the database, without a device.
+
+    Attributes:
+        cells: cells by column name.
+        assumptions: assumptions of the replay about properties that the row does not record.
+    """
+
+    def __init__(self, kernel_type: str, cells: Mapping[str, str]) -> None:
+        self.kernel_type = kernel_type
+        self.cells = cells
+        self.assumptions: list[str] = []
+
+    @cached_property
+    def input_slots(self) -> tuple[Slot, ...]:
+        """Returns the input slots in order, including absent slots. Raises InvalidRow."""
+        return self._slots(INPUT_SLOTS, optional_inputs(self.kernel_type))
+
+    @cached_property
+    def output_slots(self) -> tuple[Slot, ...]:
+        """Returns the output slots in order. Raises InvalidRow."""
+        return self._slots(OUTPUT_SLOTS, optional_outputs(self.kernel_type))
+
+    def has(self, slot: int) -> bool:
+        """Returns whether the row has a tensor in an input slot."""
+        return slot < len(self.input_slots) and not self.input_slots[slot].absent
+
+    def assume(self, text: str) -> None:
+        """Records an assumption about a property that the row does not record."""
+        self.assumptions.append(text)
+
+    def shape(self, slot: int) -> tuple[int, ...]:
+        """Returns the shape of an input slot. Raises InvalidRow for an absent slot."""
+        return self.input_slot(slot).shape
+
+    def input_slot(self, slot: int) -> Slot:
+        """Returns an input slot. Raises InvalidRow for an absent slot."""
+        if not self.has(slot):
+            raise self.refuse(INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
+        return self.input_slots[slot]
+
+    def input_dtype(self, slot: int) -> torch.dtype:
+        """Returns the dtype of an input slot. Raises InvalidRow; Unsupported for a dtype that torch lacks."""
+        return self.torch_dtype(self.input_slot(slot), INPUT_DTYPES)
+
+    def index_dtype(self, slot: int) -> torch.dtype:
+        """Returns the dtype of a slot that holds indices. Refuses other dtypes than integers."""
+        found = self.input_dtype(slot)
+        if found.is_floating_point or found is torch.bool:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
+        return found
+
+    def output_shape(self, slot: int = 0) -> tuple[int, ...]:
+        """Returns the shape of an output slot. Raises InvalidRow for an absent slot."""
+        return self._output(slot).shape
+
+    def output_dtype(self, slot: int = 0) -> torch.dtype:
+        """Returns the dtype of an output slot. Raises InvalidRow, Unsupported."""
+        return self.torch_dtype(self._output(slot), OUTPUT_DTYPES)
+
+    def product_shape(self, rank: int | None = None) -> tuple[int, ...]:
+        """Returns the shape of the matrices in output slot 0: (..., b * c, a * d) for (..., a, b, c, d) in FRACTAL_NZ.
+
+        Args:
+            rank: as for `ReplayRow.matrices`.
+        """
+        slot = self._output(0)
+        return shape_rules.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
+
+    def expect_inputs(self, *counts: int) -> None:
+        """Refuses a row whose number of input slots is not one of `counts`."""
+        count = len(self.input_slots)
+        if count not in counts:
+            wanted = " or ".join([", ".join(map(str, counts[:-1])), str(counts[-1])][len(counts) == 1 :])
+            raise self.refuse(
+                INPUT_SHAPES,
+                f"{count} tensor{'s' * (count != 1)}, but {self.kernel_type} takes {wanted}",
+                "restore the missing slots from the capture"
+                if count < max(counts)
+                else f"remove slots from {max(counts)} on, if they are not tensors of this kernel",
+            )
+
+    def expect_shape(self, slot: int, *shapes: tuple[int, ...], meaning: str = "") -> None:
+        """Refuses a row whose input slot has none of these shapes; `meaning` describes the slot in the message."""
+        if self.shape(slot) not in shapes:
+            named = f"slot {slot} ({meaning})" if meaning else f"slot {slot}"
+            raise self.refuse(
+                INPUT_SHAPES, f"{named} must have the shape {' or '.join(map(_cell, shapes))}", "correct its shape"
+            )
+
+    def expect_shapes(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        """Refuses a row whose input slots have other shapes than these; absent slots pass."""
+        for slot, shape in shapes.items():
+            if self.has(slot):
+                self.expect_shape(slot, shape)
+
+    def expect_scalar(self, slot: int) -> None:
+        """Refuses a row whose input slot has dimensions."""
+        if self.shape(slot):
+            raise self.refuse(INPUT_SHAPES, f"slot {slot} must be a scalar (no dimensions)", "correct its shape")
+
+    def expect_dtype(self, slot: int, name: str) -> None:
+        """Refuses a row whose input slot has another dtype."""
+        if self.input_slot(slot).dtype != name:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
+
+    def expect_output_shape_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape from an input slot."""
+        if self.output_shape() != self.shape(slot):
+            raise self.refuse(
+                OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
+            )
+
+    def expect_output_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape or dtype from an input slot."""
+        self.expect_output_shape_like(slot)
+        if self.output_dtype() != self.input_dtype(slot):
+            raise self.refuse(
+                OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
+            )
+
+    def expect_list(self, slot: int, length: int, meaning: str) -> None:
+        """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
+
+        A capture has the lengths of these lists (of sizes, of axes) without their values.
+        """
+        if slot < len(self.input_slots) and self.shape(slot) != (length,):
+            raise self.refuse(
+                INPUT_SHAPES,
+                f"slot {slot} lists {meaning} and must have the shape {length}",
+                "correct one of the shapes",
+            )
+
+    def expect_broadcast(self) -> None:
+        """Refuses a row whose inputs do not broadcast to its output."""
+        inputs = [slot.shape for slot in self.input_slots]
+        common = shape_rules.broadcast(inputs)
+        if common is None:
+            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common shape", "correct one of them")
+        if common != self.output_shape():
+            raise self.refuse(
+                OUTPUT_SHAPES,
+                f"the inputs broadcast to {_cell(common)}",
+                "correct this cell or the inputs' shapes",
+            )
+
+    def expect(self, fits: object, column: str, problem: str, remedy: str = "correct what does not fit") -> None:
+        """Refuses a row whose cell in `column` does not fit: `problem` describes the cell."""
+        if not fits:
+            raise self.refuse(column, problem, remedy)
+
+    def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
+        """Returns the error for a row that cannot be replayed because of the cell in `column`."""
+        return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
+
+    def bytes(self) -> int:
+        """Returns the bytes of all input and output tensors."""
+        total = 0
+        for slots, column in ((self.input_slots, INPUT_DTYPES), (self.output_slots, OUTPUT_DTYPES)):
+            for slot in slots:
+                if not slot.absent:
+                    total += math.prod(slot.shape) * self._dtype(slot, column).bytes
+        return total
+
+    def _slots(self, columns: tuple[str, str, str], optional: SlotNumbers) -> tuple[Slot, ...]:
+        try:
+            shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
+            if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
+                # The signature of a Slice contains the first slot only.
+                shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
+            return parse_slots(shapes, dtypes, formats, columns, optional)
+        except CellError as error:
+            raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
+
+    def _output(self, slot: int) -> Slot:
+        if slot >= len(self.output_slots) or self.output_slots[slot].absent:
+            raise self.refuse(OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
+        found = self.output_slots[slot]
+        if found.dtype != "INT4" or not found.shape:
+            return found
+        # torch has no INT4: the calls put eight numbers into an INT32.
+        return replace(found, shape=(*found.shape[:-1], found.shape[-1] // 8), dtype="INT32")
+
+    def _dtype(self, slot: Slot, column: str) -> Dtype:
+        dtype = known_dtype(slot.dtype)
+        if dtype is None:
+            near = suggest(slot.dtype, DTYPE_NAMES)
+            raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed{near}", "correct the cell")
+        return dtype
+
+    def torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
+        """Returns torch's dtype of a slot. Errors, InvalidRow and Unsupported, name `column`."""
+        name = self._dtype(slot, column).torch_name
+        if name == "int4":
+            raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
+        dtype: torch.dtype = getattr(torch, name)
+        if dtype.is_complex:
+            raise Unsupported(f"column {column!r}: complex numbers are not replayed")
+        return dtype
+
+
+def is_blocked(slot: Slot, rank: int | None) -> bool:
+    """Returns whether a slot of matrices is in FRACTAL_NZ: by its axes, or by its format if `rank` is None."""
+    return slot.format == "FRACTAL_NZ" if rank is None else len(slot.shape) == rank + 2
+
+
+def _cell(shape: tuple[int, ...]) -> str:
+    """Returns a shape in the notation of cells."""
+    return ",".join(map(str, shape)) or "a scalar"

@@ -1,0 +1,230 @@
+"""Measures kernel time alone, from the device's records of all kernels between two marks.
+
+A mark is a short kernel that nothing else launches. Samples are queued on the device (flush, mark, call, mark), so that
+the device never waits for the host, and the records of many samples are read together. The preparation of a sample lies
+outside its marks. Launches for the row's inputs and check lie outside the recording.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, supported_activities
+
+from opatlas.gc_pause import gc_paused
+from opatlas.row.errors import NoKernelLaunched, ReplayError
+from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSettings, Samples
+from opatlas.run.instruments.stop_rule import Rule
+
+#: Part of the name of the kernel that torch.cuda._sleep launches.
+MARK = "spin_kernel"
+_LENGTH = re.compile(r"\d+")
+#: Innermost template arguments.
+_BRACKETS = re.compile(r"<[^<>]*>")
+#: Approximate duration of a queue of samples. Time limits are checked only between queues.
+_QUEUE_S = 0.05
+
+
+class KernelRecord(NamedTuple):
+    """A kernel, copy or fill that the device ran.
+
+    Attributes:
+        order: increases with the order of launches.
+        name: name of a kernel, mangled or not; for other records the kind.
+        start_us: time of the start on the device's clock, in microseconds.
+        duration_us: time from start to end on the device, in microseconds.
+    """
+
+    order: int
+    name: str
+    start_us: float
+    duration_us: float
+
+
+class Recorder(Protocol):
+    """Records the kernels, copies and fills of the device.
+
+    Attributes:
+        name: name of the instrument.
+    """
+
+    name: str
+
+    def recording(self) -> AbstractContextManager[Callable[[], Iterable[KernelRecord]]]:
+        """Returns a context that records launches; its value is a function that waits and returns the records."""
+        ...
+
+
+class KernelRecords:
+    """Measures the total time of the kernels, copies and fills of a call."""
+
+    def __init__(self, recorder: Recorder, mark: Callable[[], object], synchronize: Callable[[], None]) -> None:
+        """
+        Args:
+            recorder: records the launches of the device.
+            mark: launches a kernel whose name contains MARK.
+            synchronize: waits until all launched work has ended.
+        """
+        self.name = recorder.name
+        self._recorder = recorder
+        self._mark = mark
+        self._synchronize = synchronize
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """Takes samples as `Instrument.sample` does.
+
+        Raises:
+            NoKernelLaunched: a call has no record.
+            ReplayError: the records do not match the calls, or equal calls launched different kernels.
+        """
+        durations_us: list[float] = []
+        spans_us: list[float] = []
+        kernels: tuple[str, ...] = ()
+        totals_us: list[float] = []
+        with gc_paused():
+            at_once = self._calls_at_once(call, before_each)
+            while not rule.enough(durations_us):
+                count = min(at_once, rule.batch(len(durations_us)))
+                calls = between_marks(self._records(call, before_each, count), count)
+                names = {tuple(record.name for record in launched) for launched in calls}
+                names |= {kernels} if kernels else set()
+                if len(names) > 1:
+                    several = " and ".join(sorted(" + ".join(map(_short, kind)) for kind in names))
+                    raise ReplayError(f"equal calls launched different kernels: {several}")
+                (kernels,) = names
+                durations_us += [sum(record.duration_us for record in launched) for launched in calls]
+                spans_us += map(_span_us, calls)
+                of_each = [sum(record.duration_us for record in same) for same in zip(*calls, strict=True)]
+                totals_us = [sum(pair) for pair in zip(of_each, totals_us or [0.0] * len(of_each), strict=True)]
+        return Samples(
+            tuple(durations_us),
+            len(kernels),
+            kernel_names=tuple(map(readable_name, kernels)),
+            kernels_us=tuple(total / len(durations_us) for total in totals_us),
+            spans_us=tuple(spans_us),
+        )
+
+    def _records(
+        self, call: Callable[[], object], before_each: Callable[[], None] | None, count: int
+    ) -> Iterable[KernelRecord]:
+        with self._recorder.recording() as records:
+            for _ in range(count):
+                if before_each:
+                    before_each()
+                self._mark()
+                call()
+                self._mark()
+            return records()
+
+    def _calls_at_once(self, call: Callable[[], object], before_each: Callable[[], None] | None) -> int:
+        # Includes unfinished work of earlier calls, so that the queue may become too short but not too long.
+        start = perf_counter()
+        if before_each:
+            before_each()
+        call()
+        self._synchronize()
+        return max(1, int(_QUEUE_S / (perf_counter() - start)))
+
+
+def between_marks(records: Iterable[KernelRecord], count: int) -> list[list[KernelRecord]]:
+    """Returns the records of each of `count` calls, in order.
+
+    Raises:
+        NoKernelLaunched: a call has no record.
+        ReplayError: the records do not match the calls.
+    """
+    calls: list[list[KernelRecord]] = []
+    marks = 0
+    for record in sorted(records, key=lambda record: record.order):
+        if MARK in record.name:
+            marks += 1
+            if marks % 2:
+                calls.append([])
+        elif marks % 2:
+            calls[-1].append(record)
+    if marks != 2 * count:
+        raise ReplayError(f"the device's records hold {marks} marks, and {2 * count} were launched")
+    if any(not launched for launched in calls):
+        raise NoKernelLaunched("the device's records hold no kernel of some of the calls")
+    return calls
+
+
+def _span_us(launched: Sequence[KernelRecord]) -> float:
+    """Returns the time from the start of the first to the end of the last kernel of a call."""
+    ends = (record.start_us + record.duration_us for record in launched)
+    return max(ends) - min(record.start_us for record in launched)
+
+
+@cache
+def readable_name(name: str) -> str:
+    """Returns the name of a kernel without return type, template arguments and parameters: `at::native::gemm`."""
+    plain = torch._C._demangle(name)
+    if plain.startswith("_ZN"):
+        # The C++ library gives up on names of templates of templates.
+        return _qualified_name(plain) or name
+    while plain != (inner := _BRACKETS.sub("", plain)):
+        plain = inner
+    words = plain.replace("(anonymous namespace)::", "").partition("(")[0].split()
+    return words[-1] if words else name
+
+
+def _qualified_name(mangled: str) -> str:
+    """Returns the namespaces and the function at the start of a mangled name, which has the length before each word."""
+    words, at = [], len("_ZN")
+    while length := _LENGTH.match(mangled, at):
+        words.append(mangled[length.end() : length.end() + int(length[0])])
+        at = length.end() + int(length[0])
+    return "::".join(words)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 60 else f"{name[:57]}..."
+
+
+NAME = "kineto"
+
+
+class KinetoRecorder:
+    """Records with torch's profiler, in a session for each recording."""
+
+    name = NAME
+
+    @contextmanager
+    def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
+        session = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+        session.start()
+        stopped = False
+
+        def read() -> Iterable[KernelRecord]:
+            nonlocal stopped
+            torch.cuda.synchronize()
+            session.stop()
+            stopped = True
+            results = session.profiler.kineto_results if session.profiler is not None else None
+            assert results is not None
+            return [
+                # On one stream kernels start in the order of their launches.
+                KernelRecord(event.start_ns(), event.name(), event.start_ns() / 1000, event.duration_ns() / 1000)
+                for event in results.events()
+                if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
+            ]
+
+        try:
+            yield read
+        finally:
+            if not stopped:
+                session.stop()
+
+
+def open_kineto(settings: MeasureSettings) -> KernelRecords:
+    """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
+    if ProfilerActivity.CUDA not in supported_activities():
+        raise InstrumentMissing("this torch was built without kineto's CUDA support")
+    return KernelRecords(KinetoRecorder(), lambda: torch.cuda._sleep(1), torch.cuda.synchronize)

@@ -1,0 +1,123 @@
+"""Runs a command, and ends all its descendants when the command ends, on pytest's signal, or when pytest dies.
+
+Run as `python -m opatlas.run.process.keeper PARENT FD COMMAND...`. The command inherits FD, and the keeper ends with
+the command's exit code. Linux makes the keeper the parent of every descendant whose own parent has ended, so that the
+keeper finds all descendants, in any process group or session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from opatlas.run.process.process_end import adopt_orphans, children_of, die_with_parent
+
+#: pytest sends this signal to end the command. (Not SIGTERM, which a kernel may send to its process group.)
+END = signal.SIGUSR1
+#: Linux sends this signal when pytest has died. It also continues a stopped keeper.
+_PARENT_DIED = signal.SIGCONT
+_WATCHED = (END, _PARENT_DIED, signal.SIGTERM, signal.SIGCHLD)
+#: Maximum wait for the end of processes after SIGKILL. A process that waits for a driver may take much longer.
+END_TIMEOUT_S = 10.0
+#: Maximum wait for the end of the command after a SIGTERM, which the whole group may have received.
+_TERM_TIMEOUT_S = 1.0
+_LOOK_S = 0.005
+
+
+def main(parent: int, fd: int, command: list[str], ignores_exit_code: Callable[[], bool] = lambda: False) -> NoReturn:
+    """Runs `command`, and ends with the exit code or signal of the command.
+
+    Args:
+        parent: pid of pytest.
+        fd: a descriptor that the command inherits.
+        command: the command.
+        ignores_exit_code: called when the command has ended; returns whether the keeper's exit code is 0 in any case.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    # Only pytest handles Ctrl-C: it decides about the current row.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    adopt_orphans()
+    die_with_parent(parent, _PARENT_DIED)
+    kept = _Descendants(os.posix_spawn(command[0], command, os.environ, setsigmask=()))
+    # Closed here, so that the other end notices the end of the command.
+    os.close(fd)
+    while True:
+        number = signal.sigwait(_WATCHED)
+        if number == signal.SIGTERM:
+            kept.wait(_TERM_TIMEOUT_S)
+        elif number != END and kept.is_running() and os.getppid() == parent:
+            continue
+        kept.end_all()
+        if kept.exit_code is not None and ignores_exit_code():
+            end_as(0)
+        end_as(-signal.SIGKILL if kept.exit_code is None else kept.exit_code)
+
+
+class _Descendants:
+    """The command and all its descendants."""
+
+    def __init__(self, pid: int) -> None:
+        self.exit_code: int | None = None
+        self._pid = pid
+
+    def is_running(self) -> bool:
+        """Returns whether the command still runs. Reaps all children that have ended."""
+        self._reap()
+        return self.exit_code is None
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the command has ended, or for a number of seconds."""
+        deadline = time.monotonic() + seconds
+        while self.is_running() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def end_all(self) -> None:
+        """Kills all descendants, and waits until the descendants are gone and their devices are free.
+
+        The pid of a child is not reused before the keeper reaps the child. Children of a killed process become
+        children of the keeper, which finds them in the next round.
+        """
+        if sys.platform != "linux":
+            if self.exit_code is None:
+                os.killpg(0, signal.SIGKILL)
+            return
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while self._reap() and time.monotonic() < deadline:
+            for child in children_of(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            time.sleep(_LOOK_S)
+
+    def _reap(self) -> bool:
+        """Reaps all ended children, and returns whether any children are left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == self._pid:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
+                if not pid:
+                    return True
+        except ChildProcessError:
+            return False
+
+
+def end_as(code: int) -> NoReturn:
+    """Ends this process with an exit code, or with the signal -`code` for a negative code."""
+    if code < 0:
+        # No second core file: the command has written its own.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+        os.kill(os.getpid(), -code)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,348 @@
+"""Implements `replay`, which a replay function calls: runs and times the kernel, and checks the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from time import monotonic
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from typing import Any
+
+import torch
+
+from opatlas.row.columns import OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError, Unsupported
+from opatlas.row.location import public_version
+from opatlas.row.record import Execution
+from opatlas.row.slots import known_dtype
+from opatlas.run.call_watch import InputWatch, count_operators, may_be_compiled
+from opatlas.run.devices.cpu import bounded_memory, host_available_bytes
+from opatlas.run.devices.device import Device
+from opatlas.run.fused_cast import REAL, CastFormula, with_cast
+from opatlas.run.group import ALONE, Group
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings
+from opatlas.run.job import RowOutcome
+from opatlas.run.kernel_call import KernelCall, expect_parameters, load_kernel
+from opatlas.run.registry import ReplaySpec
+from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
+from opatlas.run.sampling import Sampling
+
+#: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
+_MEMORY_FACTOR = 2.0
+#: The memory is not checked for smaller rows, because the query takes longer than the row.
+_ALWAYS_THERE_BYTES = 64 << 20
+#: Rows with smaller tensors run without a bound of memory: setting the bound takes a millisecond.
+_HARMLESS_BYTES = 1 << 20
+#: The warm-up ends after this many calls, or after this time. The first call allocates memory and loads code; a kernel
+#: that takes seconds needs no second call.
+_WARM_UP_CALLS = 3
+_WARM_UP_S = 0.2
+#: Types of functions without tensors of their own: functions in C, and operators of torch.
+_WITHOUT_STATE = (BuiltinFunctionType, MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+
+
+class Replay:
+    """Replays one row. A call measures the kernel and sets `outcome`.
+
+    Attributes:
+        outcome: the outcome of the row; None before the call.
+    """
+
+    def __init__(
+        self,
+        row: ReplayRow,
+        spec: ReplaySpec,
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group = ALONE,
+        source: KernelSource | None = None,
+    ) -> None:
+        """`source` is the implementation that is timed; None: torch, or on an NPU the call that `@replays` names."""
+        self.outcome: RowOutcome | None = None
+        self._row = row
+        self._spec = spec
+        self._device = device
+        self._group = group
+        self._source = source
+        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
+
+    def __call__(
+        self,
+        impl: Callable[..., Any],
+        *arguments: Any,
+        expected: Formula,
+        mutates: Sequence[int | str] = (),
+        overwrites: Sequence[int | str] = (),
+        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Measures `impl(*arguments, **keywords)` and checks the results.
+
+        Args:
+            impl: the kernel in operators of torch; on an NPU the call that `@replays` names is used instead.
+            arguments, keywords: arguments of the kernel.
+            expected: the formula, which receives the same arguments.
+            mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each
+                call, and the formula, start from the same values. If the kernel returns None, these tensors are the
+                results.
+            overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
+                the kernel returns None and mutates nothing, these tensors are the results.
+            output_slots: the row's output slot of each result in order, None for a result that the row does not list;
+                further results are ignored. A mapping gives the slots of selected results by position. Default: the
+                first slots.
+
+        Raises:
+            InvalidRow: the results have other shapes or dtypes than the row.
+            Unsupported: the row has a fused cast that is not replayed.
+            ChangedInput: the kernel changes an argument that neither `mutates` nor `overwrites` names.
+            ReplayError: there is no result to check.
+            WrongResult: the check found wrong elements.
+        """
+        if not hasattr(expected, "compare"):
+            raise ReplayError(
+                f"expected={getattr(expected, '__name__', expected)} is not a formula: mark the function with "
+                "@pointwise, @per_row(...) or @per_element(...)"
+            )
+        kernel = load_kernel(self._source, impl) if self._source else self._device.kernel(impl, self._spec.npu)
+        name = self._spec.npu if self._spec.npu and not self._source and kernel is not impl else _name(kernel)
+        if self._source and not self._source.module:
+            # Its module has a name that only this process knows.
+            name = f"{self._source.function} of {Path(self._source.path).name}"
+        if self._source:
+            expect_parameters(name, kernel, impl, arguments, keywords)
+
+        def new_call(timed: Callable[..., Any]) -> KernelCall:
+            named = bool(self._source)
+            return KernelCall(
+                timed, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=named
+            )
+
+        call = new_call(kernel)
+        watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
+        has_all_from_caller = not _may_hold_tensors(kernel)
+
+        def touched() -> tuple[torch.Tensor, ...] | None:
+            return call.tensors() if has_all_from_caller and call.prepared is None else None
+
+        def results(of: Results) -> Results:
+            if isinstance(output_slots, Mapping):
+                return tuple(of[place] for place in output_slots)
+            return of if output_slots is None else of[: len(output_slots)]
+
+        warm_until = monotonic() + _WARM_UP_S
+        self._group.report_step("in its first call")
+        # Without a call on an NPU the function is the kernel, and replaces none.
+        may_stand_in = self._spec.npu is not None and kernel is impl
+        counts = may_stand_in and not may_be_compiled(impl)
+        operators = self._first_call(call, name, watch, counts=counts)
+        slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
+        if (computed_in := self._dtype_before_cast(name, call.results(), slots)) is not None:
+            dtype = self._row.output_dtype()
+            call.restore()
+            call, expected = new_call(with_cast(kernel, dtype)), CastFormula(expected, computed_in, dtype)
+            operators = self._first_call(call, name, watch, counts=counts)
+            self._row.assume(f"a Cast from {computed_in} to {dtype}, which the row's kernel includes, follows the call")
+        missing = self._missing_outputs(name, call.results(), results, slots)
+        self._expect_unchanged(watch, name)
+
+        self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
+        samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
+        self._expect_unchanged(watch, name)
+        computed = results(call.kept_results())
+        originals, named = call.originals()
+        checked = check(expected, originals, named, computed, self._row.seed)
+        execution = Execution(
+            self._source.implementation if self._source else self._default_implementation(kernel, impl),
+            outputs_missing=missing,
+            conversions=tuple(call.prepared.converted) if call.prepared else (),
+            set_up_s=call.set_up_s if self._source else None,
+        )
+        self.outcome = self._sampling.outcome(
+            samples,
+            checked,
+            execution=execution,
+            calls=call.count,
+            assumed=self._row.assumptions,
+            operators=operators,
+        )
+
+    def _first_call(self, call: KernelCall, name: str, watch: InputWatch, *, counts: bool) -> list[str]:
+        """Makes the set-up of a kernel and its first call. Returns the operators of torch that one call uses.
+
+        Args:
+            counts: whether operators are counted; if not, the result is empty.
+        """
+        operators: list[str] = []
+        if counts:
+            operators = count_operators(call.start, call.restart)
+        else:
+            call.start()
+        if call.prepared is None:
+            return operators
+        self._expect_unchanged(watch, f"the set-up of {name}")
+        watch.allow(call.prepared.changes)
+        if counts:
+            return count_operators(call.launch, call.repeat)
+        call.first_prepared()
+        return []
+
+    def _dtype_before_cast(self, name: str, found: Results, slots: Sequence[int | None] | None) -> torch.dtype | None:
+        """Returns the dtype of the only result if a Cast to the row's dtype is fused into the kernel; None if not.
+
+        A kernel of an implementation has to return the results that the row describes.
+
+        Args:
+            name, found, slots: as for `_missing_outputs`.
+
+        Raises:
+            Unsupported: the cast is not replayed.
+        """
+        if self._source or len(found) != 1 or found[0] is None or len(self._row.output_slots) != 1:
+            return None
+        if (slots is not None and list(slots) != [0]) or tuple(found[0].shape) != self._row.output_shape():
+            return None
+        computed, dtype = found[0].dtype, self._row.output_dtype()
+        if computed == dtype or (_is_integer(computed) and _is_integer(dtype)) or not _is_number(computed, dtype):
+            return None
+        real = {slot.dtype for slot in self._row.input_slots if (known := known_dtype(slot.dtype)) and known.is_float}
+        if computed.is_floating_point and real == {self._row.output_slots[0].dtype}:
+            # Nothing casts a kernel's result to the dtype that all its inputs have: the call is wrong.
+            return None
+        cast = f"output 0 of {self._row.kernel_type} is {computed} from {name}, and a Cast to {dtype} fused into it"
+        if dtype not in REAL:
+            raise Unsupported(f"{cast} is not replayed: only casts to real numbers are")
+        if self._row.on_npu:
+            raise Unsupported(f"{cast} is a kernel of graph mode: the call launches two kernels")
+        return computed
+
+    def _missing_outputs(
+        self, name: str, found: Results, results: Callable[[Results], Results], slots: Sequence[int | None] | None
+    ) -> tuple[int, ...]:
+        """Returns the slots of the row whose results the kernel does not compute.
+
+        The caller keeps no reference to the results of the first call: they would take memory while samples are taken.
+
+        Args:
+            name: name of the kernel.
+            found: the results of the first call.
+            results: selects the results that are checked.
+            slots: the output slots of these results; None: their order.
+
+        Raises:
+            ReplayError: there is no result to check.
+            InvalidRow: a result differs from the row in shape or dtype.
+        """
+        if not found or found[0] is None:
+            raise ReplayError(
+                f"{name} returned no tensor to check: return the results, "
+                "or name the changed arguments in mutates or overwrites"
+            )
+        slots = range(len(found)) if slots is None else slots
+        computed = results(found)
+        self._expect_outputs(name, computed, slots)
+        return tuple(slot for slot, result in zip(slots, computed, strict=True) if result is None and slot is not None)
+
+    def _default_implementation(self, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
+        """Returns the name of a call without a source: torch and its version, the NPU's call, or "" elsewhere."""
+        return f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
+
+    def expect_memory(self) -> None:
+        """Refuses a row that does not fit into the memory of the device, or of the host that checks it.
+
+        Raises:
+            OutOfMemory: the row needs more than is available.
+        """
+        tensors = self._row.bytes()
+        needed = tensors * _MEMORY_FACTOR
+        if needed <= _ALWAYS_THERE_BYTES:
+            return
+        self._sampling.expect_memory(needed)
+        if is_checked_on_host(self._device.torch_device) and tensors > (available := host_available_bytes()):
+            needs, left = (f"{size / 2**30:.1f} GiB" for size in (tensors, available))
+            raise OutOfMemory(f"the check of the row needs about {needs} of the host's memory, {left} are available")
+
+    def bounded_memory(self) -> AbstractContextManager[None]:
+        """Returns a context in which the row can take no more memory than the device has left."""
+        is_harmless = self._source is None and self._row.bytes() <= _HARMLESS_BYTES
+        return nullcontext() if is_harmless else bounded_memory(self._device)
+
+    def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
+        """Raises an error on every rank if the kernel has changed an undeclared input on any rank.
+
+        Args:
+            watch: the inputs.
+            kernel: name of the kernel.
+
+        Raises:
+            ChangedInput: this rank's input was changed.
+            ReplayError: another rank's input was changed.
+        """
+        self._device.synchronize()
+        changed = watch.changed()
+        ranks = [i for i, (found,) in enumerate(self._group.gather([float(bool(changed))])) if found]
+        if changed:
+            place, tensor = changed[0]
+            remedy = (
+                "return Prepared(call, changes=[...]) with that tensor if the call is to change it"
+                if self._source
+                else f"give replay(...) mutates=[{place!r}] if the kernel is to change it, "
+                f"overwrites=[{place!r}] if the kernel does not read it"
+            )
+            raise ChangedInput(
+                f"{kernel} changed {tensor}, which {'it' if self._source else 'the replay'} does not declare; later "
+                f"calls would start from other values: {remedy}",
+                place=place,
+            )
+        if ranks:
+            raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which the replay does not declare")
+
+    def _expect_outputs(self, name: str, results: Results, slots: Sequence[int | None]) -> None:
+        """Raises InvalidRow if the results of the kernel differ from the row in shape or dtype.
+
+        Integer dtypes are not compared with each other.
+        """
+
+        def refused(column: str, slot: int, found: object) -> InvalidRow:
+            if self._source:
+                problem, remedy = f"{name} returns {found} as output {slot}", "correct the kernel, or else the row"
+            else:
+                problem = f"output {slot} of {self._row.kernel_type} is {found} from {name} for these inputs"
+                remedy = "correct the wrong cell (inputs or outputs), or, if the row is right, the function"
+            return self._row.refuse(column, problem, remedy)
+
+        for result, slot in zip(results, slots, strict=True):
+            if slot is None or result is None:
+                continue
+            shape, dtype = self._row.output_shape(slot), self._row.output_dtype(slot)
+            if tuple(result.shape) != shape:
+                raise refused(OUTPUT_SHAPES, slot, tuple(result.shape))
+            if result.dtype != dtype and not (_is_integer(result.dtype) and _is_integer(dtype)):
+                raise refused(OUTPUT_DTYPES, slot, result.dtype)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Returns the qualified name of a function, for messages."""
+    if isinstance(function, FunctionType):
+        return f"{function.__module__}.{function.__qualname__}"
+    # The module names of built-in functions are internal to torch.
+    return f"torch's {getattr(function, '__name__', type(function).__name__)}"
+
+
+def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
+    """Returns whether a kernel may read tensors besides its arguments: of a closure, a module, or a partial."""
+    if isinstance(kernel, FunctionType):
+        return kernel.__closure__ is not None
+    return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
+
+
+def _is_number(*dtypes: torch.dtype) -> bool:
+    """Returns whether kernels compute in these dtypes: neither in complex numbers nor in those of quantization."""
+    return all(not dtype.is_complex and (dtype in REAL or not dtype.is_floating_point) for dtype in dtypes)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool

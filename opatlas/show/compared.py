@@ -1,0 +1,247 @@
+"""The tables of a comparison: databases, figures of rivals and of kernel types, rows, steps, and reasons of losses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from opatlas.ask.compare.calls import MISSING
+from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
+from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.compare.step import total_of
+from opatlas.ask.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
+from opatlas.formats import microseconds, percent, ratio
+from opatlas.row.columns import CONVERSIONS, IMPLEMENTATION, OUTPUTS_MISSING
+from opatlas.row.status import Status
+from opatlas.show.result import Column, Fields, Part, Table
+
+#: Rows of a verdict, and reasons of rows without a duration.
+_ROWS_SHOWN = 10
+_REASONS_SHOWN = 5
+_NAMES_SHOWN = 5
+_REPEAT = "next: opatlas bench --where 'noise > 0.05' measures noisy rows again"
+
+#: A column of figures.
+_Figure = tuple[Column | str, Callable[[RivalFigures], Any]]
+
+
+def _count(name: str) -> _Figure:
+    return name, lambda figures: getattr(figures, name) or None
+
+
+def _verdict(verdict: PairVerdict) -> _Figure:
+    return str(verdict), lambda figures: figures.verdicts.get(verdict.value)
+
+
+def _mean(name: str, header: str = "") -> _Figure:
+    """A mean; no figure where half of the rows that compare, or more, are AMBIGUOUS: it is a mean of noise."""
+    return Column(header or name, ratio), lambda figures: None if is_noise(figures) else getattr(figures, name)
+
+
+def _fast(p: float) -> _Figure:
+    return Column(f">= {p:g}x", percent), lambda figures: None if is_noise(figures) else figures.fast[p]
+
+
+_ROWS = _count("rows")
+_STATUSES = (_ROWS, *map(_count, ("measured", "unsupported", "wrong", "crashed")))
+_VERDICTS = tuple(map(_verdict, PairVerdict))
+_MEANS = (_mean("covered"), _mean("deployed"))
+_OVER_TIME = (_ROWS, *_VERDICTS, _count("lost"), _count("new"), _mean("covered", "mean"))
+_SPEED_UPS = (*_VERDICTS, *_MEANS, *map(_fast, FAST), _count("compositions"), _mean("composed"))
+_OF_KERNEL_TYPE = (*_STATUSES, _verdict(PairVerdict.SLOW), _verdict(PairVerdict.FAST), *_MEANS)
+
+
+def parts(comparison: DatabaseComparison, name: str) -> Iterator[Part]:
+    """Yields the tables for a person.
+
+    Args:
+        name: where the databases lie below the folders that were named; "" for databases that were named.
+    """
+    yield _databases(comparison, name)
+    shown = [rival for rival in comparison.rivals if rival not in comparison.without_common_rows]
+    if not all(rival.runs_as(comparison.baseline) for rival in shown):
+        yield _figures_table(comparison, shown, (*_STATUSES, _count("missing")), "rows")
+    yield figures_table(comparison, shown)
+    for rival in shown:
+        yield _kernel_types(comparison, rival)
+        if comparison.step is not None:
+            yield _step(comparison, comparison.step.model, rival)
+        yield rows_table(comparison, rival)
+    yield _losses(comparison, shown)
+    without = comparison.without_rival
+    if without:
+        rows = sum(len(comparison.by_kernel_type[each]) for each in without)
+        names = [*without[:_NAMES_SHOWN], *(["..."] if len(without) > _NAMES_SHOWN else [])]
+        yield Fields({"kernel types that no rival measured": (len(without), f"{rows:,} rows: {', '.join(names)}")})
+    if any(is_noise(comparison.total(rival.name)) for rival in shown):
+        yield _REPEAT
+
+
+def is_noise(figures: RivalFigures) -> bool:
+    """Returns whether half of the rows that compare, or more, are AMBIGUOUS."""
+    told = (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.SAME)
+    ambiguous = figures.verdicts.get(PairVerdict.AMBIGUOUS.value, 0)
+    return ambiguous > 0 and ambiguous >= sum(figures.verdicts.get(each.value, 0) for each in told)
+
+
+def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
+    """Returns the verdicts and means of rivals over all rows."""
+    over_time = all(rival.runs_as(comparison.baseline) for rival in rivals)
+    title = f"speed-up over {comparison.baseline.label}"
+    return _figures_table(comparison, rivals, _OVER_TIME if over_time else _SPEED_UPS, title)
+
+
+def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
+    """Returns the slower rows, the worst first, and the faster rows, the best first; of few rows the others, too."""
+    pairs = [(row, pair) for row in comparison.rows if (pair := row.pairs.get(rival.name))]
+    verdicts = {PairVerdict.SLOW: 1, PairVerdict.FAST: -1}
+    if len(pairs) <= _ROWS_SHOWN:
+        verdicts |= {PairVerdict.AMBIGUOUS: 1, PairVerdict.SAME: 1, PairVerdict.NOT_COMPARABLE: 1}
+    rows, left_out = list[tuple[Any, ...]](), 0
+    for verdict, sign in verdicts.items():
+        found = [each for each in pairs if each[1].verdict is verdict]
+        found.sort(key=lambda each: sign * each[1].speed_up)
+        rows += (_row(comparison, rival, *each) for each in found[:_ROWS_SHOWN])
+        left_out += len(found[_ROWS_SHOWN:])
+    ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
+    columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("±", _spread), "remark", "row")
+    return Table(columns, rows, f"{rival.label}: rows", left_out).without_empty_columns()
+
+
+def row_lines(comparison: DatabaseComparison) -> Iterator[tuple[object, ...]]:
+    """Yields the cells of LINE_COLUMNS for each row and database."""
+    for row in comparison.rows:
+        for database in (comparison.baseline, *comparison.rivals):
+            call, pair = row.calls[database.name], row.pairs.get(database.name)
+            yield (
+                row.kernel_type,
+                row.case_id,
+                database.name,
+                call.cell(IMPLEMENTATION) or database.label,
+                call.status,
+                call.reason,
+                call.duration_us,
+                call.sum_us,
+                call.span_us,
+                call.kernels,
+                call.noise,
+                call.samples,
+                pair and pair.speed_up,
+                pair and pair.verdict,
+                pair and pair.reason,
+                database.name == row.fastest,
+                row.is_composition,
+                pair.host_bound if pair else call.is_host_bound,
+                call.cell(OUTPUTS_MISSING),
+                call.cell(CONVERSIONS),
+            )
+
+
+#: The columns of `row_lines`.
+LINE_COLUMNS = (
+    *("kernel_type", "id", "database", "implementation", "status", "reason", "duration_us", "sum_us", "span_us"),
+    *("kernels", "noise", "samples", "speed_up", "verdict", "verdict_reason", "fastest", "composition_baseline"),
+    *("host_bound", "outputs_missing", "conversions"),
+)
+
+
+def _databases(comparison: DatabaseComparison, name: str) -> Table:
+    over_time = all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
+    rows = []
+    for each in (comparison.baseline, *comparison.rivals):
+        is_baseline = each is comparison.baseline
+        rows.append(
+            (
+                each.label,
+                "baseline" if is_baseline else "rival",
+                sum(row.calls[each.name].duration is not None for row in comparison.rows),
+                None if is_baseline else sum(each.name in row.pairs for row in comparison.rows),
+                None if over_time else comparison.fastest[each.name],
+                each.place,
+            )
+        )
+    columns = ("database", "role", "measured", "in common", "fastest", "folder")
+    return Table(columns, rows, name or "databases").without_empty_columns()
+
+
+def _figures_table(
+    comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase], figures: Sequence[_Figure], title: str
+) -> Table:
+    rows = []
+    for rival in rivals:
+        total = comparison.total(rival.name)
+        rows.append((rival.label, *(value(total) for _, value in figures)))
+    return Table(("database", *(column for column, _ in figures)), rows, title).without_empty_columns()
+
+
+def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
+    """Returns the figures by kernel type; of one implementation those with another verdict than SAME."""
+    over_time = rival.runs_as(comparison.baseline)
+    figures = _OVER_TIME if over_time else _OF_KERNEL_TYPE
+    found = comparison.figures(rival.name)
+    changed = [each for each in found if not (over_time and each.verdicts == {PairVerdict.SAME.value: each.rows})]
+    rows = [(each.kernel_type, *(value(each) for _, value in figures)) for each in changed]
+    title = f"{rival.label}: kernel types"
+    if len(changed) < len(found):
+        title += f" (others, all SAME: {len(found) - len(changed):,})"
+    return Table(("kernel type", *(column for column, _ in figures)), rows, title).without_empty_columns()
+
+
+def _step(comparison: DatabaseComparison, model: str, rival: ComparedDatabase) -> Table:
+    """Returns what a step takes in both databases, by kernel type and in all."""
+    figures = comparison.step_figures(rival.name)
+    total = total_of(figures)
+    rows = [
+        (
+            each.kernel_type or "the step",
+            *(each.calls, each.compared_calls),
+            *((each.baseline_us, each.rival_us, each.speed_up) if each.compared_calls else (None, None, None)),
+            each.baseline_us / total.baseline_us if each.compared_calls else None,
+        )
+        for each in (*figures, total)
+    ]
+    ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
+    columns = ("kernel type", "calls", "compared", ours, theirs, Column("speed-up", ratio), Column("share", percent))
+    return Table(columns, rows, f"{rival.label}: a step of {model}")
+
+
+def _row(
+    comparison: DatabaseComparison, rival: ComparedDatabase, row: RowComparison, pair: CallPair
+) -> tuple[Any, ...]:
+    remarks = {
+        "partial": row.is_partial(comparison.baseline.name, rival.name),
+        "composition": row.is_composition,
+        "host-bound": pair.host_bound,
+        pair.reason: bool(pair.reason),
+    }
+    return (
+        str(pair.verdict),
+        pair.baseline_us,
+        pair.rival_us,
+        pair.speed_up,
+        math.expm1(STANDARD_ERRORS * pair.standard_error),
+        ", ".join(name for name, holds in remarks.items() if holds) or None,
+        row.case_id,
+    )
+
+
+def _spread(share: float) -> str:
+    return percent(share) if share < 1 else "> 100 %"
+
+
+def _losses(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
+    """Returns why rows that a database ran have no duration, and why pairs do not compare: the most frequent ones."""
+    rows, left_out = list[tuple[Any, ...]](), 0
+    for rival in rivals:
+        calls = [row.calls[rival.name] for row in comparison.rows]
+        reasons = Counter((call.status, call.reason) for call in calls if Status.from_cell(call.status))
+        pairs = [pair for row in comparison.rows if (pair := row.pairs.get(rival.name))]
+        reasons.update((str(pair.verdict), pair.reason) for pair in pairs if not pair.is_comparable)
+        told = [(each, count) for each, count in reasons.most_common() if each[0] != Status.MEASURED.value]
+        rows += ((rival.label, count, *each) for each, count in told[:_REASONS_SHOWN])
+        left_out += len(told[_REASONS_SHOWN:])
+        if missing := sum(call.status == MISSING for call in calls):
+            rows.append((rival.label, missing, MISSING, "no such row, or it never ran"))
+    return Table(("database", "rows", "status", "reason"), rows, "rows without a speed-up", left_out)

@@ -1,0 +1,308 @@
+"""Texts and tables of the numbers of measured rows: durations, noise, rates, shares of a peak.
+
+The terminal, the session report and JUnit all show these.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from sys import intern
+from typing import Any
+
+from opatlas import formats
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
+from opatlas.row.communication import bandwidth_gbps, is_communication
+from opatlas.row.quality import NOISE_LIMIT, Quality, relative_noise
+from opatlas.row.record import Measurement, Record
+from opatlas.row.roofline import PRODUCTS, Peak, achieved_rates, row_work
+from opatlas.row.siblings import base_type
+from opatlas.show.result import Column, Table
+
+#: Significant digits of durations and rates.
+_DIGITS = 3
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+#: Prefixes of integer dtypes.
+_WHOLE_NUMBERS = ("INT", "UINT")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSummary:
+    """The numbers of one measured row.
+
+    Attributes:
+        kernel_type, shapes: the row: input shapes and the first dtype, or the bytes and devices of a message.
+        median_us, min_us: of the samples, in microseconds.
+        noise: the standard deviation of the samples as a share of their mean; None for one sample.
+        samples: the number of samples.
+        quality: the quality of the samples.
+        instrument, cache: how the samples were measured.
+        captured_us: the captured duration of the row; None without one.
+        gbps: 10^9 bytes/s moved; None if the work of the row is unknown.
+        tera_ops: 10^12 operations/s of a matrix product; None for other kernels.
+        of_integers: whether the operations are on integers.
+        share: the share of the peak that bounds the row; None if no peak is known, or a stand-in was timed. More than 1
+            if results stay in the last-level cache until the sample has ended.
+        by_arithmetic: whether to show the rate of operations instead of bytes.
+    """
+
+    kernel_type: str
+    shapes: str
+    median_us: float
+    min_us: float
+    noise: float | None
+    samples: int
+    quality: Quality
+    instrument: str
+    cache: str
+    captured_us: float | None = None
+    gbps: float | None = None
+    tera_ops: float | None = None
+    of_integers: bool = False
+    share: float | None = None
+    by_arithmetic: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the row: `MatMulV2 1,1024;4096,1024 BF16`."""
+        return f"{self.kernel_type} {self.shapes}".rstrip()
+
+    @property
+    def ratio(self) -> float | None:
+        """The median divided by the captured duration; None without a capture."""
+        return self.median_us / self.captured_us if self.captured_us else None
+
+    @property
+    def rate(self) -> str:
+        """The rate nearer to its peak: `1.60 TB/s`, `312 TFLOP/s`; "" if the work is unknown."""
+        if self.by_arithmetic and self.tera_ops:
+            return operations_text(self.tera_ops, of_integers=self.of_integers)
+        return bytes_text(self.gbps) if self.gbps else ""
+
+    @property
+    def warning(self) -> str:
+        """The quality, if it needs a warning; "" otherwise."""
+        return self.quality.value if self.quality.is_warning else ""
+
+    @property
+    def mark(self) -> str:
+        """The quality, if it needs a warning or is a composition; "" otherwise."""
+        return self.quality.value if self.quality is Quality.COMPOSITION else self.warning
+
+    def text(self) -> str:
+        """Returns `601.4 us ±2.1 % (20) 1.60 TB/s 34.2 % of peak`."""
+        share = "" if self.share is None else f"{formats.percent(self.share)} of peak"
+        parts = (formats.duration(self.median_us), formats.noise(self.noise), f"({self.samples})", self.mark, self.rate)
+        return " ".join(filter(None, (*parts, share)))
+
+    def line(self) -> str:
+        """Returns `15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06x)`, which CI shows."""
+        parts = [formats.duration(self.median_us), formats.noise(self.noise), f"n={self.samples}", self.cache]
+        parts = [" ".join(filter(None, (*parts, self.instrument)))]
+        parts += filter(None, [self.mark, self.rate])
+        if self.share is not None:
+            parts.append(f"{formats.percent(self.share)} of peak")
+        if self.captured_us and self.ratio:
+            parts.append(f"captured {formats.duration(self.captured_us)} ({formats.ratio(self.ratio)})")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values, which are sent between processes."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"quality": self.quality.value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RowSummary:
+        """Returns the summary of plain values from `to_json`."""
+        # Interned: rows from other processes have a copy of each word.
+        shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
+        return cls(**{**values, **shared, "quality": Quality(values["quality"])})
+
+
+def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) -> RowSummary:
+    """Returns the summary of a measured record.
+
+    Args:
+        peak: the peaks of the device.
+        captured_us: the captured duration of the row, or None.
+    """
+    measurement = record.measurement
+    assert measurement is not None
+    summary = measurement.summary
+    cells = record.cells
+    if is_communication(record.kernel_type):
+        rates: dict[str, Any] = {"gbps": bandwidth_gbps(int(cells[MESSAGE_BYTES]), summary.median_us)}
+    else:
+        rates = _rates(record, measurement, peak, summary.median_us)
+    return RowSummary(
+        kernel_type=record.kernel_type,
+        shapes=row_shapes(record.kernel_type, cells),
+        median_us=summary.median_us,
+        min_us=summary.min_us,
+        noise=relative_noise(measurement.samples_us),
+        samples=summary.count,
+        quality=measurement.verdict.quality,
+        instrument=measurement.instrument,
+        cache=measurement.cache_state,
+        captured_us=captured_us,
+        **rates,
+    )
+
+
+def row_shapes(kernel_type: str, cells: Mapping[str, str]) -> str:
+    """Returns the shapes of a row as in `RowSummary`, for any cells."""
+    if is_communication(kernel_type):
+        return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
+    dtype, *_ = cells.get(INPUT_DTYPES, "").split(";")
+    return f"{cells.get(INPUT_SHAPES, '')} {dtype}".replace('"', "").strip()
+
+
+def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: float) -> dict[str, Any]:
+    # The rate is that of the launched kernel.
+    ran = record.launched_record() or record
+    work = row_work(ran.kernel_type, ran.cells)
+    if work is None:
+        return {}
+    reached = achieved_rates(work, peak, median_us, cold=measurement.cache_state == "cold")
+    share = None if measurement.stand_in else reached.share
+    is_product = base_type(ran.kernel_type) in PRODUCTS
+    return {
+        "gbps": reached.gbps,
+        "tera_ops": reached.tera_ops,
+        "of_integers": work.dtype.startswith(_WHOLE_NUMBERS),
+        "share": share,
+        "by_arithmetic": is_product if share is None else reached.bound_by_arithmetic,
+    }
+
+
+@dataclass(frozen=True)
+class TypeSummary:
+    """The measured rows of one kernel type.
+
+    Attributes:
+        rows: the number of rows.
+        shortest_us, median_us, longest_us: of the medians of the rows.
+        noise: the median of the rows' noise; None if each row has one sample.
+        not_quiet: the number of rows whose quality needs a warning.
+        rate: the rate of the row nearest to its peak.
+        share: the share of the peak of this row; None if unknown.
+    """
+
+    kernel_type: str
+    rows: int
+    shortest_us: float
+    median_us: float
+    longest_us: float
+    noise: float | None
+    not_quiet: int
+    rate: str
+    share: float | None
+
+
+def summarize_types(rows: Iterable[RowSummary]) -> list[TypeSummary]:
+    """Returns a summary of each kernel type, sorted by type."""
+    of_type: dict[str, list[RowSummary]] = {}
+    for row in rows:
+        of_type.setdefault(row.kernel_type, []).append(row)
+    return [_together(name, of_type[name]) for name in sorted(of_type)]
+
+
+def _together(kernel_type: str, rows: Sequence[RowSummary]) -> TypeSummary:
+    medians = [row.median_us for row in rows]
+    noise = [row.noise for row in rows if row.noise is not None]
+    best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
+    return TypeSummary(
+        kernel_type=kernel_type,
+        rows=len(rows),
+        shortest_us=min(medians),
+        median_us=median(medians),
+        longest_us=max(medians),
+        noise=median(noise) if noise else None,
+        not_quiet=sum(bool(row.warning) for row in rows),
+        rate=best.rate,
+        share=best.share,
+    )
+
+
+def bytes_text(gbps: float) -> str:
+    """Returns a rate, given in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
+    return _with_prefix(gbps * 1e9, "B/s")
+
+
+def operations_text(tera_ops: float, *, of_integers: bool = False) -> str:
+    """Returns a rate, given in 10^12 operations/s: `312 TFLOP/s`, for integers `312 TOP/s`."""
+    return _with_prefix(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
+
+
+def _with_prefix(value: float, unit: str) -> str:
+    factor, prefix = next(((factor, prefix) for factor, prefix in _PREFIXES if value >= factor), (1.0, ""))
+    return f"{_significant(value / factor)} {prefix}{unit}"
+
+
+def _significant(value: float) -> str:
+    if value <= 0:
+        return "0"
+    decimals = _DIGITS - 1 - math.floor(math.log10(value))
+    return f"{value:,.{min(max(decimals, 0), 4)}f}"
+
+
+_SHOWN = 5
+
+
+def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
+    """Yields a table of the kernel types, and of many rows the slowest and the noisiest ones."""
+    types = summarize_types(rows)
+    columns = (
+        *("kernel type", "rows", Column("median(us)", formats.microseconds)),
+        *(Column("shortest(us)", formats.microseconds), Column("longest(us)", formats.microseconds)),
+        *(Column("noise", formats.percent), "not quiet", "best rate", Column("of peak", formats.percent)),
+    )
+    cells = [
+        (
+            *(each.kernel_type, each.rows, each.median_us, each.shortest_us, each.longest_us, each.noise),
+            *(each.not_quiet, each.rate or None, each.share),
+        )
+        for each in types
+    ]
+    yield Table(columns, cells).without_empty_columns()
+    # Few rows need no lists besides the table.
+    if len(rows) > _SHOWN:
+        yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
+        if noisiest := heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0):
+            yield _table_of_rows("noisiest", noisiest)
+
+
+def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:
+    columns = (
+        *(Column("median(us)", formats.microseconds), Column("noise", formats.percent), "samples", "quality", "rate"),
+        *(Column("of peak", formats.percent), "kernel type", "shapes"),
+    )
+    cells = [
+        (
+            *(row.median_us, row.noise, row.samples, row.mark or None, row.rate or None, row.share),
+            *(row.kernel_type, row.shapes),
+        )
+        for row in rows
+    ]
+    return Table(columns, cells, title).without_empty_columns()
+
+
+def quality_fields(rows: Collection[RowSummary], cause: str) -> dict[str, tuple[int, str]]:
+    """Returns the number of rows of each quality but quiet, with its meaning.
+
+    Args:
+        cause: what may have caused noise; "" if nothing is known.
+    """
+    meanings = {
+        Quality.COMPOSITION: "of torch operators: no estimate of the kernel's own duration",
+        Quality.NOISY: f"above {formats.percent(NOISE_LIMIT, 0)}{f': {cause}' if cause else ''}",
+        Quality.UNKNOWN: "fewer than 3 samples",
+    }
+    counts = Counter(row.quality for row in rows if row.quality is not Quality.QUIET)
+    return {
+        "unknown quality" if quality is Quality.UNKNOWN else quality.value: (count, meanings.get(quality, ""))
+        for quality, count in counts.most_common()
+    }

@@ -1,0 +1,193 @@
+"""The files of the site: its pages, the data of each kernel type, and Bokeh's JavaScript from its Python package."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opatlas.ask.checks.overview import read_overview
+from opatlas.ask.compare.comparison import compare_databases
+from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.compare.states import compared_states
+from opatlas.ask.query.database import open as open_database
+from opatlas.ask.query.model_cost import ModelCost
+from opatlas.data.csv_files import write_bytes, write_text
+from opatlas.data.database import Database
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.outer.superkernel.advice import advise
+from opatlas.outer.superkernel.analysis import analyse
+from opatlas.outer.superkernel.report import analysis_as_json
+from opatlas.outer.superkernel.timeline import read_timeline
+from opatlas.progress import track
+from opatlas.show.site.diagnosis import diagnosis_page, row_judges
+from opatlas.show.site.pages import comparison_page, model_page, overview_page
+from opatlas.show.site.rows import columns_of, moves_each_byte_once, row_table
+
+#: What the files of rows are called, before their numbers.
+_ROWS = "rows"
+_BOKEH_FILES = ("bokeh.min.js", "bokeh-api.min.js")
+
+
+@dataclass(frozen=True)
+class WrittenSite:
+    """What a site shows.
+
+    Attributes:
+        start: the file to open.
+        kernel_types, rows: their numbers.
+        rows_of: the number of rows of each implementation, and of collectives, the most first.
+        problems: messages about files that cannot be read.
+    """
+
+    start: Path
+    kernel_types: int
+    rows: int
+    rows_of: Mapping[str, int]
+    problems: Sequence[str]
+
+
+def write_site(
+    place: Path,
+    folder: Path,
+    *,
+    against: str = "",
+    costs: Sequence[tuple[str, ModelCost]] = (),
+    capture: Path | None = None,
+) -> WrittenSite:
+    """Writes the site of a database into a folder.
+
+    Args:
+        against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
+        costs: costs of models, each with the question that it answers.
+        capture: the capture whose scopes a page shows; None for no such page.
+
+    Raises:
+        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, or a file cannot be
+            written, or the capture cannot be read.
+    """
+    scripts = list(_bokeh())
+    _expect_own(folder)
+    database = open_database(place, compositions=True)
+    beside = database.messages
+    sources = [database, *([beside] if beside is not None and beside is not database else [])]
+    problems: list[str] = []
+    judges = [row_judges(source) for source in sources]
+    overviews = [
+        overview_page(read_overview(Database(each.path)), judge[name])
+        for source, judge in zip(sources, judges, strict=True)
+        for name, each in source.implementations.items()
+    ]
+    problems += [problem for each in overviews for problem in each["problems"]]
+    comparisons: list[str] = []
+    data: dict[str, object] = {}
+
+    def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
+        if len(databases) < 2:
+            return
+        comparison = compare_databases(databases, baseline=baseline)
+        comparisons.append(name)
+        problems.extend(comparison.problems)
+        data[name] = comparison_page(comparison)
+
+    compare("implementations", list(database.implementations.values()))
+    if against:
+        with compared_states([against, str(database.path)]) as databases:
+            compare("databases", databases, databases[0].name)
+    types: list[dict[str, Any]] = []
+    tables: list[pd.DataFrame] = []
+    for source, judge in zip(sources, judges, strict=True):
+        for kernel_type in track(source.kernel_types(), "report, kernel types"):
+            try:
+                table = row_table(source, kernel_type, judge)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            file = f"{_ROWS}{len(types):04}"
+            data[file] = columns_of(table)
+            tables.append(table.assign(kernel_type=kernel_type))
+            timed = table["duration_us"].dropna()
+            types.append(
+                {
+                    "name": kernel_type,
+                    "file": file,
+                    "rows": len(table),
+                    "timed": len(timed),
+                    "each_byte_once": moves_each_byte_once(source, kernel_type),
+                    "collective": kernel_type.startswith("hcom_"),
+                    "median_us": float(timed.median()) if len(timed) else None,
+                    "status": table["status"].value_counts().to_dict(),
+                    "quality": table.loc[table["quality"] != "", "quality"].value_counts().to_dict(),
+                    "dtypes": sorted(set(table["dtype"].dropna().astype(str))) if "dtype" in table else [],
+                    "implementations": list(dict.fromkeys(table["implementation"])),
+                }
+            )
+    overview = {
+        "databases": overviews,
+        "types": types,
+        "pages": comparisons,
+        "diagnosis": diagnosis_page(tables),
+        "models": [model_page(cost, question) for question, cost in costs],
+        "superkernel": None if capture is None else _scopes_page(capture),
+        "problems": list(dict.fromkeys(problems)),
+        "version": _version(),
+    }
+    # Nothing is written before all is read: a failure leaves the folder as it was. The overview marks it as a site.
+    for path in (folder / "data").glob(f"{_ROWS}*.js"):
+        path.unlink()
+    for name, page in {"overview": overview, **data}.items():
+        _write_data(folder, name, page)
+    for name, content in (*_assets(), *scripts):
+        write_bytes(folder / name, content)
+    rows_of = Counter[str]()
+    for each, table in zip(types, tables, strict=True):
+        rows_of.update(["collectives"] * len(table) if each["collective"] else table["implementation"])
+    return WrittenSite(
+        folder / "index.html", len(types), rows_of.total(), dict(rows_of.most_common()), list(dict.fromkeys(problems))
+    )
+
+
+def _expect_own(folder: Path) -> None:
+    """Checks that a folder is new, empty or a site. Raises OpAtlasError."""
+    expect_folder(folder, "name another one", may_be_made=True)
+    if folder.is_dir() and next(folder.iterdir(), None) and not (folder / "data" / "overview.js").is_file():
+        raise OpAtlasError(f"{folder}: holds files that are no site of `opatlas report`: name a new or an empty folder")
+
+
+def _write_data(folder: Path, name: str, content: object) -> None:
+    """Writes data as a script: a page that was opened from a file may load scripts, and nothing else."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    write_text(folder / "data" / f"{name}.js", f"opatlas.receive({json.dumps(name)},{json.dumps(text)});\n")
+
+
+def _assets() -> Iterator[tuple[str, bytes]]:
+    for file in resources.files(__package__).joinpath("assets").iterdir():
+        if file.is_file():
+            yield file.name, file.read_bytes()
+
+
+def _bokeh() -> Iterator[tuple[str, bytes]]:
+    """Yields the scripts of Bokeh by name."""
+    scripts = resources.files("bokeh") / "server" / "static" / "js"
+    for name in _BOKEH_FILES:
+        yield name, scripts.joinpath(name).read_bytes()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("opatlas")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _scopes_page(capture: Path) -> dict[str, Any]:
+    """Returns what `opatlas diagnose CAPTURE --superkernel --json` prints. Raises OpAtlasError."""
+    analysis = analyse(read_timeline(capture))
+    return analysis_as_json(analysis, advise(analysis))

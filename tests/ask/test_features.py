@@ -1,0 +1,99 @@
+"""The features of a row's duration: sizes of products of experts and of attention, partial blocks, axes that move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import opatlas
+from opatlas.ask.query.features import RowFeatures, row_features
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
+from tests.ask.tables import RUN, write_table
+
+
+def features(kernel_type: str, inputs: str, outputs: str) -> RowFeatures:
+    dtypes = [";".join("BF16" if shape else "" for shape in cell.split(";")) for cell in (inputs, outputs)]
+    cells = dict(zip((*INPUT_SLOTS[:2], *OUTPUT_SLOTS[:2]), (inputs, dtypes[0], outputs, dtypes[1]), strict=True))
+    found = row_features(kernel_type, cells, 132)
+    assert found is not None
+    return found
+
+
+def test_groups_without_rows_are_not_read() -> None:
+    few = features("GroupedMatmul", "2,1024;64,1024,512", "2,512")
+    many = features("GroupedMatmul", "640,1024;64,1024,512", "640,512")
+    weight = 2 * 1024 * 512
+    assert 2 * weight < few.work[0] < 3 * weight
+    assert 64 * weight < many.work[0] < 66 * weight
+    assert few.work[1] == 2 * 2 * 1024 * 512
+
+
+@pytest.mark.parametrize(("mask", "pairs"), [("", 64 * 64), ("512,512", 64 * 65 / 2)])
+def test_a_mask_halves_the_work_of_attention(mask: str, pairs: float) -> None:
+    inputs = f"64,8,128;64,8,64;64,8,128;64,8,64;64,8,128;{mask}"
+    assert features("RINGMLAPrefillBF16Kernel", inputs, "64,8,128").work[1] == 2 * pairs * 8 * (192 + 128)
+
+
+@pytest.mark.parametrize(
+    ("first", "result", "moves"),
+    [("1,32,128", "32,1,128", 0.0), ("4,32,128", "32,4,128", 1.0), ("4,32,128", "4,32,64", 0.0)],
+)
+def test_only_axes_that_change_places_move(first: str, result: str, moves: float) -> None:
+    assert features("Transpose", first, result).fills[-1] == moves
+
+
+def test_rows_of_experts_have_typed_columns(tmp_path: Path) -> None:
+    row = {
+        "Input Shapes": "2,1024;64,1024,512",
+        "Input Data Types": "DT_BF16;DT_BF16",
+        "Input Formats": "ND;ND",
+        "Output Shapes": "2,512",
+        "Output Data Types": "DT_BF16",
+        "Output Formats": "ND",
+        "Average Duration(us)": "5",
+        "Status": "measured",
+        "Run ID": RUN,
+    }
+    write_table(tmp_path, "GroupedMatmul", pd.DataFrame([row]))
+    (line,) = opatlas.open(tmp_path).frame("GroupedMatmul").to_dict("records")
+    assert (line["groups"], line["m"], line["n"], line["k"]) == (64, 2, 512, 1024)
+    assert line["tflops"] == pytest.approx(2 * 2 * 512 * 1024 / 5e6)
+
+
+def test_a_size_at_which_durations_jump_is_found(tmp_path: Path) -> None:
+    tokens = [1, 2, 3, 5, 8, 12, 16, 24, 33, 40, 48, 64, 80, 97, 112, 120, 130, 144, 160, 192, 224, 256, 320, 400, 512]
+    rows = pd.DataFrame(
+        {
+            "Input Shapes": [f"{m},4096" for m in tokens],
+            "Input Data Types": "FLOAT",
+            "Input Formats": "ND",
+            "Output Shapes": [f"{m},4096" for m in tokens],
+            "Output Data Types": "FLOAT",
+            "Output Formats": "ND",
+            "Average Duration(us)": [(10 if m < 128 else 30) * (1 + m / 1000) for m in tokens],
+            "Status": "measured",
+            "Run ID": RUN,
+        }
+    )
+    write_table(tmp_path / "db", "Sort", rows)
+    database = opatlas.open(tmp_path / "db")
+    for m, us in ((122, 10 * 1.122), (129, 30 * 1.129)):
+        assert database.query("Sort", f"{m},4096").duration_us == pytest.approx(us, rel=0.1)
+
+
+def test_values_that_are_parts_of_the_keys_are_read_once() -> None:
+    latent = features(
+        "FusedInferAttentionScore",
+        ";".join(["64,32,512", "64,32,512", "64,32,512", *[""] * 21, "64,32,64"]),
+        "64,32,512",
+    )
+    moved, operations, _ = latent.work
+    assert moved == 2 * 64 * 32 * (576 + 576 + 512)
+    assert operations == 2 * 64 * 32 * (576 + 512)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    _, operations, _ = features("FusedInferAttentionScore", "64,8,192;64,8,192;64,8,128", "64,8,128").work
+    assert operations == 2 * 64 * 8 * (192 + 128)

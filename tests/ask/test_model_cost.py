@@ -1,0 +1,343 @@
+"""The cost of a model's step: the parts, their sum, and the missing ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import opatlas
+from opatlas.cli.main import main
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT
+from opatlas.theory.model_calls import ModelCall, Phase, model_calls
+from opatlas.theory.sources import resolve_model
+from tests.ask.tables import product_rows, write_table
+
+MODEL = "Qwen/Qwen3-32B"
+ROLES = ("qkv", "o_proj", "gate_up", "down")
+US = 10.0
+OUTSIDE = {"embedding", "final_norm", "last_tokens", "lm_head", "logits_cast", "sample"}
+
+
+def sizes() -> dict[str, tuple[int, int, int]]:
+    """M, N and K of the products of a layer."""
+    found = {}
+    for linear in resolve_model(MODEL).linears(2):
+        if linear.name in ROLES:
+            found[linear.name] = (64, linear.n, linear.k)
+    return found
+
+
+def database(folder: Path, **columns: str) -> Path:
+    rows = product_rows(list(sizes().values()), [US] * len(sizes()))
+    write_table(folder, "MatMulV2", rows.assign(**columns))
+    return folder
+
+
+def cost(place: Path | str, tp: int = 2) -> opatlas.ModelCost:
+    return opatlas.model_cost(place, MODEL, tp=tp, batch=64, context=4096)
+
+
+def test_stored_rows_are_counted_for_each_layer(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    parts = {part.part: part for part in found.parts}
+    layers = resolve_model(MODEL).layers
+    for role in ROLES:
+        assert (parts[role].how, parts[role].calls, parts[role].us_per_call) == ("measured", layers, US)
+    assert found.us_by_how()["measured"] == pytest.approx(len(ROLES) * layers * US)
+    assert found.us == pytest.approx(sum(found.us_by_how().values()))
+    low, high = found.interval_us
+    assert low < found.us < high
+
+
+def test_weights_have_the_layout_of_the_rows(tmp_path: Path) -> None:
+    calls = model_calls(
+        resolve_model(MODEL), tp=2, batch=64, context=4096, phase="decode", dtype="INT8", nz_weights=True
+    )
+    rows = [call.cells for call in calls if call.kernel_type == "QuantBatchMatmulV3"]
+    table = pd.DataFrame(rows).assign(**{"Average Duration(us)": str(US)})
+    write_table(tmp_path / "db", "QuantBatchMatmulV3", table)
+    found = opatlas.model_cost(tmp_path / "db", MODEL, tp=2, batch=64, context=4096, dtype="INT8")
+    products = [part for part in found.parts if part.kernel_type == "QuantBatchMatmulV3"]
+    assert [(part.how, part.us_per_call) for part in products] == [("measured", US)] * len(ROLES)
+    assert all("FRACTAL_NZ" in part.signature for part in products)
+
+
+def test_errors_of_one_kernel_type_add_up(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    products = [part for part in found.parts if part.interval_us is not None]
+    assert {part.kernel_type for part in products} == {"MatMulV2"}
+    highs = sum(part.interval_us[1] * part.calls for part in products if part.interval_us)
+    assert found.interval_us[1] == pytest.approx(highs)
+
+
+def test_the_missing_share_is_of_calls_and_of_their_bytes(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    moved = {part.part: part.bytes_per_call for part in found.parts}
+    assert moved["down"] > 10 * moved["embedding"] > 0
+    assert moved["attention"] > moved["down"] > 10 * moved["cache"] > 0
+    assert found.missing_calls_share == pytest.approx(
+        sum(part.calls for part in found.missing) / sum(part.calls for part in found.parts)
+    )
+    whole = cost("NVIDIA_H200")
+    assert (whole.missing, whole.missing_calls_share, whole.missing_bytes_share) == ([], 0, 0)
+    assert whole.tokens_per_s == pytest.approx(64e6 / whole.us)
+    assert found.tokens_per_s is None
+
+
+def test_parts_without_a_row_are_missing_and_named(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db"))
+    missing = {part.part: part for part in found.missing}
+    assert {"attention", "attention_all_reduce", "rope"} <= missing.keys()
+    assert all(part.us is None and part.reason for part in missing.values())
+    assert not missing.keys() & set(ROLES)
+
+
+def test_compositions_answer_where_nothing_else_does(tmp_path: Path) -> None:
+    found = cost(database(tmp_path / "db", Quality="composition"))
+    assert {part.part for part in found.parts if part.composed} >= set(ROLES)
+    assert found.composition_us == pytest.approx(found.us)
+    assert cost(database(tmp_path / "own")).composition_us == 0
+
+
+def test_parts_that_rows_do_not_predict_are_summed_separately(tmp_path: Path) -> None:
+    (norm,) = (
+        call
+        for call in model_calls(resolve_model(MODEL), tp=2, batch=64, context=4096, phase="decode")
+        if call.part == "final_norm"
+    )
+    place = database(tmp_path / "db")
+    row = {**norm.cells, "Average Duration(us)": "5", "Instrument": "cupti", "Status": "measured"}
+    write_table(place, "AddRmsNorm", pd.DataFrame([row]))
+    found = cost(place)
+    untold = {part.part for part in found.parts if part.composed is None}
+    assert untold == {"attention_norm", "ffn_norm", "final_norm"}
+    assert found.untold_us == pytest.approx((63 + 64 + 1) * 5)
+    assert found.composition_us == 0
+
+
+def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    assert cost(place).other_dtypes_us == 0
+    half = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, dtype="FLOAT16")
+    products = [part for part in half.parts if part.kernel_type == "MatMulV2"]
+    assert all(part.other_dtypes for part in products)
+    assert half.other_dtypes_us == pytest.approx(half.us)
+    # Operands alone, without scales.
+    m, n, k = sizes()["qkv"]
+    plain = product_rows([(m, n, k)], [US]).assign(**{"Input Data Types": "INT8;INT8"})
+    write_table(tmp_path / "quantized", "QuantBatchMatmulV3", plain)
+    found = opatlas.model_cost(tmp_path / "quantized", MODEL, tp=2, batch=64, context=4096, dtype="INT8")
+    assert found.us > 0
+    assert found.other_dtypes_us == 0
+
+
+def test_shipped_databases_give_the_cost_of_a_step() -> None:
+    # Both phases at once, since most of the time is that of fits.
+    phases: tuple[Phase, ...] = ("prefill", "decode")
+    shipped = opatlas.open("NVIDIA_H200")
+    for phase in phases:
+        found = shipped.model(MODEL, batch=64, context=1024, phase=phase)
+        calls = model_calls(resolve_model(MODEL), batch=64, context=1024, phase=phase)
+        assert [(part.part, part.calls) for part in found.parts] == [(call.part, call.calls_per_step) for call in calls]
+        present = {part.part for part in found.parts} - {part.part for part in found.missing}
+        assert {"attention", *ROLES} <= present
+        assert 0 < found.interval_us[0] < found.us < found.interval_us[1]
+        assert found.layers == resolve_model(MODEL).layers
+        assert {part.part for part in found.parts if not part.layers} == OUTSIDE
+        outside = sum(part.us or 0 for part in found.parts if part.part in OUTSIDE)
+        assert found.us == pytest.approx(found.us_in_layers + outside)
+
+
+def test_parts_say_how_their_rows_were_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = database(tmp_path / "db", **{CACHE_STATE: "cold", INSTRUMENT: "cupti"})
+    found = cost(place)
+    conditions = {(part.cache, part.instrument) for part in found.parts if part.part in ROLES}
+    assert conditions == {("cold", "cupti")}
+    assert {(part.device, part.cache, part.instrument) for part in found.missing} == {("", "", "")}
+    assert found.us_by("cache") == {"cold": pytest.approx(found.us)}
+    shares = opatlas.open("NVIDIA_H200").model(MODEL, tp=2, batch=64, context=1024).us_by("cache")
+    assert shares["cold"] > shares["warm"] > 0  # Collectives are measured warm.
+    assert main(["model", MODEL, "--tp", "2", "--batch", "64", "--context", "4096", str(place)]) == 0
+    assert {"cold", "cupti"} <= set(capsys.readouterr().out.split())
+
+
+def test_the_command_shows_each_part_and_the_missing_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["model", MODEL, str(database(tmp_path / "db")), "--tp", "2", "--batch", "64", "--context", "4096"]
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["us"] == pytest.approx(sum(part["us"] or 0 for part in found["parts"]))
+    assert "attention" in found["missing"]
+    assert [found[name] for name in ("tp", "batch", "context", "phase", "dtype")] == [2, 64, 4096, "decode", "BF16"]
+    assert found["tokens_per_s"] is None
+    assert 0 < found["missing_bytes_share"] < 1
+    assert found["interval_of"] == "kernels"
+    assert main([*asked, "--format", "csv"]) == 0
+    *_, table = capsys.readouterr().out.split("\n\n")
+    rows = {row["part"]: row for row in csv.DictReader(table.splitlines())}
+    assert rows.keys() == {part["part"] for part in found["parts"]}
+    assert [rows["attention"][name] for name in ("how", "each(us)")] == ["missing", ""]
+    assert rows["attention"]["note"]
+    assert [rows["down"][name] for name in ("how", "each(us)", "note")] == ["measured", str(US), ""]
+
+
+def windowed(folder: Path) -> str:
+    """A config.json of experts in MXFP4, with sliding windows and attention sinks."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    experts = {"intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 64}
+    stored = {"quantization_config": {"quant_method": "mxfp4"}}
+    folder.mkdir()
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt_oss", "num_hidden_layers": 4, **sizes, **experts, **stored}))
+    return str(path)
+
+
+def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, model = str(database(tmp_path / "db")), windowed(tmp_path / "windowed")
+    asked = ["model", model, place, "--batch", "4", "--context", "512"]
+    assert main(asked) == 2
+    error = capsys.readouterr().err
+    assert "MXFP4 experts" in error
+    assert "--dtype" in error
+    assert main([*asked, "--dtype", "BF16"]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("MXFP4", "2 of 4 layers", "sinks", "biases"))
+    assert main([*asked, "--dtype", "bf16", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = opatlas.model_cost(place, model, batch=4, context=512, dtype="BF16")
+    assert (printed["dtype"], tuple(printed["differs"])) == ("BF16", found.differs)
+    assert (found.layers, cost(place).differs) == (4, ())
+    planned = [*asked, "--next", "1", "--dry-run"]
+    assert main([*planned, "--dtype", "BF16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["differs"] == {"windowed": list(found.differs)}
+    assert main(planned) == 2
+
+
+def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
+    content = {"model_type": "qwen3_5", "num_hidden_layers": 8, "intermediate_size": 512, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = opatlas.model_cost(place, str(tmp_path), batch=4, context=512)
+    missing = {part.part: part.calls for part in found.missing}
+    assert {part: missing[part] for part in ("convolution", "delta_rule", "attention_gate")} == {
+        "convolution": 6,
+        "delta_rule": 6,
+        "attention_gate": 2,
+    }
+    assert found.layers == 8
+    rows = opatlas.open(place).next_rows(1000, models=[str(tmp_path)], batch=[4], context=[512]).rows
+    assert rows
+    assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
+
+
+def test_an_unknown_model_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "NVIDIA_H200", MODEL, "--batch", "1", "--context", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: NVIDIA_H200:")
+
+
+def stacked(folder: Path, *, named: str = "") -> Path:
+    """Attention with a slow row at each power of two in the default, and faster rows of mine at other sizes."""
+    lengths = {"torch": [256 << i for i in range(9)], "mine": [i * 700 for i in range(1, 12)]}
+    for name, tokens in lengths.items():
+        rows = []
+        for length in tokens:
+            (call,) = (each for each in attention(length) if each.part == "attention")
+            us = (20 if name == "torch" else 10) * (1 + length**2 / 1e6)
+            rows.append({**call.cells, "Average Duration(us)": f"{us:.3f}", "Status": "measured", "Quality": "quiet"})
+        place = folder if name == "torch" else folder / "implementations" / "mine-1.0"
+        write_table(place, "FusedInferAttentionScore", pd.DataFrame(rows))
+    if named:
+        (folder / "stack.txt").write_text(named)
+    return folder
+
+
+def attention(length: int) -> list[ModelCall]:
+    return model_calls(resolve_model(MODEL), tp=2, batch=1, context=length, phase="prefill")
+
+
+@pytest.mark.parametrize(
+    ("named", "asked", "answers", "stack"),
+    [
+        ("", (), "torch", ["torch", "mine 1.0"]),
+        ("mine,torch\n", (), "mine 1.0", ["mine 1.0", "torch"]),
+        ("gone\nmine, torch", (), "mine 1.0", ["mine 1.0", "torch"]),
+        ("mine,torch", ("torch",), "torch", ["torch"]),
+        ("", ("mine", "torch"), "mine 1.0", ["mine 1.0", "torch"]),
+    ],
+)
+def test_one_stack_answers_for_neighbouring_sizes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    named: str,
+    asked: tuple[str, ...],
+    answers: str,
+    stack: list[str],
+) -> None:
+    place = stacked(tmp_path / "db", named=named)
+    shipped = opatlas.open(place)
+    last = 0.0
+    for length in (512, 700, 1024, 1500, 2048, 3000, 4096, 6000):
+        found = shipped.model(MODEL, tp=2, batch=1, context=length, phase="prefill", implementation=asked)
+        (part,) = (part for part in found.parts if part.part == "attention")
+        assert part.implementation == answers
+        assert part.us_per_call is not None
+        assert part.us_per_call > last
+        last = part.us_per_call
+        assert list(found.stack) == stack
+    command = ["model", MODEL, str(place), "--tp", "2", "--batch", "1", "--phase", "prefill", "--context", "2048"]
+    command += ["--implementation", ",".join(asked)] if asked else []
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stack"] == stack
+
+
+def test_fastest_mixes_by_the_rule_of_query(tmp_path: Path) -> None:
+    place = stacked(tmp_path / "db")
+    database = opatlas.open(place)
+    for length in (1024, 1400, 2048):
+        found = database.model(MODEL, tp=2, batch=1, context=length, phase="prefill", implementation="fastest")
+        (part,) = (part for part in found.parts if part.part == "attention")
+        (call,) = (each for each in attention(length) if each.part == "attention")
+        answer = database.query_row(part.kernel_type, call.cells)
+        assert (part.implementation, part.us_per_call) == (answer.implementation, answer.duration_us)
+        assert list(found.stack) == ["fastest"]
+
+
+@pytest.mark.parametrize(("asked", "status"), [("gone", 1), ("mine,gone", 1)])
+def test_a_stack_of_implementations_that_are_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str, status: int
+) -> None:
+    place = stacked(tmp_path / "db")
+    command = ["model", MODEL, str(place), "--batch", "1", "--context", "64"]
+    assert main([*command, "--implementation", asked]) == status
+    assert "gone" in capsys.readouterr().err
+    (place / "stack.txt").write_text("gone\n")
+    assert main(command) == 1
+    assert "stack.txt" in capsys.readouterr().err
+
+
+def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp_path: Path) -> None:
+    place = database(tmp_path / "db")
+    half = product_rows(list(sizes().values()), [1.0] * len(sizes())).assign(**{"Input Data Types": "FLOAT16;FLOAT16"})
+    write_table(place / "implementations" / "mine-1.0", "MatMulV2", half)
+    found = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, implementation=("mine", "torch"))
+    parts = [part for part in found.parts if part.part in ROLES]
+    assert {(part.implementation, part.us_per_call, part.other_dtypes) for part in parts} == {("torch", US, False)}
+
+
+def test_the_shipped_attention_is_of_one_implementation() -> None:
+    shipped = opatlas.open("NVIDIA_H200")
+    last = 0.0
+    for length in (4096, 6000, 8192, 12000, 16384, 24000):
+        found = shipped.model(MODEL, tp=2, batch=1, context=length, phase="prefill")
+        (part,) = (part for part in found.parts if part.part == "attention")
+        assert part.implementation.startswith("flashinfer")
+        assert part.us_per_call is not None
+        assert part.us_per_call > last
+        last = part.us_per_call
+        if length == 8192:
+            assert last == pytest.approx(818, rel=0.05)

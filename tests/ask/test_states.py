@@ -1,0 +1,289 @@
+"""States of a database that are compared: git revisions, runs, and captures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from abs_rows import cells, record, write
+from compared import measured, shape, write_tables
+
+from opatlas.ask.compare.comparison import compare_databases
+from opatlas.ask.compare.states import compared_states
+from opatlas.cli.main import main
+from opatlas.data import log as history
+from opatlas.data.database import Database
+from opatlas.data.journal import JournalHeader
+from opatlas.errors import OpAtlasError
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_POPULATIONS, PROFILING_SAMPLES, PROFILING_STD
+from opatlas.row.location import ROOT
+
+DEVICE = ("database", "data", "NVIDIA_H200", "torch", "torch2.11.0_cuda13.0")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Runs git without the settings of this machine."""
+    alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    names = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, env={**os.environ, **alone, **names}, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a database whose rows became faster, slower and other ones; returns the database."""
+    folder = write_tables(
+        tmp_path.joinpath(*DEVICE), {"Sort": [measured(1, 10), measured(2, 10)], "Abs": [measured(3, 4)]}
+    )
+    (folder / "notes.txt").write_text("no table")
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    git(tmp_path, "tag", "v1.0")
+    (folder / "Abs.csv").unlink()
+    write_tables(folder, {"Sort": [measured(1, 5), measured(2, 20), measured(3, 1)]})
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "second")
+    write_tables(folder, {"Sort": [measured(1, 10), measured(2, 10)]})
+    return folder
+
+
+def figures(capsys: pytest.CaptureFixture[str], *places: object) -> dict[str, Any]:
+    assert main(["compare", *map(str, places), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_two_revisions_and_the_files_as_they_are(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD", repository)
+    commit = git(repository, "rev-parse", "v1.0")[:10]
+    assert found["baseline"]["name"] == found["baseline"]["state"] == f"v1.0 ({commit})"
+    head, now = found["rivals"]
+    assert {each["path"] for each in (found["baseline"], head, now)} == {str(repository)}
+    assert (now["name"], now["state"]) == ("now", "")
+    assert head["all"]["verdicts"] == {"FAST": 1, "SLOW": 1}
+    assert (head["all"]["lost"], head["all"]["new"], head["all"]["rows"]) == (1, 1, 4)
+    assert now["all"]["verdicts"] == {"SAME": 2}
+
+
+def test_a_revision_of_a_folder_that_is_gone(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD")
+    for path in repository.iterdir():
+        path.unlink()
+    repository.rmdir()
+    assert figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD") == there
+
+
+def test_nothing_remains_of_a_revision(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with compared_states([f"{repository}@v1.0", str(repository)]) as databases:
+        assert compare_databases(databases).total("now").measured == 2
+        extracted = [path.name for path in temporary.rglob("*") if path.is_file()]
+    assert sorted(extracted) == ["Abs.csv", "Sort.csv"]
+    assert not list(temporary.iterdir())
+
+
+def test_a_repository_of_a_stranger_runs_nothing(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD")
+    ran = tmp_path / "ran"
+    command = f"touch {ran}; cat"
+    (tmp_path / ".git" / "info" / "attributes").write_text("*.csv filter=x diff=x\n")
+    for name in (
+        "filter.x.smudge",
+        "filter.x.process",
+        "core.fsmonitor",
+        "core.pager",
+        "diff.x.textconv",
+        "core.editor",
+    ):
+        git(tmp_path, "config", name, command)
+    git(tmp_path, "config", "remote.origin.url", f"ext::sh -c touch% {ran}")
+    git(tmp_path, "config", "remote.origin.promisor", "true")
+    git(tmp_path, "config", "protocol.ext.allow", "always")
+    assert figures(capsys, f"{repository}@v1.0", f"{repository}@HEAD") == before
+    missing = git(tmp_path, "rev-parse", f"v1.0:{'/'.join(DEVICE)}/Abs.csv")
+    (tmp_path / ".git" / "objects" / missing[:2] / missing[2:]).unlink()
+    assert main(["compare", f"{repository}@v1.0", str(repository)]) == 2
+    assert "Abs.csv" in capsys.readouterr().err
+    assert not ran.exists()
+
+
+def test_links_in_a_revision_are_no_tables(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "Neg.csv").symlink_to("/etc/passwd")
+    root = repository.parents[4]
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "a link")
+    (repository / "Neg.csv").unlink()
+    assert figures(capsys, f"{repository}@HEAD", repository)["rivals"][0]["all"]["rows"] == 2
+
+
+@pytest.mark.parametrize("state", ["v2.0", "--help", "HEAD:database", ""])
+def test_an_unknown_state_is_refused(repository: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = f"{repository}@{state}"
+    assert main(["compare", place, str(repository)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert place in err
+
+
+def test_a_revision_without_the_database_is_refused(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_tables(repository.parent / "torch2.12.0_cuda13.0", {"Sort": [measured(1, 2)]})
+    assert main(["compare", f"{other}@v1.0", str(other)]) == 2
+    assert f"{other}@v1.0" in capsys.readouterr().err
+
+
+def test_a_folder_in_no_repository_has_no_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    folder = write_tables(tmp_path / "one", {"Sort": [measured(1, 2)]})
+    with pytest.raises(OpAtlasError, match="one@HEAD"), compared_states([f"{folder}@HEAD", str(folder)]):
+        pass
+
+
+def test_without_git_revisions_are_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OpAtlasError, match="install"), compared_states([f"{repository}@v1.0", str(repository)]):
+        pass
+
+
+def test_a_folder_with_an_at_in_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (write_tables(tmp_path / name, {"Sort": [measured(1, 2)]}) for name in ("a@main", "b"))
+    assert figures(capsys, one, two)["baseline"] == {"name": "a@main", "version": "", "path": str(one), "state": ""}
+
+
+@pytest.mark.parametrize("folder", [DEVICE[-1], "a@main"])
+@pytest.mark.parametrize("revision", ["HEAD@{0}", "main@{0}", "@"])
+def test_a_revision_with_an_at(
+    repository: Path, folder: str, revision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = repository.rename(repository.with_name(folder))
+    git(repository.parent, "add", ".")
+    git(repository.parent, "commit", "--quiet", "-m", "third")
+    found = figures(capsys, f"{path}@{revision}", path)
+    assert (found["baseline"]["path"], found["rivals"][0]["state"]) == (str(path), "")
+
+
+@pytest.mark.parametrize("revision", ["HEAD\nv1.0", "v" * 5000, "HEAD@{1000000}", "a@b@c"], ids=lambda text: text[:6])
+def test_an_unknown_revision_is_an_error_of_one_line(
+    repository: Path, revision: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["compare", f"{repository}@{revision}", str(repository)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{repository}@{revision[:4]}" in line
+    assert len(line) < 600 + 3 * len(str(repository))
+
+
+@pytest.mark.parametrize("state", ["", "@v1.0"])
+def test_a_state_named_twice_is_refused(repository: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", f"{repository}{state}", f"{repository}{state}"]) == 2
+
+
+def test_a_state_alone_is_refused(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", f"{repository}@v1.0"]) == 2
+
+
+def test_a_run_against_the_newest_durations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = Database(tmp_path / "database")
+    write(database, [{**cells(size), "Average Duration(us)": "2.0"} for size in (1, 2)])
+    records = [record(1, 4.0, 4.0, 4.0), record(2), record(3, 1.0, 1.0)]
+    again = [record(1, run="run-1"), record(2, 9.0, 9.0), record(2, 2.0, 2.0)]
+    history.add(database, JournalHeader("run-1", "all", prune=False), [*records, *again])
+    found = figures(capsys, f"{database.path}@run-1", database.path)
+    assert found["baseline"]["state"] == "run-1"
+    calls = {row["signature"][:3]: row["calls"]["run-1"] for row in found["rows"]}
+    # The second attempt failed, and the first one holds; of two durations the later.
+    assert [(call["status"], call["sum_us"]) for call in calls.values()] == [
+        ("measured", 4.0),
+        ("measured", 2.0),
+        ("measured", 1.0),
+    ]
+
+
+def test_all_databases_below_two_folders(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "database" / "data"
+    other = write_tables(data / "AMD_EPYC" / "torch" / "torch2.13.0_cpu", {"Neg": [measured(1, 3)]})
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "third")
+    write_tables(other, {"Neg": [measured(1, 4)]})
+    # Tables of sessions are no databases.
+    write_tables(other / "reports", {"gap": [measured(1, 4)]})
+    names = ["AMD_EPYC/torch/torch2.13.0_cpu", "NVIDIA_H200/torch/torch2.11.0_cuda13.0"]
+    found = figures(capsys, f"{data}@HEAD", data)
+    assert list(found) == names
+    assert [found[name]["rivals"][0]["all"]["rows"] for name in names] == [1, 2]
+    assert main(["compare", f"{data}@HEAD", str(data), "--ops", "Neg", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == names[:1]
+    assert main(["compare", f"{data}@v1.0", str(data), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert list(json.loads(out)) == names[1:]
+    assert names[0] in err
+    assert main(["compare", f"{data}@HEAD", str(data), "--fail-slower", "5%"]) == 1
+    out, err = capsys.readouterr()
+    assert all(name in out for name in names)
+    assert "Neg-1x64" in err
+    assert main(["compare", f"{data}@HEAD", str(data), "--ops", "Nothing"]) == 2
+
+
+def test_folders_without_a_common_database_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a/x", "b/y"):
+        write_tables(tmp_path / name, {"Sort": [measured(1, 2)]})
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert str(tmp_path / "a") in capsys.readouterr().err
+
+
+def captured(size: int, us: str, *, std: str = "0.1", samples: str = "50", populations: str = "") -> dict[str, str]:
+    return {
+        **shape(size),
+        PROFILING_AVERAGE: us,
+        PROFILING_STD: std,
+        PROFILING_SAMPLES: samples,
+        PROFILING_POPULATIONS: populations,
+    }
+
+
+def test_captures_against_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in = "composition of 2 torch operators (pow, mean)"
+    folder = write_tables(
+        tmp_path / "database",
+        {
+            "Sort": [
+                {**captured(1, "10"), **measured(1, 10.2)},
+                {**captured(2, "10"), **measured(2, 20)},
+                {**captured(3, "10", populations="25 around 8, 25 around 12"), **measured(3, 20)},
+                {**captured(4, "10"), **measured(4, 20, stand_in=stand_in)},
+                captured(5, "10"),
+                measured(6, 5),
+            ]
+        },
+    )
+    found = figures(capsys, f"{folder}@captures", folder)
+    assert (found["baseline"]["name"], found["rivals"][0]["name"]) == ("captures", "now")
+    verdicts = [row["pairs"]["now"]["verdict"] if row["pairs"] else "" for row in found["rows"]]
+    assert verdicts == ["SAME", "SLOW", "AMBIGUOUS", "NOT COMPARABLE", "", ""]
+    assert (found["rivals"][0]["all"]["lost"], found["rivals"][0]["all"]["new"]) == (1, 1)
+
+
+def test_a_database_without_captures_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_tables(tmp_path / "database", {"Sort": [measured(1, 5)]})
+    assert main(["compare", f"{folder}@captures", str(folder)]) == 2
+    assert f"{folder}@captures" in capsys.readouterr().err
+
+
+def test_a_device_stands_for_its_default_database() -> None:
+    (folder,) = ROOT.glob("NVIDIA_H200/torch/torch*_cuda13.0")
+    with compared_states(["NVIDIA_H200", "Intel_Xeon_Processor"]) as databases:
+        assert databases[0].path == folder
+    assert main(["compare", "NVIDIA_H200", "--ops", "SwiGlu"]) == 0

@@ -1,0 +1,149 @@
+"""Steps and drifts of a series: planted ones are found, and chance rarely makes one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from false_steps import draw, listed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opatlas.ask.compare.steps import (
+    LEAST_RUNS,
+    LEAST_SPREAD,
+    Steps,
+    find_steps,
+    largest_probability,
+    probability_of_no_change,
+    spread_between_runs,
+    two_sided_p,
+)
+
+LEAST_SIZE = 0.05
+series = st.lists(st.floats(-20, 20), min_size=LEAST_RUNS, max_size=30)
+
+
+def noisy(levels: list[float], deviation: float, seed: int) -> list[float]:
+    drawn = np.random.default_rng(seed).normal(0, deviation, len(levels))
+    return [level + error for level, error in zip(levels, drawn.tolist(), strict=True)]
+
+
+def found(values: list[float], most_p: float = 1e-4) -> Steps:
+    return find_steps(values, LEAST_SPREAD, most_p, LEAST_SIZE)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("position", [1, 4, 10, 19])
+def test_a_planted_step_is_found_where_it_is(seed: int, position: int) -> None:
+    values = noisy([0.0] * position + [0.2] * (20 - position), 0.01, seed)
+    assert found(values) == Steps((position,))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_several_steps_are_found_in_their_order(seed: int) -> None:
+    for levels in ((0.0, 0.3, 0.1), (0.0, 0.3, 0.6), (0.0, 0.3, 0.0)):
+        for length in (4, 10):
+            values = noisy([level for level in levels for _ in range(length)], 0.01, seed)
+            assert found(values, 0.001) == Steps((length, 2 * length)), (levels, length)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drift_is_no_step(seed: int) -> None:
+    steps = found(noisy([0.02 * run for run in range(20)], 0.01, seed))
+    assert steps == Steps(drift=pytest.approx(0.38, abs=0.03))
+
+
+def test_a_slow_drift_is_no_step_whatever_chance_adds() -> None:
+    drifts = (noisy([0.02 * run for run in range(20)], 0.03, seed) for seed in range(50))
+    assert all(found(values).drift for values in drifts)
+
+
+def test_the_shortest_drift() -> None:
+    assert found([0.1 * run for run in range(6)]).drift == pytest.approx(0.5)
+    assert found([0.1 * run for run in range(5)]).drift == 0
+
+
+def test_a_single_slow_run_in_the_middle_is_no_step() -> None:
+    assert found(noisy([0.0] * 10 + [0.5] + [0.0] * 10, 0.01, 1)) == Steps()
+
+
+def test_a_step_of_the_newest_of_few_runs_is_found_if_it_is_large() -> None:
+    assert found([0.0, 0.01, 0.0, 0.5], 0.01) == Steps((3,))
+    assert found([0.0, 0.01, 0.0, 0.08], 0.01) == Steps()
+
+
+def test_small_steps_are_none_however_clear() -> None:
+    assert found([0.0] * 50 + [0.04] * 50) == Steps()
+
+
+@pytest.mark.parametrize("count", range(LEAST_RUNS))
+def test_a_short_series_has_no_change(count: int) -> None:
+    values = [float(number) for number in range(count)]
+    assert probability_of_no_change(values, LEAST_SPREAD) == 1
+    assert found(values) == Steps()
+
+
+@given(series)
+def test_a_series_of_any_values_has_changes_in_order(values: list[float]) -> None:
+    steps = find_steps(values, LEAST_SPREAD, 0.5, LEAST_SIZE)
+    assert list(steps.positions) == sorted(set(steps.positions))
+    assert all(0 < position < len(values) for position in steps.positions)
+    assert not (steps.positions and steps.drift)
+
+
+@given(series, st.floats(-5, 5))
+def test_the_level_and_the_sign_of_a_series_decide_nothing(values: list[float], level: float) -> None:
+    one = probability_of_no_change(values, LEAST_SPREAD)
+    other = probability_of_no_change([level - value for value in values], LEAST_SPREAD)
+    assert one == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom"), [(12.706, 1), (4.303, 2), (3.182, 3), (2.776, 4), (2.228, 10), (2.201, 11), (1.984, 100)]
+)
+def test_quantiles_of_student(t: float, freedom: int) -> None:
+    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=2e-4)
+    assert two_sided_p(0, freedom) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("p", "share", "accepted"),
+    [([], 0.05, 0.0), ([0.2, 0.9], 0.05, 0.0), ([0.01, 0.02, 0.03, 0.9], 0.05, 0.03), ([0.04, 0.04], 0.05, 0.04)],
+)
+def test_the_procedure_of_benjamini_and_hochberg(p: list[float], share: float, accepted: float) -> None:
+    assert largest_probability(p, share) == accepted
+
+
+@pytest.mark.parametrize("deviation", [0.03, 0.1])
+def test_the_spread_between_runs_is_that_of_the_rows_without_common_steps(deviation: float) -> None:
+    values = np.random.default_rng(3).normal(0, deviation, (2000, 6))
+    values += np.arange(6)
+    values[:50, 2:] += 0.5
+    gaps = [gap.tolist() for gap in np.diff(values, axis=1).T]
+    assert spread_between_runs(gaps) == pytest.approx(deviation, rel=0.1)
+
+
+@pytest.mark.parametrize("gaps", [[], [[0.5]], [[0.0] * 20]])
+def test_the_spread_has_a_least_value(gaps: list[list[float]]) -> None:
+    assert spread_between_runs(gaps) == LEAST_SPREAD
+
+
+@pytest.mark.parametrize("count", [3, 6, 12, 25])
+@pytest.mark.parametrize("deviation", [0.01, 0.03, 0.1])
+def test_databases_without_steps_list_next_to_none(count: int, deviation: float) -> None:
+    assert sum(listed(draw("normal", deviation, 1000, count, count))) <= 2
+
+
+@pytest.mark.parametrize("count", [6, 12, 25])
+def test_rows_with_other_spreads_list_next_to_none(count: int) -> None:
+    assert sum(listed(draw("rows differ", 0.03, 1000, count, count))) <= 5
+
+
+def test_planted_steps_are_listed_and_few_others() -> None:
+    values = draw("normal", 0.02, 1000, 12, 5)
+    values[:50, 8:] += math.log(1.15)
+    rows = listed(values)
+    assert sum(rows[:50]) >= 45
+    assert sum(rows[50:]) <= 3

@@ -1,0 +1,402 @@
+"""Every stored row answers with itself, and a question that no row or several rows fit gets a remedy."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import opatlas
+from opatlas.ask.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
+from opatlas.data.database import Database
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_MEDIAN
+from opatlas.row.quality import valid_duration
+from opatlas.row.row_kind import row_kind
+from tests.ask.tables import RUN, product_rows, write_table
+
+SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").exists()]
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda path: "-".join(path.parts[-3:]))
+def test_every_row_that_ships_answers_with_itself(folder: Path) -> None:
+    database = opatlas.open(folder, compositions=True)
+    asked, own = 0, next(iter(database.implementations))
+    for kernel_type in database.kernel_types():
+        frame = Database(folder).read_or_empty(kernel_type).frame
+        column = row_kind(kernel_type).duration_columns[0]
+        if column not in frame.columns:
+            # Another implementation has the rows.
+            continue
+        stored = frame[column].map(valid_duration)
+        frame, stored = frame[stored.notna()], stored[stored.notna()].astype(float)
+        if frame.empty:
+            continue
+        answers = database.query_many(kernel_type, frame, implementation=own)
+        first = stored.groupby(database.answers.stored_rows(kernel_type, own).signatures).transform("first")
+        assert answers["Duration(us)"].tolist() == first.tolist(), kernel_type
+        assert set(answers["How"]) == {"measured"}
+        assert (answers["Low(us)"] < answers["Duration(us)"]).all()
+        assert (answers["High(us)"] > answers["Duration(us)"]).all()
+        asked += len(frame)
+    assert asked
+
+
+def test_a_row_answers_with_its_run_its_implementation_and_an_interval(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    answer = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
+    assert answer.duration_us == 12.5
+    assert answer.how is opatlas.How.MEASURED
+    assert answer.interval_us[0] < 12.5 < answer.interval_us[1]
+    assert answer.run_ids == ("20260101T000000-aaaaaa",)
+    assert answer.quality == "quiet"
+
+
+def test_many_answers_say_where_and_how_each_was_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    rows = product_rows([(m, 512, 1024) for m in (8, 16)], us=[12.5, 13.0])
+    conditions = {"Cache State": ["cold", "warm"], "Instrument": ["cupti", "events"]}
+    pooled = {"Pooled Machines": ["3", ""], "Pooled Machine Spread(%)": ["1.5", ""]}
+    write_table(folder, "MatMulV2", rows.assign(**conditions, **pooled, **{"Pooled Run Durations(us)": f"{RUN}:12.5"}))
+    asked = product_rows([(8, 512, 1024), (16, 512, 1024), (32, 512, 1024)], us=[0, 0, 0])
+    answers = opatlas.open(folder).query_many("MatMulV2", asked)
+    assert tuple(answers.columns) == ANSWER_COLUMNS
+    assert answers["Device"].tolist() == ["NVIDIA_H200"] * 3
+    assert answers["Cache State"].tolist() == ["cold", "warm", "cold, warm"]
+    assert answers["Instrument"].tolist() == ["cupti", "events", "cupti, events"]
+    assert answers["Machines"].tolist() == [3, "", ""]
+    assert answers["How"].tolist()[:2] == ["measured"] * 2
+
+
+@pytest.mark.parametrize(
+    ("populations", "quality"), [("", ""), ("10 launches around 11 us and 10 around 14 us", "bimodal")]
+)
+def test_a_captured_average_of_two_populations_is_reported(tmp_path: Path, populations: str, quality: str) -> None:
+    rows = product_rows([(16, 512, 1024)], us=[0]).drop(columns=["Average Duration(us)", "Quality", "Run ID"])
+    rows = rows.assign(**{"Profiling Average Duration(us)": "12.5", "Profiling Populations": populations})
+    write_table(tmp_path, "MatMulV2", rows)
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "16,1024;512,1024")
+    assert (answer.duration_us, answer.instrument, answer.quality) == (12.5, "capture", quality)
+    assert bool(answer.note) == bool(populations)
+    assert populations in answer.note
+    many = database.query_many("MatMulV2", rows)
+    assert (many["Quality"][0], many["Instrument"][0]) == (quality, "capture")
+
+
+def test_the_interval_is_narrower_for_the_machine_that_measured_the_row(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    widths = []
+    for same_machine in (True, False):
+        low, high = opatlas.open(tmp_path, same_machine=same_machine).query("MatMulV2", "16,1024;512,1024").interval_us
+        widths.append(high - low)
+    assert widths[0] < widths[1]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"Quality": "composition"},
+        {"Stand-In": "several operators"},
+        {"Status": "failed"},
+        {"Status": "invalid"},
+    ],
+)
+@pytest.mark.parametrize("others", [0, 1, 12])
+def test_rows_that_do_not_answer_are_rivals(tmp_path: Path, cells: dict[str, str], others: int) -> None:
+    sizes = [(16, 512, 1024), *((32 * (1 + i), 512, 1024) for i in range(others))]
+    rows = product_rows(sizes, us=[12.5, *(20.0 + i for i in range(others))])
+    for name, cell in cells.items():
+        rows[name] = [cell, *rows.get(name, pd.Series([""] * len(rows)))[1:]]
+    write_table(tmp_path, "MatMulV2", rows)
+    if others:
+        answer = opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+        assert answer.how is not opatlas.How.MEASURED
+        is_composed = "Status" not in cells
+        assert [(each.duration_us, each.how, each.composed) for each in answer.rivals] == [
+            (12.5, "measured", is_composed)
+        ]
+        assert "stored" in answer.note
+    else:
+        with pytest.raises(opatlas.NoAnswer):
+            opatlas.open(tmp_path).query("MatMulV2", "16,1024;512,1024")
+    if "Status" not in cells:
+        assert opatlas.open(tmp_path, compositions=True).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+
+
+@pytest.mark.parametrize(
+    ("cells", "half_width"),
+    [
+        ({"Quality": "bimodal"}, 0.01 * 1.645),
+        ({"Quality": "noisy", "MicroBench Std Duration(us)": "5"}, 0.4 * 1.645),
+        ({"Quality": "drifting", "MicroBench Std Duration(us)": "2.5"}, 0.2 * 1.645),
+        ({"Quality": "throttled"}, 0.01 * 1.645),
+        ({"Quality": "", "MicroBench Std Duration(us)": "6"}, 0.48 * 1.645),
+        ({"Status": "timeout"}, 0.01 * 1.645 / 5),
+    ],
+)
+def test_a_row_that_is_stored_answers_with_its_spread(tmp_path: Path, cells: dict[str, str], half_width: float) -> None:
+    sizes = [(m, 512, 1024) for m in (16, *range(32, 448, 32))]
+    rows = product_rows(sizes, us=[12.5, *(20.0 + i for i in range(13))])
+    for name, cell in cells.items():
+        rows.loc[0, name] = cell
+    write_table(tmp_path, "MatMulV2", rows)
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "16,1024;512,1024")
+    assert (answer.how, answer.duration_us, answer.quality) == ("measured", 12.5, cells.get("Quality", "quiet"))
+    width = math.hypot(half_width, 0.053)
+    assert answer.interval_us == pytest.approx((12.5 * max(1 - width, 0.01), 12.5 * (1 + width)))
+    assert cells.get("Status", "") in answer.note
+    assert bool(answer.note) == ("Status" in cells)
+    many = database.query_many("MatMulV2", rows)
+    assert many["Low(us)"][0] == pytest.approx(answer.interval_us[0])
+    assert (many["How"][0], many["High(us)"][0]) == ("measured", pytest.approx(answer.interval_us[1]))
+    # It predicts no others.
+    others = database.query("MatMulV2", "24,1024;512,1024").rows
+    assert answer.rows[0].case_id not in {row.case_id for row in others}
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.15, 3.0])
+def test_a_noisy_message_answers(tmp_path: Path, noise: float) -> None:
+    sizes = [1024 << i for i in range(16)]
+    us = [5.0 + size / 1e5 for size in sizes]
+    messages = pd.DataFrame(
+        {
+            "message_bytes": [str(size) for size in sizes],
+            "num_devices": "2",
+            "dtype": "DT_BF16",
+            "topology_tier": "1",
+            "Duration(us)": [f"{each:.4f}" for each in us],
+            "MicroBench Std Duration(us)": [f"{each * (noise if i < 8 else 0.01):.4f}" for i, each in enumerate(us)],
+            "MicroBench Samples": "25",
+            "Status": "measured",
+        }
+    )
+    write_table(tmp_path, "hcom_allReduce_", messages)
+    database = opatlas.open(tmp_path)
+    for size, duration_us in zip(sizes, us, strict=True):
+        answer = database.collective("all_reduce", bytes=size, devices=2)
+        assert (answer.how, answer.duration_us) == ("measured", pytest.approx(duration_us, abs=1e-4))
+    between = database.collective("all_reduce", bytes=5000, devices=2)
+    assert between.how == ("extrapolated" if noise == 3.0 else "interpolated")
+
+
+def test_a_table_of_noisy_rows_predicts_others(tmp_path: Path) -> None:
+    sizes = [(m, 512, 1024) for m in range(32, 448, 32)]
+    rows = product_rows(sizes, us=[20.0 + i for i in range(13)]).assign(Quality="noisy")
+    write_table(tmp_path, "MatMulV2", rows)
+    assert opatlas.open(tmp_path).query("MatMulV2", "48,1024;512,1024").how == "interpolated"
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "cells", "composed"),
+    [
+        pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "2"}, None, id="unknown"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "MicroBench Device Kernels": "1"}, False, id="one kernel"),
+        pytest.param("SwiGlu", {"Instrument": "msprof", "MicroBench Device Kernels": "2"}, False, id="an NPU"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "quiet"}, False, id="quiet"),
+        pytest.param("SwiGlu", {"Instrument": "cupti", "Quality": "composition"}, True, id="a composition"),
+        pytest.param("SwiGlu", {}, False, id="captured"),
+        pytest.param("Sort", {"Instrument": "cupti", "MicroBench Device Kernels": "21"}, False, id="one operator"),
+        pytest.param("RmsNorm", {"Instrument": "wall-clock"}, None, id="kernels not counted"),
+        pytest.param("of_a_user", {"Instrument": "cupti"}, None, id="no replay"),
+    ],
+)
+def test_an_answer_says_whether_its_row_is_a_composition(
+    tmp_path: Path, kernel_type: str, cells: dict[str, str], composed: bool | None
+) -> None:
+    rows = product_rows([(16, 512, 1024)], us=[12.5]).drop(columns=["Quality"]).assign(**cells)
+    write_table(tmp_path, kernel_type, rows)
+    database = opatlas.open(tmp_path, compositions=True)
+    stored = database.query(kernel_type, "16,1024;512,1024")
+    predicted = database.query(kernel_type, "24,1024;512,1024", output_shapes="24,512")
+    assert (stored.how, stored.composed, bool(stored.note)) == (opatlas.How.MEASURED, composed, composed is None)
+    assert (predicted.how, predicted.composed) == (opatlas.How.ANALYTIC, composed)
+    answers = database.query_many(kernel_type, rows)
+    assert answers["Composition"].tolist() == [COMPOSITION_WORDS[composed]]
+
+
+def test_the_fastest_implementation_answers_unless_one_is_named(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", product_rows([(16, 512, 1024)], us=[9.0]))
+    database = opatlas.open(tmp_path)
+    fastest = database.query("MatMulV2", "16,1024;512,1024")
+    assert (fastest.duration_us, fastest.implementation) == (9.0, "mine 1.0")
+    assert [rival.duration_us for rival in fastest.rivals] == [12.5]
+    default, mine = database.implementations
+    assert database.query("MatMulV2", "16,1024;512,1024", implementation=default).duration_us == 12.5
+    table = product_rows([(16, 512, 1024)], us=[0])
+    assert database.query_many("MatMulV2", table)["Duration(us)"].tolist() == [9.0]
+    assert database.query_many("MatMulV2", table, implementation=mine)["Implementation"].tolist() == ["mine 1.0"]
+
+
+def test_rows_that_differ_beyond_the_question_are_distinguished(tmp_path: Path) -> None:
+    rows = product_rows([(16, 512, 1024), (16, 512, 1024)], us=[12.5, 25.0])
+    rows.loc[1, ["Input Data Types", "Output Data Types"]] = ["FLOAT;FLOAT", "FLOAT"]
+    write_table(tmp_path, "MatMulV2", rows)
+    database = opatlas.open(tmp_path)
+    with pytest.raises(opatlas.NoAnswer) as raised:
+        database.query("MatMulV2", "16,1024;512,1024")
+    assert set(raised.value.give) == {"dtypes", "output_dtypes"}
+    assert database.query("MatMulV2", "16,1024;512,1024", dtypes="float32").duration_us == 25.0
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "shapes", "options", "remedy"),
+    [
+        ("MatMulV22", "16,1024;512,1024", {}, "MatMulV2"),
+        ("MatMulV2", "16,1024;512,x", {}, "16,1024;512,x"),
+        ("MatMulV2", "", {}, "48,18432"),
+        ("MatMulV2", [16, "512"], {}, "16 "),
+        ("MatMulV2", "16,1024;512,1024", {"dtypes": "bf17"}, "BF16"),
+        ("MatMulV2", "16,1024;512,1024", {"runtime": {"heads": 3}}, "num_heads"),
+        ("MatMulV2", "16,1024;512,1024", {"implementation": "other"}, "fastest"),
+    ],
+)
+def test_a_wrong_question_is_an_error_with_a_remedy(
+    tmp_path: Path, kernel_type: str, shapes: object, options: dict[str, object], remedy: str
+) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    with pytest.raises(opatlas.OpAtlasError, match=remedy):
+        opatlas.open(tmp_path).query(kernel_type, shapes, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["NVIDIA_H2000", "no/such/folder"])
+def test_a_place_without_a_database_is_an_error(place: str) -> None:
+    with pytest.raises(opatlas.OpAtlasError, match="name"):
+        opatlas.open(place)
+
+
+def test_a_table_without_a_needed_column_is_an_error(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    with pytest.raises(opatlas.OpAtlasError, match="Output Shapes"):
+        opatlas.open(tmp_path).query_many("MatMulV2", pd.DataFrame({"Input Shapes": [""], "Input Data Types": [""]}))
+
+
+def test_neither_torch_nor_pytest_is_imported(tmp_path: Path) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
+    code = (
+        "import sys, opatlas; opatlas.open(sys.argv[1]).query('MatMulV2', '16,1024;512,1024');"
+        "print({'torch', 'pytest'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_unknown_noise_widens_the_interval(tmp_path: Path) -> None:
+    rows = product_rows([(16, 512, 1024)], us=[100.0])
+    write_table(tmp_path, "MatMulV2", rows.assign(**{"MicroBench Std Duration(us)": "", "MicroBench Samples": "1"}))
+    low, high = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)]).interval_us
+    assert (high - low) / 200 == pytest.approx(math.hypot(0.1645, 0.053), abs=1e-4)
+
+
+def test_a_question_that_only_compositions_answer_names_their_option(tmp_path: Path) -> None:
+    write_table(tmp_path, "SwiGlu", product_rows([(16, 512, 1024)], us=[100.0]).assign(Quality="composition"))
+    shapes = ["16,1024", "512,1024"]
+    with pytest.raises(opatlas.NoAnswer, match="compositions=True"):
+        opatlas.open(tmp_path).query("SwiGlu", shapes)
+    with pytest.raises(opatlas.NoAnswer, match="compositions=True"):
+        opatlas.open(tmp_path).query_row("SwiGlu", {"Input Shapes": ";".join(shapes)})
+    assert opatlas.open(tmp_path, compositions=True).query("SwiGlu", shapes).composed
+
+
+@pytest.mark.parametrize(
+    ("machines", "spread", "runs", "half_width"),
+    [
+        ("3", "6.00", RUN, 0.108),  # 1.8 times the spread
+        ("3", "0.10", RUN, 0.021),  # the samples of one machine differ as much
+        ("8", "6.00", RUN, 0.042),
+        ("40", "6.00", RUN, 0.042),
+        ("2", "6.00", RUN, 0.06),
+        ("2", "1.00", RUN, 0.053),
+        ("3", "6.00", "20250101T000000-bbbbbb", 0.053),  # of a duration that was replaced
+        ("3", "", RUN, 0.053),
+        ("3", "-1", RUN, 0.053),
+        ("three", "6.00", RUN, 0.053),
+    ],
+)
+def test_the_spread_between_machines_is_the_floor_of_an_interval(
+    tmp_path: Path, machines: str, spread: str, runs: str, half_width: float
+) -> None:
+    pooled = {"Pooled Machines": machines, "Pooled Machine Spread(%)": spread, "Pooled Run Durations(us)": f"{runs} 1"}
+    rows = product_rows([(16, 512, 1024)], us=[100.0]).assign(**{**pooled, "MicroBench Std Duration(us)": "0"})
+    write_table(tmp_path, "MatMulV2", rows)
+    answer = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
+    assert answer.interval_us == pytest.approx((100 * (1 - half_width), 100 * (1 + half_width)))
+    (many,) = opatlas.open(tmp_path).query_many("MatMulV2", rows)["High(us)"]
+    assert many == pytest.approx(answer.interval_us[1])
+    holds = runs == RUN and spread in ("6.00", "0.10", "1.00") and machines.isdigit()
+    line = opatlas.open(tmp_path).frame("MatMulV2").iloc[0]
+    if holds:
+        assert (line["machines"], line["machine_spread"]) == (int(machines), float(spread) / 100)
+    here = opatlas.open(tmp_path, same_machine=True).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
+    assert here.interval_us == pytest.approx((97.9, 102.1))
+
+
+def test_the_folder_of_a_device_means_its_newest_database(tmp_path: Path) -> None:
+    device = tmp_path / "data" / "NVIDIA_H200"
+    for version, us in (("torch2.9.0_cuda13.0", 9.0), ("torch2.11.0_cuda13.0", 12.5)):
+        write_table(device / "torch" / version, "MatMulV2", product_rows([(16, 512, 1024)], us=[us]))
+    assert opatlas.open(device).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
+    assert opatlas.open(str(device)).path.name == "torch2.11.0_cuda13.0"
+
+
+def test_a_captured_duration_has_its_own_median_and_no_instrument_of_a_replay(tmp_path: Path) -> None:
+    rows = product_rows([(16, 512, 1024), (32, 512, 1024)], [5, 0])
+    conditions = {"Cache State": "cold", "Instrument": "cupti"}
+    captured = rows.assign(**conditions, **{PROFILING_AVERAGE: ["", "9.5"], PROFILING_MEDIAN: ["", "9.25"]})
+    captured.loc[1, "Average Duration(us)"] = ""
+    write_table(tmp_path, "MatMulV2", captured)
+    database = opatlas.open(tmp_path)
+    replayed, of_capture = (database.matmul(m=m, n=512, k=1024) for m in (16, 32))
+    assert (replayed.cache, replayed.instrument) == ("cold", "cupti")
+    assert (of_capture.duration_us, of_capture.cache, of_capture.instrument) == (9.5, "", "capture")
+    assert database.frame("MatMulV2")["median_us"].tolist()[1] == 9.25
+
+
+@pytest.mark.parametrize(
+    ("row_us", "rival_us", "ends_below"),
+    [(100.0, 20.0, True), (24.0, 20.0, False), (20.0, 24.0, False)],
+)
+def test_a_prediction_goes_before_a_measured_row_only_with_its_whole_interval(
+    tmp_path: Path, row_us: float, rival_us: float, ends_below: bool
+) -> None:
+    # The interval of this smooth table is far narrower than the difference of 100 and 20, and wider than that of 24.
+    write_table(tmp_path, "MatMulV2", product_rows([(192, 512, 1024)], us=[row_us]))
+    tokens = (16, 32, 64, 128, 256, 512, 1024, 2048)
+    smooth = [rival_us * (0.5 + 0.5 * m / 192) * (1 + 0.06 * (-1) ** i) for i, m in enumerate(tokens)]
+    sizes = [(m, n, 1024) for n in (512, 1024) for m in tokens]
+    mine = tmp_path / "implementations" / "mine-1.0"
+    write_table(mine, "MatMulV2", product_rows(sizes, us=[*smooth, *(2 * us for us in smooth)]))
+    database = opatlas.open(tmp_path)
+    answer = database.query("MatMulV2", "192,1024;512,1024")
+    row = database.query("MatMulV2", "192,1024;512,1024", implementation=next(iter(database.implementations)))
+    rival = database.query("MatMulV2", "192,1024;512,1024", implementation="mine")
+    assert (row.how, rival.how) == ("measured", "interpolated")
+    assert (rival.interval_us[1] < row_us) is ends_below
+    first, second = (rival, row) if ends_below else (row, rival)
+    assert (answer.implementation, answer.duration_us) == (first.implementation, first.duration_us)
+    assert [(each.implementation, each.how) for each in answer.rivals] == [(second.implementation, second.how)]
+    (many,) = database.query_many("MatMulV2", product_rows([(192, 512, 1024)], us=[0])).to_dict("records")
+    assert (many["Implementation"], many["How"]) == (first.implementation, first.how)
+    assert many["Duration(us)"] == pytest.approx(first.duration_us)
+    assert (many["Quality"], many["Run ID"]) == (("", "") if ends_below else ("quiet", RUN))
+
+
+@pytest.mark.parametrize("others", [{"Input Data Types": "FLOAT16;FLOAT16"}, {"few": "rows"}])
+def test_a_guess_and_rows_of_other_dtypes_go_before_no_measured_row(tmp_path: Path, others: dict[str, str]) -> None:
+    write_table(tmp_path, "MatMulV2", product_rows([(192, 512, 1024)], us=[1000.0]))
+    sizes = [(m, n, 1024) for n in (512, 1024) for m in (16, 32, 64, 128, 256, 512, 1024, 2048)]
+    sizes = sizes[:3] if "few" in others else sizes
+    rows = product_rows(sizes, us=[2.0 + m / 100 for m, _, _ in sizes])
+    write_table(tmp_path / "implementations" / "mine-1.0", "MatMulV2", rows.assign(**others))
+    database = opatlas.open(tmp_path)
+    cells = product_rows([(192, 512, 1024)], us=[0])
+    row = {str(name): str(cell) for name, cell in cells.iloc[0].items()}
+    assert database.query_row("MatMulV2", row).how == "measured"
+    assert database.query_many("MatMulV2", cells)["How"].tolist() == ["measured"]

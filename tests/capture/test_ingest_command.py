@@ -1,0 +1,443 @@
+"""`opatlas ingest`, as a user runs it."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
+from checked import findings
+from printed import numbers_in
+
+from opatlas.ask.checks.check import CheckedDatabase
+from opatlas.cli.main import main
+from opatlas.data.database import Database
+from opatlas.data.ingests import CaptureVersions, read_manifest
+from opatlas.row import location as layout
+from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
+
+
+@pytest.fixture
+def ingest(tmp_path, capsys):
+    """Runs the command; gives status, stdout and stderr."""
+
+    def run(path, *options):
+        options = options or ("--database-path", str(tmp_path / "database"))
+        status = main(["ingest", "--profiling-path", str(path), *options])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def counted(tmp_path, ingest):
+    """Runs the command; gives status, the JSON about the captures, and stderr."""
+
+    def run(path):
+        status, out, err = ingest(path, "--database-path", str(tmp_path / "database"), "--json")
+        return status, json.loads(out)["captures"], err
+
+    return run
+
+
+def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, ingest):
+    rows = [launch(duration="60"), launch(type="Add", duration="20"), launch(type="NoReplay", duration="10")]
+    capture = write_capture(tmp_path / "kernel_details.csv", [*rows, rows[-1]])
+    status, out, _ = ingest(capture)
+    assert status == 0
+    # MatMulV2 and Add have a replay; NoReplay took 20 of 100 us.
+    assert "2 of 3" in out
+    assert ["NoReplay", "1", "20.0", "%"] in [line.split() for line in out.splitlines()]
+
+
+def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
+    def capture(durations):
+        rows = [launch(type=f"Kernel{i}", duration=str(us)) for i, us in enumerate(durations)]
+        return write_capture(tmp_path / "kernel_details.csv", rows)
+
+    ingest(capture([100.0] * 15))
+    second = capture([100.0, 101.0, 400.0, 20.0, *[110.0] * 11])
+    status, out, _ = ingest(second, "--database-path", str(tmp_path / "database"), "--replace")
+    assert status == 0
+    changed = [line.split() for line in out.splitlines() if "->" in line]
+    assert len(changed) == 10
+    assert [cells[0] for cells in changed[:2]] == ["Kernel3", "Kernel2"]
+    assert [cells[-4:] for cells in changed[:2]] == [["100", "20", "-80.0", "%"], ["100", "400", "+300.0", "%"]]
+    assert "and 4 more" in out
+    (report,) = (tmp_path / "database/reports").glob("ingest_*.csv")
+    assert str(report) in out
+    assert len(table(report)) == 14
+    assert (table(report)[0]["Kernel Type"], table(report)[0]["Ratio (new/old)"]) == ("Kernel3", "0.2000")
+
+
+def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, counted):
+    write_capture(tmp_path / "c/a_kernel_details.csv", [launch(type="N/A")], LEVEL_0)
+    write_capture(tmp_path / "c/b_kernel_details.csv", [launch()])
+    (tmp_path / "c/c_kernel_details.csv").write_text("")
+    status, found, err = counted(tmp_path / "c")
+    assert status == 1
+    assert found["files"] == [str(tmp_path / "c/b_kernel_details.csv")]
+    assert [line.split(": ")[1] for line in err.splitlines()] == [
+        f"{tmp_path / 'c/a_kernel_details.csv'}:1",
+        str(tmp_path / "c/c_kernel_details.csv"),
+    ]
+    assert len(table(tmp_path / "database/MatMulV3.csv")) == 1
+
+
+def test_a_malformed_row_is_an_error_and_the_rest_goes_in(tmp_path, counted):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch(), launch()])
+    path.write_text(path.read_text() + "1,2,3\n")
+    status, found, err = counted(path)
+    assert (status, found["rows"], found["ingested"]) == (1, 3, 2)
+    place, _, problem = err.removeprefix("error: ").partition(": ")
+    assert (place, numbers_in(problem)) == (f"{path}:4", (3, len(KERNEL_DETAILS)))
+
+
+def test_many_problems_are_told_in_part(tmp_path, ingest):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    path.write_text(path.read_text() + "1,2,3\n" * 50)
+    _, _, err = ingest(path)
+    *shown, more = err.splitlines()
+    assert (len(shown), numbers_in(more)) == (20, (30,))
+
+
+def test_nothing_to_ingest_says_so(tmp_path, counted):
+    status, found, err = counted(write_capture(tmp_path / "kernel_details.csv", [COLLECTIVE]))
+    assert (status, found["rows"], found["ingested"]) == (1, 1, 0)
+    assert err.startswith("error: ")
+    assert not (tmp_path / "database").exists()
+
+
+VERSIONS = "--versions vllm=0.18.0,torch=2.9.0,cann=8.5"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("", "--profiling-path"),
+        ("--database-path db", "--profiling-path"),
+        (f"--attention-records nowhere.jsonl {VERSIONS}", "nowhere.jsonl"),
+        (f"--profiling-path nowhere {VERSIONS}", "nowhere"),
+        (f"--profiling-path kernel_details.csv/below {VERSIONS}", "kernel_details.csv/below"),
+        ("--profiling-path kernel_details.csv --database-path file", "file"),
+        ("--profiling-path kernel_details.csv --versions 8", "--versions"),
+        ("--profiling-path kernel_details.csv --max-rows -1", "--max-rows"),
+        ("--profiling-path kernel_details.csv --versions torch=2.9.0", "--versions vllm=V,cann=V"),
+        (f"--profiling-path kernel_details.csv {VERSIONS} --device npu", "ATLAS_800_A3_752T_128G_DIE"),
+        (f"--profiling-path kernel_details.csv {VERSIONS} --device NVIDIA_H100", "ATLAS_800_A3_752T_128G_DIE"),
+        (f"--profiling-path kernel_details.csv {VERSIONS} --device ATLAS_800_A2_376T_32G", "ATLAS_800_A2_376T_64G"),
+    ],
+)
+def test_wrong_usage_names_what_to_give_and_writes_nothing(tmp_path, capsys, monkeypatch, words, named):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    write_capture(tmp_path / "kernel_details.csv", [launch()])
+    (tmp_path / "file").write_text("in the way")
+    assert main(["ingest", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert named in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernel_details.csv"]
+
+
+def test_names_that_the_terminal_has_no_letters_for(tmp_path):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    done = subprocess.run(
+        [sys.executable, "-m", "opatlas", "ingest", "--profiling-path", path, "--database-path", tmp_path / "é"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xe9" in done.stdout
+
+
+def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    database = Database(tmp_path / "database")
+    lock = Database.lock
+    with database.lock():
+        monkeypatch.setattr(Database, "lock", lambda self: lock(self, timeout_s=0.1))
+        status, _, err = ingest(path)
+    assert status == 1
+    assert str(database.path) in err
+
+
+def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    given = ("--versions", "vllm=v0.18.0,torch2.9.0+cpu,cann8.5")
+    status, _, _ = ingest(path, *given)
+    assert status == 0
+    folder = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
+    assert (tmp_path / "data" / folder / "MatMulV3.csv").exists()
+    ingest(path, *given, "--device", "ATLAS_800_A2_376T_64G")
+    assert (tmp_path / "data/ATLAS_800_A2_376T_64G").exists()
+    (path,) = (tmp_path / "data" / folder / "runs").glob("ingest-*.json")
+    manifest = read_manifest(path)
+    assert (manifest.device, manifest.versions) == (
+        "ATLAS_800_A3_752T_128G_DIE",
+        CaptureVersions("0.18.0", "2.9.0+cpu", "8.5"),
+    )
+
+
+def test_a_chip_and_a_folder_that_is_there_are_npus(tmp_path, ingest, monkeypatch):
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    given = VERSIONS.split()
+    (tmp_path / "data/ATLAS_950").mkdir(parents=True)
+    for device in ("Ascend310P3", "ATLAS_950"):
+        assert ingest(path, *given, "--device", device)[0] == 0
+        assert list((tmp_path / "data" / device).rglob("MatMulV3.csv"))
+
+
+def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):
+    def interrupt(self, path, on_block):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("opatlas.capture.cases.Aggregate.add_file", interrupt)
+    status, _, err = ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
+    assert status == 130
+    assert "interrupted" in err
+
+
+def test_a_reader_that_has_seen_enough_is_no_traceback(tmp_path):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    command = [sys.executable, "-m", "opatlas", "ingest", "--profiling-path", str(path)]
+    with subprocess.Popen(
+        [*command, "--database-path", str(tmp_path / "d")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert (tmp_path / "d/MatMulV3.csv").exists()
+
+
+def test_a_folder_of_slices_of_a_summary_is_one_capture(tmp_path, ingest):
+    for number, durations in enumerate(([10, 20, 30], [100])):
+        path = tmp_path / f"PROF_1/mindstudio_profiler_output/op_summary_slice_{number}_20260101000000.csv"
+        write_summary(path, [launch(duration=str(us)) for us in durations])
+    status, _, err = ingest(tmp_path / "PROF_1")
+    assert (status, err) == (0, "")
+    (row,) = table(tmp_path / "database/MatMulV3.csv")
+    assert (row[PROFILING_AVERAGE], row[PROFILING_SAMPLES]) == ("40", "4")
+
+
+def test_summaries_beside_kernel_details_are_passed_over_and_named(tmp_path, ingest):
+    write_capture(tmp_path / "c/ASCEND_PROFILER_OUTPUT/kernel_details.csv", [launch(duration="10")])
+    summary = write_summary(tmp_path / "c/PROF_1/op_summary_20260101000000.csv", [launch(duration="10")])
+    status, out, _ = ingest(tmp_path / "c")
+    assert status == 0
+    assert str(summary) in out
+    assert table(tmp_path / "database/MatMulV3.csv")[0]["Profiling Samples"] == "1"
+
+
+def test_what_is_named_like_a_capture_is_never_passed_over_in_silence(tmp_path, ingest):
+    output = tmp_path / "c/PROF_1/mindstudio_profiler_output"
+    write_summary(output / "op_summary_20260102000000.csv", [launch(duration="10")])
+    earlier = write_summary(output / "op_summary_20260101000000.csv", [launch(duration="99")])
+    packed = tmp_path / "c/rank1_kernel_details.csv.gz"
+    packed.write_bytes(gzip.compress(capture_text([launch()]).encode()))
+    (tmp_path / "c/PROF_2/host").mkdir(parents=True)
+    status, out, err = ingest(tmp_path / "c")
+    assert status == 1, "a profile is missing"
+    assert all(str(path) in out for path in (earlier, packed))
+    assert "PROF_2" in err
+    assert "msprof --export=on" in err
+    assert table(tmp_path / "database/MatMulV3.csv")[0]["Profiling Samples"] == "1"
+
+
+def test_a_folder_without_captures_names_what_is_like_them(tmp_path, ingest):
+    folder = tmp_path / "c"
+    (folder / "PROF_2/host").mkdir(parents=True)
+    (folder / "op_summary.xlsx").write_bytes(b"PK")
+    status, _, err = ingest(folder)
+    assert status == 2
+    assert "msprof --export=on" in err
+    assert "op_summary.xlsx" in err
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path, ingest):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/rank\xff")
+    launches = [launch(), launch(type="FusedInferAttentionScore")]
+    write_capture(Path(folder) / "kernel_details.csv", launches)
+    status, _, err = ingest(folder)
+    assert (status, err) == (0, "")
+    (path,) = (tmp_path / "database/runs").glob("*.json")
+    (file,) = read_manifest(path).files
+    assert file.path == f"{tmp_path}/rank\\udcff/kernel_details.csv"
+
+
+def test_communication_that_no_bench_measures_is_told_apart(tmp_path, counted):
+    others = [{**COLLECTIVE, "Type": name} for name in ("hcom_broadcast_", "hcom_batchSendRecv_", "hcom_alltoall_")]
+    write_capture(tmp_path / "kernel_details.csv", [launch(), COLLECTIVE, *others])
+    _, found, _ = counted(tmp_path / "kernel_details.csv")
+    assert sorted(found["left_out"].values()) == [2, 2], "collectives of the bench, and others"
+
+
+WRAPPED = "18446744073709551.615"
+
+
+@pytest.mark.parametrize("us", [WRAPPED, "4294967295000", "3600000001", "1e300"])
+def test_a_launch_that_no_device_can_take_costs_only_itself(tmp_path, ingest, us):
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch(duration=each) for each in ("10", us, "12", "0")])
+    status, out, err = ingest(capture)
+    assert (status, err) == (0, "")
+    assert f"{capture}:3: " in out
+    assert f"{capture}:5: " in out
+    (row,) = table(tmp_path / "database/MatMulV3.csv")
+    assert (row[PROFILING_AVERAGE], row[PROFILING_SAMPLES]) == ("11", "2")
+
+
+def test_a_longest_launch_is_of_an_hour(tmp_path, ingest):
+    status, _, _ = ingest(write_capture(tmp_path / "kernel_details.csv", [launch(duration="3600000000")]))
+    assert status == 0
+    assert table(tmp_path / "database/MatMulV3.csv")[0][PROFILING_SAMPLES] == "1"
+
+
+def test_a_duration_of_a_wrapped_counter_in_a_database_is_found_and_answers_nothing(tmp_path, ingest, capsys):
+    ingest(write_capture(tmp_path / "a/kernel_details.csv", [launch(duration="10")]))
+    database = Database(tmp_path / "database")
+    edited = database.read("MatMulV3")
+    edited.frame[PROFILING_AVERAGE] = WRAPPED
+    database.write(edited)
+    assert [each.value for each in findings("impossible", CheckedDatabase(database.path))] == [
+        f"{PROFILING_AVERAGE} {WRAPPED}"
+    ]
+    capsys.readouterr()
+    shapes = edited.frame["Input Shapes"][0].strip('"').split(";")
+    assert main(["query", str(database.path), "MatMulV3", *shapes]) != 0
+    assert "e+" not in capsys.readouterr().out
+
+
+def test_kernels_without_shapes_are_named_with_their_share_of_the_device_time(tmp_path, ingest, counted):
+    absent = {"Input Shapes": "N/A", "Input Data Types": "N/A", "Output Shapes": "N/A", "Output Data Types": "N/A"}
+    launches = [
+        launch(duration="10"),
+        launch(type="fused_mla", duration="60") | absent,
+        launch(type="fused_mla", duration="20") | absent,
+        launch(type="N/A", duration="10") | absent,
+        launch(type="fused_mla", duration=WRAPPED) | absent,
+        COLLECTIVE,
+    ]
+    capture = write_capture(tmp_path / "kernel_details.csv", launches)
+    status, found, _ = counted(capture)
+    assert status == 0
+    assert found["without_shapes"]["fused_mla"] == {"launches": 3, "duration_us": 80.0}
+    assert found["ingested_us"] == 10.0
+    _, out, _ = ingest(capture, "--database-path", str(tmp_path / "again"))
+    assert ["fused_mla", "3", "80.0", "%"] in [line.split() for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("us", ["21.0", "abc", "0"])
+def test_a_line_with_a_duration_and_no_type_is_counted(tmp_path, counted, us):
+    total = dict.fromkeys(launch(), "") | {"Duration(us)": us}
+    blank = dict.fromkeys(launch(), "")
+    _, found, _ = counted(write_capture(tmp_path / "kernel_details.csv", [launch(), total, blank]))
+    assert (found["rows"], found["ingested"]) == (2, 1)
+    assert found["left_out"] == {"kernel type not recorded": 1}
+    assert found["without_shapes"] == {}
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "big5", "latin-1"])
+def test_bytes_that_are_not_utf_8_cost_only_cells_that_are_used(tmp_path, ingest, encoding):
+    name, kind = ("\u00e9tape", "\u00e9tape") if encoding == "latin-1" else ("\u7b97\u5b50", "\u7b97\u5b50")
+    text = capture_text([launch({"Name": name}), launch(), launch(type=kind)])
+    capture = tmp_path / "kernel_details.csv"
+    capture.write_bytes(text.encode(encoding))
+    status, _, err = ingest(capture)
+    assert status == 1
+    assert f"{capture}:4: " in err
+    assert "UTF-8" in err
+    assert ":2: " not in err
+    assert [row[PROFILING_SAMPLES] for row in table(tmp_path / "database/MatMulV3.csv")] == ["2"]
+
+
+def test_a_capture_with_a_byte_order_mark_is_read(tmp_path, ingest):
+    capture = tmp_path / "kernel_details.csv"
+    capture.write_bytes(b"\xef\xbb\xbf" + capture_text([launch()]).encode())
+    assert ingest(capture)[0] == 0
+    assert [path.name for path in (tmp_path / "database").glob("*.csv")] == ["MatMulV3.csv"]
+
+
+@pytest.mark.parametrize("name", ["Task Start Time", "Start Time(ns)", "task wait time", "Task Start Time(us)"])
+def test_times_of_launches_are_no_counters_in_any_unit(tmp_path, ingest, name):
+    columns = [name, *(column for column in KERNEL_DETAILS if column not in ("Context ID", "Start Time(us)"))]
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch({name: "123.5"})], columns)
+    assert ingest(capture)[0] == 0
+    (row,) = table(tmp_path / "database/MatMulV3.csv")
+    assert not [column for column in row if name.partition("(")[0].lower() in column.lower()]
+    assert row["Profiling Average aicore_time(us)"]
+
+
+def test_paths_in_any_script_work_in_a_locale_that_is_not_utf_8(tmp_path):
+    folder, database = tmp_path / "\u91c7\u96c6", tmp_path / "\u5e93"
+    write_capture(folder / "kernel_details.csv", [launch(duration="10")])
+    write_capture(tmp_path / "more/kernel_details.csv", [launch(duration="20")])
+    variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(*words):
+        command = [sys.executable, "-m", "opatlas.cli.main", *map(os.fsencode, words)]
+        return subprocess.run(command, env=variables, capture_output=True, check=False)
+
+    for capture in (folder, tmp_path / "more"):
+        done = run("ingest", "--profiling-path", capture, "--database-path", database)
+        assert done.returncode == 0, done.stderr
+    done = run("query", database, "MatMulV3", "16,32", "64,32")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table(database / "MatMulV3.csv")[0][PROFILING_SAMPLES] == "2"
+
+
+NOT_ANALYSED = ("FRAMEWORK/torch.op_mark", "PROF_000001_X/device_1/data/x.data")
+
+
+@pytest.mark.parametrize(
+    ("files", "unread"),
+    [
+        ([f"rank1_ascend_pt/{name}" for name in NOT_ANALYSED], "rank1_ascend_pt"),
+        (["node/rank1_ascend_pt/FRAMEWORK/torch.op_mark"], "node/rank1_ascend_pt"),
+        (["rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db"], "rank1_ascend_pt"),
+        (["renamed/PROF_000001_X/device_1/data/x.data", "renamed/FRAMEWORK/torch.op_mark"], "renamed"),
+    ],
+)
+def test_a_rank_that_was_not_analysed_is_named_beside_one_that_was(tmp_path, ingest, files, unread):
+    capture = tmp_path / "capture"
+    write_capture(capture / "rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/kernel_details.csv", [launch()])
+    # An analysed result keeps its raw data.
+    for name in (*files, *(f"rank0_ascend_pt/{name}" for name in NOT_ANALYSED)):
+        (capture / name).parent.mkdir(parents=True, exist_ok=True)
+        (capture / name).write_text("x")
+    status, out, err = ingest(capture)
+    assert status == 1
+    assert "1 ingested" in out
+    (line,) = err.splitlines()
+    assert f"{capture / unread}: " in line
+    assert "analyse(" in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", "ascend_pytorch_profiler.db", "msprof_2.db"],
+)
+def test_a_folder_with_only_a_database_of_a_profiler_is_told_the_remedy(tmp_path, ingest, name):
+    path = tmp_path / "capture" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("SQLite format 3")
+    status, _, err = ingest(tmp_path / "capture")
+    assert status == 2
+    assert name.partition("/")[0] in err
+    assert "export_type='text'" in err
+
+
+def test_a_database_is_no_capture(tmp_path, ingest):
+    ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
+    status, _, err = ingest(tmp_path / "database", "--database-path", str(tmp_path / "other"))
+    assert status == 2
+    assert "opatlas combine" in err
+    assert not (tmp_path / "other").exists()

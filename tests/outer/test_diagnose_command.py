@@ -1,0 +1,350 @@
+"""`opatlas diagnose`: its output, the prompt, answers of an endpoint with faults, and two captures side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from captures import cells
+from chat_server import ChatServer, Fault, chat_server
+from checked import write_manifest
+
+from opatlas.cli.main import main
+from opatlas.errors import UsageError
+from opatlas.outer.diagnosis.diagnosis import diagnose
+from opatlas.outer.diagnosis.peaks import known_peaks, read_peaks
+from opatlas.outer.diagnosis.prompt import prompt_text
+from opatlas.run.implementations.directory import read_directory
+from tests.ask.tables import RUN, product_rows, write_table
+from tests.outer.planted import PIPES, capture, kernel
+
+_ROOT = Path(__file__).parents[2]
+_SWIGLU = cells("4096,3072", "4096,1536")
+_KERNELS = [
+    kernel(90.0, "SwiGlu", **_SWIGLU, aiv_mte2_ratio="0.93", aiv_vec_ratio="0.31"),
+    kernel(30.0, "SwiGlu", **_SWIGLU, aiv_mte2_ratio="0.95", aiv_vec_ratio="0.30"),
+    kernel(40.0, "MyKernel", blocks="1", wait="25", aiv_scalar_ratio="0.9"),
+    kernel(9.0, "Cast", core="AI_CPU"),
+    kernel(70.0, "hcom_allReduce_", core="HCCL"),
+]
+_DEVICE = "ATLAS_800_A2_313T_64G"
+_CODE = 'import torch\n\n\ndef kernel(x, dim):\n    """Doubles."""\n    return x * 2\n'
+_ANSWER = f"The copy is the bottleneck.\n\n```python\n{_CODE}```\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return capture(tmp_path, _KERNELS)
+
+
+def test_the_ranking_and_a_kernel_of_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(path), "--peaks", _DEVICE, "--format", "csv"]) == 0
+    tables = [list(csv.reader(table.splitlines())) for table in capsys.readouterr().out.split("\n\n")]
+    (ranking,) = (table for table in tables if table[0][0] == "#")
+    assert [(*row[1:4], row[-1]) for row in ranking[1:]] == [
+        ("SwiGlu", "4096,3072", "2", "memory bound"),
+        ("MyKernel", "16,32;64,32", "1", "not enough work"),
+        ("Cast", "16,32;64,32", "1", "latency bound"),
+    ]
+    # The work of the second is not known, so neither are its roofline and its loss.
+    assert [[bool(cell) for cell in row[6:8]] for row in ranking[1:]] == [[True] * 2, [False] * 2, [True] * 2]
+    assert main(["diagnose", str(path), "--peaks", _DEVICE, "--row", "2"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert {"not enough work", "scalar bound", "host-bound"} <= set(shown)
+    assert ["aiv_scalar_ratio", "0.9"] in map(str.split, shown)
+
+
+def test_the_prompt(path: Path, golden: Callable[[str, str], None]) -> None:
+    found = diagnose(path, known_peaks(_DEVICE))
+    code = '@triton.jit\ndef swiglu(x):\n    """Has ``` in it."""\n'
+    golden("prompt.md", prompt_text(found, found.ranking[1], source=code, interface="def kernel(x, dim): ...\n"))
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> Any:
+    """Returns the JSON of `opatlas diagnose`."""
+    capsys.readouterr()
+    assert main(["diagnose", *map(str, arguments), "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_prompts_have_the_interface_of_kernels_with_a_replay(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = tmp_path / "prompt.md"
+    command = ["diagnose", str(path), "--prompt", str(prompt)]
+    assert _json(capsys, *command[1:], "--row", "1")["kernel_type"] == "SwiGlu"
+    assert '@implements("SwiGlu")' in prompt.read_text()
+    source = tmp_path / "mine.cpp"
+    source.write_text("class MyKernel {};")
+    assert main([*command, "--row", "2", "--source", str(source)]) == 0
+    text = prompt.read_text()
+    assert "```cpp\nclass MyKernel {};\n```" in text
+    assert "@implements" not in text
+
+
+def _posting(path: Path, url: str, folder: Path, model: str = "m") -> list[str]:
+    """Returns the command that asks a model for the second kernel of the ranking."""
+    models = folder.parent / "models.yaml"
+    models.write_text(json.dumps({"models": {model: {"endpoint": url, "max_tokens": 77}}}))
+    return ["diagnose", str(path), "--row", "2", "--models", str(models), "--output", str(folder)]
+
+
+def test_an_answer_becomes_a_candidate_next_to_earlier_ones(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    with chat_server(ChatServer(lambda body: _ANSWER, faults=[Fault.TOO_MANY], retry_after="0")) as server:
+        command = _posting(path, server.url, folder, "Qwen/Q-3")
+        assert main(command) == 0
+        assert main(command) == 0
+    asked = server.bodies[-1]
+    assert (asked["model"], asked["max_tokens"]) == ("Qwen/Q-3", 77)
+    assert "scalar bound" in asked["messages"][0]["content"]
+    candidates = {each.name: each for each in read_directory(folder)}
+    assert set(candidates) == {"kernels-Qwen_Q_3_1", "kernels-Qwen_Q_3_2"}
+    assert (folder / "MyKernel" / "Qwen_Q_3_2.py").read_text() == _CODE
+    assert (folder / "MyKernel" / "Qwen_Q_3_2.md").read_text() == _ANSWER
+
+
+def test_a_modification_of_the_source_is_applied(path: Path, tmp_path: Path) -> None:
+    source, folder = tmp_path / "mine.py", tmp_path / "kernels"
+    source.write_text(_CODE)
+    change = json.dumps({"modifications": [{"old_string": "x * 2", "new_string": "x + x"}]})
+    with chat_server(ChatServer(lambda body: change)) as server:
+        command = _posting(path, server.url, folder)
+        assert main([*command, "--source", str(source)]) == 0
+    assert (folder / "MyKernel" / "m_1.py").read_text() == _CODE.replace("x * 2", "x + x")
+
+
+@pytest.mark.parametrize(
+    ("server", "status", "named"),
+    [
+        (ChatServer(lambda body: "I cannot."), 1, "m_1.md"),
+        (ChatServer(faults=[Fault.HTML]), 1, "HTML"),
+        (ChatServer(faults=[Fault.NO_CHOICES]), 1, "choices"),
+        (ChatServer(key="secret"), 1, "401"),
+        (ChatServer(faults=[Fault.ERROR_IN_REPLY]), 1, "no such model"),
+    ],
+    ids=["no code", "web page", "no choices", "key", "error"],
+)
+def test_an_endpoint_without_an_answer_leaves_no_candidate(
+    server: ChatServer, status: int, named: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, prompt = tmp_path / "kernels", tmp_path / "prompt.md"
+    with chat_server(server):
+        command = _posting(path, server.url, folder)
+        assert main([*command, "--prompt", str(prompt)]) == status
+    assert named in capsys.readouterr().err
+    assert not list(tmp_path.rglob("m_*.py"))
+    assert prompt.is_file()
+
+
+def test_a_model_that_does_not_answer_leaves_the_others_their_candidates(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models, folder = tmp_path / "models.yaml", tmp_path / "kernels"
+    with chat_server(ChatServer(faults=[Fault.HTML])) as bad, chat_server(ChatServer(lambda body: _ANSWER)) as good:
+        models.write_text(json.dumps({"models": {"a": {"endpoint": bad.url}, "b": {"endpoint": good.url}}}))
+        content = _json(capsys, path, "--row", "2", "--models", models, "--output", folder, status=1)
+    assert content["kernel_type"] == "MyKernel"
+    assert [each.name for each in folder.rglob("*.py")] == ["b_1.py"]
+
+
+def test_a_change_shows_verdicts_and_counters_side_by_side(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faster = [
+        kernel(30.0, "SwiGlu", **_SWIGLU, aiv_mte2_ratio="0.6", aiv_vec_ratio="0.85"),
+        *_KERNELS[2:4],
+        kernel(1.0, "New"),
+    ]
+    new = capture(tmp_path / "new", faster)
+    content = _json(capsys, new, "--against", path)
+    first, *others = content["kernels"]
+    assert (content["only_old"], content["only_new"], len(others)) == (0, 1, 2)
+    assert (first["old_verdict"], first["new_verdict"]) == ("memory bound", "compute bound")
+    assert (first["old_us"], first["new_us"], first["speed_up"]) == (60.0, 30.0, 2.0)
+    assert first["counters"]["aiv_mte2_ratio"] == pytest.approx([0.94, 0.6])
+    assert {each["speed_up"] for each in others} == {1.0}
+    assert main(["diagnose", str(new), "--against", str(path)]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    shown = [[cell.strip() for cell in line if cell] for line in lines]
+    assert ["1", "SwiGlu", "4096,3072", "60", "30", "2.00x", "memory bound", "compute bound"] in shown
+    assert ["1", "aiv_mte2_ratio", "0.94", "0.6"] in shown
+    assert main(["diagnose", str(new), "--against", str(path), "--row", "1"]) == 0
+    assert "aiv_vec_ratio 0.305 0.85 2.79x" in [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--row", "9"], "choose 1 to 3"),
+        (["--source", "kernel.py"], "--prompt"),
+        (["--models", "models.yaml"], "--output"),
+        (["--models", str(_ROOT / "examples" / "answers" / "demo.yaml"), "--output", "kernels"], "demo"),
+        (["--against", "nowhere"], "nowhere"),
+        (["--against", ".", "--prompt", "p.md"], "--prompt"),
+        (["--peaks", "ATLAS_800_A2"], "ATLAS_800_A2_313T_64G"),
+        (["--row", "0"], "--row"),
+        (["--phase", "decode"], "--superkernel"),
+        (["--superkernel", "--row", "1"], "--row"),
+        (["--superkernel", "--phase", "decode", "--against", "."], "--phase"),
+        (["--superkernel", "--against", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], named: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(path), *arguments]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_place_that_is_missing_or_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(tmp_path / "nothing")]) == 2
+    (tmp_path / "kernel_details.csv").write_text("Type,Shapes\n")
+    assert main(["diagnose", str(tmp_path)]) == 1
+    assert str(tmp_path / "kernel_details.csv") in capsys.readouterr().err
+
+
+def test_a_capture_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture(tmp_path, [])
+    assert main(["diagnose", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err
+    capture(tmp_path, [kernel(core="COMMUNICATION")])
+    assert main(["diagnose", str(path), "--against", str(path)]) == 0
+    content = _json(capsys, path)
+    assert (content["kernels"], content["collectives"], content["ranking"]) == (0, 1, [])
+    assert main(["diagnose", str(path)]) == 0
+
+
+def test_the_captures_of_a_folder_are_one(tmp_path: Path) -> None:
+    for name in ("rank_0", "rank_1", "rank_2"):
+        capture(tmp_path / name, _KERNELS if name != "rank_2" else [])
+    found = diagnose(tmp_path)
+    assert next((each.launches, found.place(each.line)) for each in found.ranking) == (4, "rank_0/kernel_details.csv:2")
+    assert sum(each.launches for each in found.ranking) == 2 * 4
+    assert not found.table.joined
+
+
+@pytest.mark.parametrize(
+    ("second", "launches"),
+    [
+        # All launches again, in another order and with other durations.
+        ([_KERNELS[3], *_KERNELS[:3], _KERNELS[4]], 4),
+        # A capture that was stopped earlier.
+        (_KERNELS[:2], 4),
+        # One launch more, which the first capture lacks.
+        ([*_KERNELS, kernel(5.0, "New")], 5),
+        ([], 4),
+    ],
+    ids=["same", "shorter", "longer", "empty"],
+)
+def test_captures_of_one_run_with_other_counters_are_joined(
+    second: list[dict[str, str]], launches: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture(tmp_path / "a", _KERNELS)
+    slower = [{**each, "Duration(us)": f"{float(each['Duration(us)']) * 1.1:.1f}"} for each in second]
+    l0 = {"aic_l0a_read_bw(GB/s)": "7"}
+    capture(tmp_path / "b", [{**each, **l0} for each in slower], tuple(l0))
+    capture(
+        tmp_path / "c",
+        [{**each, "aiv_ub_read_bw_vector(GB/s)": "9"} for each in slower],
+        ("aiv_ub_read_bw_vector(GB/s)",),
+    )
+    content = _json(capsys, tmp_path)
+    assert sum(each["launches"] for each in content["ranking"]) == launches
+    assert content["kernel_us"] == pytest.approx(90 + 30 + 40 + 9 + (launches - 4) * 5.5)
+    first = content["ranking"][0]
+    assert (first["kernel_type"], first["launches"], first["duration_us"]) == ("SwiGlu", 2, 120)
+    assert first["counters"]["aiv_mte2_ratio"] == 0.93
+    if second:
+        assert content["metric_groups"] == ["PipeUtilization", "MemoryL0", "MemoryUB"]
+        assert (first["counters"]["aic_l0a_read_bw(GB/s)"], first["counters"]["aiv_ub_read_bw_vector(GB/s)"]) == (7, 9)
+        assert "a/kernel_details.csv" in content["joined"]
+
+
+_MANY = [kernel(20.0, "Small", **cells("7,8", "7,8"))] * 9 + [kernel(100.0, "Large", **cells("5,8", "5,8"))]
+
+
+@pytest.mark.parametrize(("kernels", "device"), [(_KERNELS, "Ascend910B3"), (_MANY, "Ascend910Z9")])
+def test_a_database_of_a_capture_is_ranked_as_the_capture(
+    kernels: list[dict[str, str]], device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = capture(tmp_path, kernels)
+    folder = tmp_path / "rows"
+    assert main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", device]) == 0
+    peaks = ["--peaks", device] if known_peaks(device).are_known else []
+    of_capture, of_database = _json(capsys, path, *peaks), _json(capsys, folder)
+    assert (of_capture["kernel_us"], of_capture["launches"]) == (of_database["kernel_us"], of_database["launches"])
+    for one, other in zip(of_capture["ranking"], of_database["ranking"], strict=True):
+        assert (one["kernel_type"], one["launches"]) == (other["kernel_type"], other["launches"])
+        assert [one[name] for name in ("duration_us", "share", "lost_us")] == pytest.approx(
+            [other[name] for name in ("duration_us", "share", "lost_us")]
+        )
+    assert all(each["captured"] for each in of_database["ranking"])
+    assert {each["device"] for each in of_database["ranking"]} == {device}
+
+
+def test_durations_of_another_device_are_reported_separately_and_not_added(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rows"
+    path = capture(tmp_path, [kernel(50.0, "MatMulV3", **cells("16,32;64,32", "16,64"))] * 3)
+    assert (
+        main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", "Ascend910B3"]) == 0
+    )
+    write_table(folder, "MatMulV2", product_rows([(16, 64, 32)], [7_000.0]).assign(Implementation="torch 2.13.0"))
+    write_manifest(folder, RUN, name="AMD_EPYC")
+    content = _json(capsys, folder)
+    (only,) = content["ranking"]
+    assert (content["device"], content["kernel_us"]) == ("Ascend910B3", 150)
+    assert (only["kernel_type"], only["launches"], only["captured"], only["device"], only["by"]) == (
+        *("MatMulV3", 3, True),
+        *("Ascend910B3", ""),
+    )
+    assert "AMD_EPYC" in content["left_out"]
+
+
+def test_lines_without_a_duration_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = capture(tmp_path, [*_KERNELS, {**kernel(), "Duration(us)": "long"}])
+    content = _json(capsys, path, status=1)
+    assert content["launches"] == 4
+    assert f"{path}:7" in content["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("bandwidth_gbps: fast", "bandwidth_gbps"),
+        ("bandwith_gbps: 1600", "bandwidth_gbps"),
+        ("cube_cores: 1.5", "cube_cores"),
+        ("tera_ops: {BF17: 3}", "BF17"),
+        ("tera_ops: 300", "BF16: 313"),
+        ("- 1", "mapping"),
+        ("{", "peaks.yaml"),
+    ],
+)
+def test_peaks_that_are_none(text: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "peaks.yaml").write_text(text)
+    with pytest.raises(UsageError, match=named):
+        read_peaks(str(tmp_path / "peaks.yaml"))
+
+
+def test_peaks_of_a_file_complete_those_of_a_device(tmp_path: Path) -> None:
+    (tmp_path / "peaks.yaml").write_text(
+        f"device: {_DEVICE}\ntera_ops: {{bf16: 300}}\ncube_cores: 20\nvector_cores: 48\n"
+    )
+    peaks = read_peaks(str(tmp_path / "peaks.yaml"))
+    assert (peaks.peak.bandwidth_gbps, peaks.peak.tera_ops["BF16"], peaks.peak.tera_ops["FLOAT16"]) == (1600, 300, 313)
+    found = diagnose(capture(tmp_path, [kernel(blocks="40")], PIPES), peaks)
+    assert found.verdicts.first.tolist() == ["not enough work"]
+
+
+def test_a_hundred_thousand_launches(tmp_path: Path) -> None:
+    launches = [kernel(float(us), blocks=str(us % 41), Name="a") for us in range(1, 101)]
+    path = capture(tmp_path, launches)
+    header, _, rows = path.read_text().partition("\n")
+    path.write_text(f"{header}\n{rows * 1_000}")
+    found = diagnose(path)
+    assert len(found.table.frame) == 100_000
+    assert sum(each.launches for each in found.ranking) == 100_000

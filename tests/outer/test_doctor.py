@@ -1,0 +1,399 @@
+"""`opatlas doctor`: each probe, what it says of each way to fail, and that none can hurt another."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from sessions import wait_for
+
+from opatlas.cli import doctor as command
+from opatlas.cli.main import main
+from opatlas.data.database import Database, SessionLock
+from opatlas.outer.doctor import ascend, machine, replays, sample_rows, surroundings
+from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
+from opatlas.outer.doctor.probes import PROBES
+from opatlas.outer.doctor.sample_rows import ROWS
+from opatlas.run.devices import torch_npu as torch_npu_module
+from opatlas.run.devices.device import DeviceSpec
+
+pytestmark = pytest.mark.usefixtures("forks")
+REPOSITORY = Path(__file__).parents[2]
+#: What a library may do to the process that touches it.
+_BAD_PROBES = """
+import ctypes, os, subprocess, sys
+from opatlas.outer.doctor.probe import passed
+from opatlas.errors import OpAtlasError
+
+def dies(target):
+    print("last words", flush=True)
+    ctypes.string_at(0)
+
+def exits(target):
+    os._exit(7)
+
+def hangs(target):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", target.device])
+    ctypes.PyDLL(None).sleep(300)
+
+def raises(target):
+    raise RuntimeError("no device\\nand a long story")
+
+def says(target):
+    raise OpAtlasError("no such thing: do that")
+
+def good(target):
+    return passed(f"{target.device} {target.kind} {target.database}", number=7)
+"""
+
+
+@pytest.fixture
+def bad(tmp_path, monkeypatch):
+    """Gives a probe by its name."""
+    tmp_path.joinpath("bad_probes.py").write_text(_BAD_PROBES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    monkeypatch.syspath_prepend(tmp_path)
+    import bad_probes
+
+    yield lambda name: Probe(getattr(bad_probes, name), deadline_s=60)
+    del sys.modules["bad_probes"]
+
+
+def test_a_probe_that_dies_is_a_finding(bad):
+    result = run_probe(bad("dies"), Target())
+    assert result.verdict.state is State.FAIL
+    assert "SIGSEGV" in result.verdict.detail
+    assert "last words" in result.output
+    assert "in dies" in result.output
+    assert "exit code 7" in run_probe(bad("exits"), Target()).verdict.detail
+
+
+def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
+    mark = f"mark-of-{tmp_path.name}-{os.getpid()}"
+    result = run_probe(Probe(bad("hangs").function, deadline_s=3), Target(device=mark))
+    assert result.verdict.state is State.FAIL
+    assert "3 s" in result.verdict.detail
+
+    def has_ended() -> bool:
+        processes = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
+        return not [line for line in processes.splitlines() if mark in line and not line.startswith("Z")]
+
+    # A busy system takes a moment to end what it was told to kill.
+    assert wait_for(has_ended)
+
+
+def test_what_a_probe_raises_is_a_finding(bad):
+    verdict = run_probe(bad("raises"), Target()).verdict
+    assert (verdict.state, verdict.detail) == (State.FAIL, "RuntimeError: no device")
+    assert "and a long story" in verdict.facts["traceback"]
+    assert run_probe(bad("says"), Target()).verdict.detail == "no such thing: do that"
+
+
+def test_what_a_probe_is_told_and_tells(bad, tmp_path):
+    verdict = run_probe(bad("good"), Target("ATLAS", "npu", tmp_path)).verdict
+    assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
+
+
+#: Probes that stand for all: the others are tested by themselves, and all together by an acceptance session.
+FEW = ("device", "python", "packages", "cpu", "npu_devices", "database")
+
+
+def test_a_cpu(tmp_path, monkeypatch, capsys):
+    """The command with real probes, and its report."""
+    names = FEW
+    monkeypatch.setattr(command, "PROBES", {name: PROBES[name] for name in names})
+    monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
+    monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")
+    database, path = tmp_path / "db", tmp_path / "found.zip"
+    status = main(["doctor", "--device", "cpu", "--database-path", str(database), "--report", str(path)])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    # Without a sign of Ascend one line stands for all of its probes; the report has them all.
+    assert {"cpu", "database", "device"} <= set(states(out)) <= set(names)
+    assert states(out)["cpu"] == states(out)["database"] == "pass"
+    printed = " ".join(out.split())
+    with zipfile.ZipFile(path) as report:
+        text = report.read("doctor.json").decode()
+    found = json.loads(text)
+    assert tuple(probe["name"] for probe in found["probes"]) == names
+    facts = {probe["name"]: probe["facts"] for probe in found["probes"]}
+    assert facts["packages"]["installed"]["pytest"] == metadata.version("pytest")
+    assert facts["database"]["path"] == str(database)
+    # The command prints which variables are in the file, and whose values were left out.
+    assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
+    assert "very secret" not in text
+    assert "OPATLAS_API_KEY, VLLM_AUTH_HEADER" in printed
+    assert all(name in printed for name in found["environment"])
+
+
+def test_rows_that_are_not_measured(monkeypatch):
+    monkeypatch.setattr(replays, "available_devices", lambda name: [DeviceSpec("cpu", opener="no_such_module:Device")])
+    verdict = replays.replay(Target("cpu", "cpu"))
+    assert verdict.state is State.FAIL
+    assert "no_such_module" in verdict.detail
+    unlike = {**ROWS, "Add": {**ROWS["Add"], "Output Shapes": "17,64"}}
+    monkeypatch.setattr(sample_rows, "ROWS", unlike)
+    monkeypatch.setattr(replays, "available_devices", lambda name: [DeviceSpec("cpu")])
+    verdict = replays.replay(Target("cpu", "cpu"))
+    assert verdict.state is State.FAIL
+    assert {"Add", "invalid"} <= set(re.findall(r"\w+", verdict.detail))
+    assert "--report" in verdict.remedy
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys):
+    """The command, with verdicts of the test's own; gives status and stdout."""
+
+    def run(*arguments, signs=(), kind="cpu", **verdicts):
+        def run_probe(probe, target):
+            found = passed("1", kind=kind) if probe.name == "device" and kind else passed("fine")
+            return ProbeResult(verdicts.get(probe.name, found), 0.0, "")
+
+        monkeypatch.setattr(command, "run_probe", run_probe)
+        monkeypatch.setattr(command, "signs_of_ascend", lambda: list(signs))
+        status = main(["doctor", *arguments])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def states(out: str) -> dict[str, str]:
+    """Returns the printed status of each step."""
+    return dict(re.findall(r"^(\w+) +(pass|fail|warn|skip) ", out, re.MULTILINE))
+
+
+def test_what_the_device_does_not_need_may_fail(doctor):
+    status, out = doctor(signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
+    assert (status, states(out)["torch_npu"]) == (0, "warn")
+    status, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
+    assert (status, states(out)["torch_npu"]) == (1, "fail")
+
+
+@pytest.mark.parametrize("place", ["file/r.zip", "folder"])
+def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_path, place):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    status, out = doctor("--report", str(tmp_path / place))
+    assert (status, "pass" in out) == (1, False)
+
+
+def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
+    _, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), atb=failed("no CANN"))
+    assert states(out)["atb"] == "skip"
+    _, out = doctor(kind="npu", signs=["torch_npu"], atb=failed("no NNAL"))
+    assert states(out)["atb"] == "warn"
+
+
+def test_a_device_that_is_not_known(doctor):
+    status, out = doctor(kind="", device=failed("two of them"))
+    assert status == 1
+    # What stands on the device does not say the same again.
+    assert (states(out)["device"], states(out)["database"]) == ("fail", "skip")
+    _, out = doctor("--database-path", "DB", kind="", device=failed("two of them"))
+    assert (states(out)["database"], states(out)["replay"], states(out)["group"]) == ("pass", "skip", "skip")
+
+
+def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
+    _, out = doctor(torch_npu=failed("would be wrong"))
+    assert states(out)["npu_devices"] == "skip"
+    assert "torch_npu" not in states(out)
+    _, out = doctor("--device", "npu", kind="", torch_npu=failed("no CANN"))
+    assert states(out)["torch_npu"] == "fail"
+
+
+def test_a_report_that_cannot_be_written(doctor, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    status, _ = doctor("--report", str(tmp_path / "file" / "found.zip"))
+    assert status == 1
+
+
+@pytest.fixture
+def machine_of(tmp_path, monkeypatch):
+    """An empty machine: no devices, no tools on PATH, no CANN. Gives its folder."""
+    for name in ("dev", "Ascend", "bin"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(ascend, "_DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.setattr(ascend, "_ASCEND", tmp_path / "Ascend")
+    monkeypatch.setattr(torch_npu_module, "_ASCEND", tmp_path / "Ascend")
+    monkeypatch.setattr(ascend, "cann_version", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH", "ASCEND_CUSTOM_OPP_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def tool(folder, name, script):
+    path = folder / "bin" / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def says(probe, state, words):
+    verdict = probe(Target(kind="npu"))
+    assert verdict.state is state, verdict
+    assert words in f"{verdict.detail} -> {verdict.remedy}"
+
+
+def test_device_files(machine_of, monkeypatch):
+    says(ascend.npu_devices, State.FAIL, "davinci0 is missing -> install the NPU driver")
+    for name in ("davinci10", "davinci2", "davinci_manager", "hisi_hdc"):
+        (machine_of / "dev" / name).touch()
+    says(ascend.npu_devices, State.FAIL, f"{machine_of / 'dev' / 'devmm_svm'} missing -> in a container")
+    (machine_of / "dev" / "devmm_svm").touch()
+    says(ascend.npu_devices, State.PASS, "2 (davinci2, davinci10)")
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "davinci2")
+    says(ascend.npu_devices, State.FAIL, "davinci2 cannot be read and written")
+
+
+def test_npu_smi(machine_of, monkeypatch):
+    says(ascend.npu_smi, State.FAIL, "not on PATH -> install the NPU driver")
+    tool(machine_of, "npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 3")
+    says(ascend.npu_smi, State.FAIL, "exit code 3: dcmi module initialize failed")
+    tool(machine_of, "npu-smi", "echo fine")
+    monkeypatch.setattr(ascend, "list_chips", tuple)
+    says(ascend.npu_smi, State.FAIL, "no chip")
+
+
+def test_driver(machine_of):
+    says(ascend.npu_driver, State.FAIL, "version.info is missing -> install the NPU driver")
+    (machine_of / "Ascend" / "driver").mkdir()
+    (machine_of / "Ascend" / "driver" / "version.info").write_text("Version=25.0.rc1\nascendhal_version=7.35\n")
+    says(ascend.npu_driver, State.PASS, "25.0.rc1 (")
+
+
+def test_cann(machine_of, monkeypatch):
+    says(ascend.cann, State.FAIL, "no CANN toolkit below")
+    monkeypatch.setattr(ascend, "cann_version", lambda: "8.5.0")
+    home = machine_of / "Ascend" / "ascend-toolkit"
+    says(
+        ascend.cann,
+        State.FAIL,
+        f"its environment is not set (ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME are empty) -> source {home}",
+    )
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
+    says(ascend.cann, State.FAIL, f"ASCEND_HOME_PATH={home} is no folder")
+    home.mkdir()
+    (home / "set_env.sh").touch()
+    says(ascend.cann, State.FAIL, f"LD_LIBRARY_PATH has no folder of it -> source {home / 'set_env.sh'}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/usr/lib:{home / 'lib64'}")
+    says(ascend.cann, State.PASS, f"8.5.0, {home}")
+
+
+def test_msprof(machine_of):
+    tool(machine_of, "msprof", "echo 'error while loading shared libraries: libmsprofiler.so' >&2; exit 127")
+    says(ascend.msprof, State.FAIL, "exit code 127: error while loading")
+    path = tool(machine_of, "msprof", "echo '  --output=DIR'")
+    says(ascend.msprof, State.PASS, str(path))
+
+
+def test_signs_of_an_npu(machine_of, monkeypatch):
+    (machine_of / "Ascend").rmdir()
+    monkeypatch.setattr(ascend, "find_spec", lambda name: None)
+    assert ascend.signs_of_ascend() == []
+    (machine_of / "dev" / "davinci_manager").touch()
+    tool(machine_of, "msprof", "")
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/nowhere")
+    assert ascend.signs_of_ascend() == [str(machine_of / "dev" / "davinci_manager"), "ASCEND_HOME_PATH", "msprof"]
+
+
+def test_a_gpu_whose_driver_does_not_run(machine_of):
+    assert machine.cuda(Target()).state is State.SKIP
+    tool(machine_of, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    says(machine.cuda, State.FAIL, "exit code 9: NVIDIA-SMI has failed")
+
+
+def test_python_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(machine, "_OLDEST", (3, 99))
+    says(machine.python, State.FAIL, "use Python 3.99 to")
+
+
+def test_packages_that_do_not_fit(monkeypatch):
+    requires = ["torch>=99", "no-such-package>=1", "ruff>=99; extra == 'test'", "pytest>=8"]
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
+    verdict = machine.packages(Target())
+    assert verdict.state is State.FAIL
+    assert re.findall(r"torch|ruff|pytest|no-such-package", verdict.detail) == ["torch", "no-such-package"]
+    assert metadata.version("torch") in verdict.detail
+
+
+def test_databases(tmp_path):
+    database = Database(tmp_path / "db")
+    target = Target(database=database.path)
+    assert surroundings.database(target).state is State.PASS
+    database.journal_dir.mkdir(parents=True)
+    (database.journal_dir / "20261121T163006-1f0c9a.jsonl").write_text("{}\n")
+    (database.path / "Add.csv").write_text("Input Shapes\n")
+    verdict = surroundings.database(target)
+    assert (verdict.state, verdict.facts["journals"]) == (State.PASS, [str(next(database.journal_dir.glob("*.jsonl")))])
+    (database.path / "Mul.csv").write_text("")
+    damaged = surroundings.database(target)
+    assert (damaged.state, "Mul.csv" in damaged.detail) == (State.FAIL, True)
+    (tmp_path / "file").touch()
+    assert surroundings.database(Target(database=tmp_path / "file")).state is State.FAIL
+
+
+def test_a_database_in_use(tmp_path):
+    database = Database(tmp_path)
+    lock = SessionLock(database, run_id="other", command="pytest bench/")
+    lock.acquire()
+    try:
+        verdict = run_probe(PROBES["database"], Target(database=tmp_path)).verdict
+    finally:
+        lock.release()
+    assert verdict.state is State.FAIL
+    assert "session other" in verdict.detail
+
+
+def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(surroundings.tempfile, "TemporaryFile", refuse)
+    verdict = surroundings.database(Target(database=tmp_path / "a" / "b"))
+    assert verdict.state is State.FAIL
+    assert "Permission denied" in verdict.detail
+    assert "--database-path" in verdict.remedy
+
+
+def test_a_disk_without_room(tmp_path, monkeypatch):
+    assert surroundings.disk(Target(database=tmp_path / "a")).state is State.PASS
+    monkeypatch.setattr(surroundings, "_LEAST_FREE", 1 << 60)
+    assert surroundings.disk(Target(database=tmp_path / "a")).state is State.FAIL
+    temporary = surroundings.temporary(Target())
+    assert (temporary.state, "TMPDIR" in temporary.remedy) == (State.FAIL, True)
+
+
+def test_a_folder_for_temporary_files_that_takes_no_locks_as_devices_do(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(surroundings.fcntl, "lockf", refuse)
+    verdict = surroundings.temporary(Target())
+    assert (verdict.state, "TMPDIR" in verdict.remedy) == (State.FAIL, True)
+
+
+def test_a_folder_for_temporary_files_that_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    verdict = run_probe(PROBES["temporary"], Target()).verdict
+    assert verdict.state is State.PASS
+    assert f"TMPDIR={tmp_path / 'none'}" in verdict.detail
+
+
+def test_a_database_whose_folder_cannot_be_named(monkeypatch):
+    """Its versions are options of a session, which the doctor does not have; the disk is the same wherever it lies."""
+    monkeypatch.setattr(surroundings, "available_devices", lambda name: [DeviceSpec("npu", name="Ascend910B3")])
+    monkeypatch.setattr(surroundings.versions, "detect", lambda: surroundings.versions.Versions(torch="2.9.0"))
+    verdict = surroundings.database(Target("npu", "npu"))
+    assert verdict.state is State.FAIL
+    assert "vllm-ascend" in verdict.detail
+    assert "--database-path" in verdict.remedy
+    assert surroundings.disk(Target("npu", "npu")).state is State.PASS

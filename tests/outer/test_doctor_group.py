@@ -1,0 +1,80 @@
+"""The doctor's group: two real ranks over Gloo, and what is said of each way in which ranks do not meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+import stand_in_msprof
+from stand_in_npu import collective_us
+
+from opatlas.outer.doctor import replays
+from opatlas.outer.doctor.probe import State, Target, Verdict
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import VISIBLE, pin_devices
+
+pytestmark = pytest.mark.usefixtures("forks")
+_CPU = Target("cpu", "cpu", with_group=True)
+
+
+def test_two_ranks_add_up_a_message() -> None:
+    verdict = replays.group(_CPU)
+    assert verdict.state is State.PASS, verdict
+    assert verdict.facts["wall-clock us"] > 0
+
+
+def test_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    verdict = replays.group(_CPU)
+    assert verdict.state is State.FAIL
+    assert "GLOO_SOCKET_IFNAME" in verdict.remedy
+
+
+@pytest.fixture
+def npus(tmp_path, monkeypatch):
+    """Two stand-ins for NPUs, whose ranks meet over gloo, and for msprof; takes how that breaks."""
+    stand_in_msprof.write_program(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0", "1"])
+    monkeypatch.setattr(replays, "available_devices", lambda name: specs)
+    # Events need an NPU.
+    monkeypatch.setattr(replays, "EVENTS", {})
+
+    def run(fault: str = "") -> Verdict:
+        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all ranks": fault}))
+        return replays.group(Target("npu", "npu", with_group=True))
+
+    return run
+
+
+def test_two_ranks_under_msprof(npus) -> None:
+    verdict = npus()
+    assert verdict.state is State.PASS, verdict
+    assert "(msprof; " in verdict.detail
+    assert verdict.facts["msprof us"] == collective_us(1)
+
+
+@pytest.mark.slow
+def test_two_ranks_whose_profiles_are_empty(npus) -> None:
+    verdict = npus("no-export")
+    assert verdict.state is State.FAIL
+    assert "op_summary" in verdict.detail
+    # The folder is gone when the user reads this.
+    assert "opatlas-tmp" not in verdict.detail
+
+
+def test_ranks_meet_only_with_the_option() -> None:
+    verdict = replays.group(Target("cpu", "cpu"))
+    assert verdict.state is State.SKIP
+    assert "--group" in verdict.detail
+
+
+def test_fewer_than_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pin_devices(DeviceSpec("npu"), VISIBLE["npu"], ["3"])
+    monkeypatch.setattr(replays, "available_devices", lambda name: one)
+    verdict = replays.group(Target("npu", "npu", with_group=True))
+    assert verdict.state is State.FAIL
+    assert VISIBLE["npu"] in verdict.detail
+    assert re.findall(r"\b\d\b", verdict.detail) == ["2", "1", "1"]

@@ -1,0 +1,209 @@
+"""What the doctor says of the operators that replays call: custom ones, Triton's, ATB's.
+
+vllm-ascend is a stand-in of a few modules that register operators as the real ones do; the device is a stand-in, too.
+The library of ATB is a real one, which the loader finds or does not find.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opatlas.outer.doctor.probe import State, Target, Verdict
+from opatlas.run.devices.npu_operators import OR
+from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replay_spec
+
+REPOSITORY = Path(__file__).parents[2]
+_PROBE = """
+import json, sys
+from dataclasses import asdict
+from opatlas.outer.doctor import ascend
+from opatlas.outer.doctor.probe import Target
+from opatlas.run.devices.device import DeviceSpec
+
+ascend.available_devices = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
+for name in sys.argv[1:]:
+    print("verdict", json.dumps(asdict(getattr(ascend, name)(Target("npu", "npu")))))
+"""
+_REGISTER = """
+import torch
+library = torch.library.Library({namespace!r}, "FRAGMENT")
+for name in {names!r}:
+    library.define(f"{{name}}(Tensor x) -> Tensor")
+"""
+_SHARED = ("gcc", "-shared", "-fPIC", "-x", "c", "-")
+
+
+def build_library(path: Path, text: str = "int call(void) { return 1; }", *more: str) -> None:
+    """Builds a library that the loader takes."""
+    if shutil.which("gcc") is None:
+        pytest.skip("the libraries are built with gcc")
+    subprocess.run([*_SHARED, "-o", str(path), *more], input=text, text=True, check=True)
+
+
+def operators_of(namespace: str) -> list[str]:
+    """The operators that replays call there."""
+    specs = [spec for function in replays_of_bench().values() if (spec := replay_spec(function)) is not None]
+    prefix = f"torch.ops.{namespace}."
+    names = {spec.npu for spec in specs if spec.npu and OR not in spec.npu}
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+@pytest.fixture
+def verdicts_of(tmp_path):
+    """Runs probes in a process of their own, which finds what the test has put into a folder."""
+
+    def run(*probes: str, **environment: str) -> list[Verdict]:
+        paths = [tmp_path, REPOSITORY, REPOSITORY / "tests" / "support"]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND")}
+        variables = kept | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | environment
+        command = [sys.executable, "-c", _PROBE, *probes]
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("verdict ")]
+        return [Verdict(State(each["state"]), each["detail"], each["remedy"], each["facts"]) for each in found]
+
+    return run
+
+
+@pytest.fixture
+def vllm_ascend(tmp_path):
+    """A stand-in for vllm-ascend; gives its folder, and the variables of a device process."""
+    package = tmp_path / "vllm_ascend"
+    linearnorm = package / "ops" / "triton" / "linearnorm"
+    linearnorm.mkdir(parents=True)
+    for folder in (package, package / "ops", package / "ops" / "triton", linearnorm):
+        (folder / "__init__.py").touch()
+    (package / "utils.py").write_text("def enable_custom_op():\n    import vllm_ascend.vllm_ascend_C\n")
+    custom = _REGISTER.format(namespace="_C_ascend", names=operators_of("_C_ascend"))
+    (package / "vllm_ascend_C.py").write_text(custom)
+    (package / "ops" / "triton" / "triton_utils.py").write_text("def init_device_properties_triton():\n    pass\n")
+    for path, names in (
+        (linearnorm / "split_qkv_rmsnorm_rope.py", ["qkv_rmsnorm_rope"]),
+        (package / "ops" / "register_custom_ops.py", ["npu_rotary_embedding"]),
+    ):
+        path.write_text(_REGISTER.format(namespace="vllm", names=names))
+    opp = package / "_cann_ops_custom" / "vendors" / "custom_transformer"
+    (opp / "op_api" / "lib").mkdir(parents=True)
+    build_library(opp / "op_api" / "lib" / "libcust_opapi.so")
+    return package, {"ASCEND_CUSTOM_OPP_PATH": str(opp), "LD_LIBRARY_PATH": str(opp / "op_api" / "lib")}
+
+
+@pytest.fixture
+def torch_npu(tmp_path):
+    """A stand-in for torch_npu whose library of ATB's calls is linked with a library of ATB; gives both folders."""
+    package, nnal = tmp_path / "torch_npu", tmp_path / "nnal"
+    (package / "lib").mkdir(parents=True)
+    nnal.mkdir()
+    atb = ["npu_ring_mla", "npu_paged_cache_load"]
+    functions = "\n".join(f"{name} = staticmethod(print)" for name in atb)
+    text = f"class atb:\n    {functions.replace(chr(10), chr(10) + '    ')}\n_npu_reshape_and_cache = print\n"
+    (package / "__init__.py").write_text(text)
+    build_library(nnal / "libatb.so", "int atb(void) { return 1; }")
+    plugin = package / "lib" / "libop_plugin_atb.so"
+    build_library(plugin, "int atb(void); int call(void) { return atb(); }", f"-L{nnal}", "-latb")
+    return package, nnal
+
+
+def with_atb(environment: dict[str, str], nnal: Path) -> dict[str, str]:
+    """Adds the folder of ATB to the loader's."""
+    return {**environment, "LD_LIBRARY_PATH": f"{environment['LD_LIBRARY_PATH']}:{nnal}"}
+
+
+def test_all_are_there(verdicts_of, vllm_ascend, torch_npu) -> None:
+    environment = with_atb(vllm_ascend[1], torch_npu[1])
+    custom, triton, atb = verdicts_of("custom_ops", "triton", "atb", **environment)
+    assert custom.state is State.PASS, custom
+    assert custom.facts["calls"] == [f"torch.ops._C_ascend.{name}" for name in operators_of("_C_ascend")]
+    assert triton.state is State.PASS, triton
+    assert triton.facts["calls"] == [f"torch.ops.vllm.{name}" for name in operators_of("vllm")]
+    assert atb.state is State.PASS, atb
+
+
+def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend, torch_npu) -> None:
+    package, environment = vllm_ascend
+    (package / "vllm_ascend_C.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    (package / "ops" / "triton" / "triton_utils.py").write_text(
+        "def init_device_properties_triton():\n    raise RuntimeError('0 active drivers')\n"
+    )
+    build_library(torch_npu[1] / "libatb.so", "int other(void) { return 1; }")
+    custom, triton, atb = verdicts_of("custom_ops", "triton", "atb", **with_atb(environment, torch_npu[1]))
+    assert custom.state is State.FAIL
+    assert "AddRmsNormBias" in custom.detail
+    assert "undefined symbol" in custom.detail
+    assert custom.remedy
+    assert triton.state is State.FAIL
+    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
+    assert "0 active drivers" in triton.detail
+    # A library of ATB of another version.
+    assert atb.state is State.FAIL
+    assert "undefined symbol" in atb.detail
+
+
+def test_operators_without_their_kernels(verdicts_of, vllm_ascend) -> None:
+    package, environment = vllm_ascend
+    shutil.rmtree(package / "_cann_ops_custom")
+    (without,) = verdicts_of("custom_ops")
+    assert without.state is State.FAIL
+    assert "no package of kernels" in without.detail
+    assert "AddRmsNormBias" in without.detail
+    (wrong,) = verdicts_of("custom_ops", **environment)
+    assert wrong.state is State.FAIL
+    assert f"ASCEND_CUSTOM_OPP_PATH={environment['ASCEND_CUSTOM_OPP_PATH']} is no folder" in wrong.detail
+
+
+def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> None:
+    """torch_npu logs it, and says of each call that it has no kernel."""
+    _, environment = vllm_ascend
+    library = Path(environment["LD_LIBRARY_PATH"], "libcust_opapi.so")
+    build_library(tmp_path / "libnnopbase.so")
+    build_library(library, "int call(void); int own(void) { return call(); }", f"-L{tmp_path}", "-lnnopbase")
+    (other_cann,) = verdicts_of("custom_ops", **environment)
+    assert other_cann.state is State.FAIL
+    assert "libnnopbase.so" in other_cann.detail
+    library.unlink()
+    (empty,) = verdicts_of("custom_ops", **environment)
+    assert empty.state is State.FAIL
+    assert str(library) in empty.detail
+    assert empty.remedy
+
+
+def test_an_older_torch_npu_without_vllm_ascend_and_atb(verdicts_of, torch_npu) -> None:
+    custom, triton, atb, calls = verdicts_of("custom_ops", "triton", "atb", "npu_calls")
+    assert custom.state is triton.state is State.SKIP
+    assert "AddRmsNormBias" in custom.detail
+    # torch_npu has a call of its own for it.
+    assert "SparseFlashAttention" not in custom.detail
+    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
+    assert atb.state is State.FAIL
+    assert "ReshapeAndCacheNdKernel" in atb.detail
+    assert "set_env.sh" in atb.detail
+    assert "libatb.so" in atb.facts["loader"]
+    assert calls.state is State.FAIL
+    assert "torch_npu.npu_rms_norm" in calls.facts["missing"]
+
+
+def test_a_probe_has_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
+    """The loader reads LD_LIBRARY_PATH when a process starts, and not later."""
+    from opatlas.outer.doctor.probe import Probe, run_probe
+
+    (tmp_path / "own_probes.py").write_text(
+        "import os\nfrom opatlas.outer.doctor.probe import passed\n"
+        "def said(target):\n    return passed(os.environ.get('LD_LIBRARY_PATH', ''))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_probes
+
+    target = Target(environment={"LD_LIBRARY_PATH": "/opp/lib"})
+    assert run_probe(Probe(own_probes.said, as_device_process=True), target).verdict.detail == "/opp/lib"
+    assert run_probe(Probe(own_probes.said), target).verdict.detail == ""
+    del sys.modules["own_probes"]

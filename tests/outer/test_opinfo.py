@@ -1,0 +1,326 @@
+"""The suite of OpInfo: its list, its cases on a CPU, the operators that are left out, and overrides of all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from operator_kernels import watermark, write_kernels, write_watermarks
+
+import opatlas
+from opatlas.outer.suites import listing
+from opatlas.outer.suites.case import SuiteRow
+from opatlas.outer.suites.operators import (
+    Call,
+    derive,
+    find_overload,
+    flat_tensors,
+    functional_of,
+    is_no_operator,
+    name_of,
+    variants_of,
+)
+from opatlas.outer.suites.opinfo import recorded
+from opatlas.outer.suites.overload import folder_of, overload_of
+from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.runner import Runner
+
+ROOT = Path(__file__).parents[2]
+#: OpInfos that call operators of each kind: elementwise, reductions, indices, products, pools, several results.
+OPINFOS = (
+    "add",
+    "addbmm",
+    "argmax",
+    "cat",
+    "max.reduction_with_dim",
+    "mm",
+    "nn.functional.relu",
+    "nn.functional.max_pool2d",
+    "sort",
+    "sum",
+    "var_mean",
+)
+#: Operators with samples of some dtype, without in-place and out variants: BackendBench has 271.
+LEAST_OPERATORS = 271
+
+
+@pytest.fixture(scope="module")
+def rows() -> listing.Rows:
+    return listing.opinfo_rows("cpu", OPINFOS)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
+
+
+def run(runner: Runner, kernel_type: str, cells: Mapping[str, str]) -> RowOutcome:
+    job = Job("opatlas.bench.test_suites", str(ROOT / "bench/test_suites.py"), "test_operator", kernel_type, cells, 60)
+    return runner.run(job)
+
+
+def cases(rows: listing.Rows) -> Iterator[tuple[str, Mapping[str, str]]]:
+    return ((name, cells) for name, own in rows.items() for cells in own)
+
+
+def test_the_list_has_variants_dtypes_and_samples_of_all_kinds(rows: listing.Rows) -> None:
+    assert {"add__Tensor", "add___Tensor", "add__out", "relu__default", "relu___default", "sort__values"} <= set(rows)
+    assert {cells[FUNCTIONAL] for cells in rows["add__out"]} == {"add__Tensor"}
+    assert not any(cells[FUNCTIONAL] for cells in rows["add__Tensor"])
+    dtypes = Counter(cells[SAMPLE].split("/")[2] for cells in rows["add__Tensor"])
+    assert set(dtypes) == {"float32", "bfloat16", "int64", "bool"}
+    # A sample is a row of its own, whatever its shapes.
+    assert len({cells[SAMPLE] for cells in rows["add__Tensor"]}) == len(rows["add__Tensor"])
+    # Tensors of size 0 are among them.
+    assert any("0" in cells["Input Shapes"].replace(";", ",").split(",") for cells in rows["add__Tensor"])
+    assert rows["add__Tensor"][0][INPUT_DTYPES] == "FLOAT;FLOAT"
+
+
+def test_inputs_are_signed_and_have_infinities_and_nan() -> None:
+    calls = [recorded("nn.functional.relu", "float32", number) for number in range(1)]
+    values = torch.cat([each.flatten() for call in calls if call is not None for each in call.tensors()])
+    assert bool((values < 0).any())
+    extreme = next(
+        call for number in itertools.count() if (call := recorded("abs", "float32", number)) and not _is_finite(call)
+    )
+    (tensor,) = extreme.tensors()
+    assert bool(tensor.isnan().any() or tensor.isinf().any())
+
+
+def _is_finite(call: Call) -> bool:
+    return all(bool(each.isfinite().all()) for each in call.tensors())
+
+
+def test_torch_itself_is_right_in_every_case(rows: listing.Rows, runner: Runner) -> None:
+    found = [(name, run(runner, name, cells)) for name, cells in cases(rows)]
+    wrong = [
+        (name, outcome.reason) for name, outcome in found if outcome.status not in (Status.MEASURED, Status.CHECKED)
+    ]
+    assert not wrong
+    # Nothing is timed where there are no elements.
+    assert {Status.MEASURED, Status.CHECKED} == {outcome.status for _, outcome in found}
+
+
+@pytest.mark.parametrize("change", ["digest", "number", "opinfo"])
+def test_a_sample_of_another_torch_is_refused(rows: listing.Rows, runner: Runner, change: str) -> None:
+    _, name, dtype, number, digest = rows["mm__default"][0][SAMPLE].split("/")
+    parts = {"opinfo": name, "dtype": dtype, "number": number, "digest": digest}
+    parts[change] = {"digest": "0" * 12, "number": "9999", "opinfo": "no.such"}[change]
+    cells = {**rows["mm__default"][0], SAMPLE: "/".join(["opinfo", *parts.values()])}
+    assert run(runner, "mm__default", cells).status is Status.INVALID
+
+
+def test_an_operator_that_torch_lacks_is_unsupported(rows: listing.Rows, runner: Runner) -> None:
+    assert run(runner, "no_such__default", rows["mm__default"][0]).status is Status.UNSUPPORTED
+    assert run(runner, "bernoulli__default", rows["mm__default"][0]).status is Status.UNSUPPORTED
+
+
+def test_variants_are_found_by_the_schema() -> None:
+    def names(functional: str) -> list[str | None]:
+        overload = find_overload(functional)
+        assert overload is not None
+        found = variants_of(overload)
+        return [name_of(each) if each is not None else None for each in (found.in_place, found.out)]
+
+    assert names("add.Tensor") == ["add_.Tensor", "add.out"]
+    assert names("mean.dim") == [None, "mean.out"]
+    assert names("div.Tensor_mode") == ["div_.Tensor_mode", "div.out_mode"]
+    assert names("sort.default") == [None, "sort.values"]
+    # Its result is a list of tensors.
+    assert names("split_with_sizes_copy.default") == [None, None]
+    for variant, functional in (("add_.Tensor", "add.Tensor"), ("sort.values", "sort.default"), ("add.Tensor", None)):
+        overload = find_overload(variant)
+        assert overload is not None
+        found = functional_of(overload)
+        assert (name_of(found) if found is not None else None) == functional
+
+
+def test_a_variant_is_derived_from_a_functional_kernel() -> None:
+    x, out = torch.tensor([1.0, 2.0]), torch.zeros(2)
+    in_place, into = find_overload("add_.Tensor"), find_overload("add.out")
+    assert in_place is not None
+    assert into is not None
+    assert derive(into, lambda a, b: a + 10 * b)(x, x, out=out) is out
+    assert out.tolist() == [11.0, 22.0]
+    assert derive(in_place, lambda a, b: a + 10 * b)(x, x) is x
+    assert x.tolist() == [11.0, 22.0]
+
+
+def test_the_operators_that_are_left_out_are_operators_each_named_once() -> None:
+    reasons = yaml.safe_load((Path(listing.__file__).with_name("left_out.yaml")).read_text())
+    named = [name for names in reasons.values() for name in names]
+    assert len(named) == len(set(named)) == len(listing.left_out())
+    # A name that is the fusion of two names is the name of no operator.
+    assert not [name for name in named if find_overload(name) is None]
+    rules = {name: is_no_operator(overload) for name in named if (overload := find_overload(name))}
+    for reason in ("random", "view", "no-tensor"):
+        by_rule = {name for name, found in rules.items() if found == reason}
+        # `_unsafe_view` hides from torch that its result is a view.
+        assert set(reasons[reason]) - {"_unsafe_view.default"} == by_rule
+
+
+def overridden_as_expected(folder: Path, samples: Mapping[str, Call]) -> list[str]:
+    """Overrides operators by watermarks; returns those whose results are not the watermark of their kernel."""
+    wrong = []
+    prepared = {name: call.cloned() for name, call in samples.items()}
+    with opatlas.use(folder, device="cpu") as override, torch.no_grad():
+        found = {name: call() for name, call in prepared.items()}
+        assert set(samples) <= set(override.overloads)
+    for name, returned in found.items():
+        tensors = list(flat_tensors(returned))
+        functional = functional_of(prepared[name].overload)
+        number = watermark(folder_of(name_of(functional) if functional is not None else name))
+        if not tensors or not all(torch.equal(each, torch.full_like(each, number)) for each in tensors):
+            wrong.append(name)
+    return wrong
+
+
+def sample_calls(rows: listing.Rows) -> dict[str, Call]:
+    """Returns for each operator the call of its first row that has elements."""
+    calls: dict[str, Call] = {}
+    for name, cells in cases(rows):
+        if overload_of(name) not in calls:
+            row = SuiteRow(name, cells, torch.device("cpu"))
+            row.make_call()
+            if all(each.numel() for each in row.call.cloned().results()):
+                calls[overload_of(name)] = row.call
+    return calls
+
+
+def check_overrides(rows: listing.Rows, folder: Path) -> int:
+    samples = sample_calls(rows)
+    counts = {name: len(list(flat_tensors(call.cloned()()))) for name, call in samples.items()}
+    functional = [name for name, call in samples.items() if functional_of(call.overload) is None]
+    expected = {name: call.cloned().results() for name, call in samples.items()}
+    write_watermarks(folder, [(folder_of(name), counts[name]) for name in functional])
+    # Variants of operators with a kernel are derived from it.
+    derived = {
+        name: call
+        for name, call in samples.items()
+        if name in functional or name_of(functional_of(call.overload)) in functional  # type: ignore[arg-type]
+    }
+    assert overridden_as_expected(folder, derived) == []
+    # After the override torch computes again.
+    for name, call in samples.items():
+        again = call.cloned().results()
+        assert all(map(_same, expected[name], again)), name
+    return len(derived)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def test_each_operator_runs_its_kernel_while_it_is_overridden(rows: listing.Rows, tmp_path: Path) -> None:
+    assert check_overrides(rows, tmp_path / "watermarks") == len(rows)
+
+
+@pytest.mark.slow
+def test_the_whole_suite(tmp_path: Path) -> None:
+    """At least 271 operators have cases, each of which runs its kernel while it is overridden."""
+    rows = listing.opinfo_rows("cpu", dtypes=("bfloat16",))
+    functional = {name for name, cells in cases(rows) if not cells[FUNCTIONAL]}
+    assert len(functional) >= LEAST_OPERATORS
+    assert not {overload_of(name) for name in rows} & set(listing.left_out())
+    assert check_overrides(rows, tmp_path / "watermarks") > 2 * LEAST_OPERATORS
+
+
+KERNELS = {
+    # Calls the operator that it overrides, and another one that is overridden.
+    "add__Tensor": """
+import torch
+
+
+def NAME(x, y, *, alpha=1):
+    return torch.relu(torch.add(x, y, alpha=alpha)) + 1000
+""",
+    "relu__default": "def NAME(x):\n    return x * 0 - 1\n",
+    "mm__default": """
+from opatlas import Unsupported
+
+
+def NAME(x, y):
+    raise Unsupported("never")
+""",
+    "sort__default": "def NAME(x, dim=-1, descending=False):\n    return x\n",
+    "sum__default": """
+from opatlas import Prepared
+
+
+def NAME(x, *, dtype=None):
+    return Prepared(lambda: x.flatten()[0])
+""",
+}
+
+
+def test_a_kernel_may_call_the_operator_that_it_overrides(tmp_path: Path) -> None:
+    folder = write_kernels(tmp_path / "mine", KERNELS)
+    x, eye = torch.tensor([-3.0, 2.0]), torch.eye(2)
+    with opatlas.use(folder, device="cpu") as override:
+        assert {"add.Tensor", "add_.Tensor", "add.out", "relu.default", "relu_.default"} <= set(override.overloads)
+        assert (x + x).tolist() == [1000.0, 1004.0]
+        assert (x + 1).tolist() == [1000.0, 1003.0]
+        assert x.clone().add_(x).tolist() == [1000.0, 1004.0]
+        assert torch.add(x, x, out=torch.zeros(2)).tolist() == [1000.0, 1004.0]
+        assert torch.relu(x).tolist() == [-1.0, -1.0]
+        # A call that the kernel refuses is torch's.
+        assert torch.mm(eye, eye).tolist() == eye.tolist()
+        assert x.sum().item() == -3.0
+        # Another number of results than torch's is an error, and no crash.
+        with pytest.raises(opatlas.OpAtlasError, match="sort"):
+            torch.sort(x)
+        with pytest.raises(opatlas.OpAtlasError, match="overridden already"):
+            opatlas.use(folder, device="cpu")
+    assert (x + x).tolist() == [-6.0, 4.0]
+
+
+def test_an_override_lasts_until_it_is_undone(tmp_path: Path) -> None:
+    folder = write_kernels(tmp_path / "mine", {"relu__default": KERNELS["relu__default"]})
+    x = torch.ones(1)
+    # Nobody refers to the override.
+    opatlas.use(folder, device="cpu")
+    assert torch.relu(x).item() == -1.0
+    with pytest.raises(opatlas.OpAtlasError):
+        opatlas.use(folder, device="cpu")
+    for each in opatlas.use.active():
+        each.undo()
+        each.undo()
+    assert torch.relu(x).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device"),
+    [
+        ({"relu__default": "import no_such_module\n\n\ndef NAME(x): ...\n"}, "cpu"),
+        ({"no_such__default": "def NAME(x): ...\n"}, "cpu"),
+        ({"relu__default": "def NAME(x): ...\n"}, "tpu"),
+    ],
+)
+def test_a_folder_that_cannot_override_is_refused(tmp_path: Path, kernels: Mapping[str, str], device: str) -> None:
+    folder = write_kernels(tmp_path / "mine", kernels)
+    with pytest.raises(opatlas.OpAtlasError):
+        opatlas.use(folder, device=device)
+    assert torch.relu(torch.ones(1)).item() == 1.0
+
+
+def test_a_folder_without_operators_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "Add.py").write_text("def kernel(a, b): ...\n")
+    for place in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(opatlas.OpAtlasError, match=place.name):
+            opatlas.use(place, device="cpu")
+
+
+def test_an_in_place_case_does_not_resize_its_first_argument(rows: listing.Rows, runner: Runner) -> None:
+    own = rows["addbmm___default"]
+    # torch resizes a self of shape (1,) to that of the result.
+    assert {cells["Input Shapes"].split(";")[0] for cells in own} == {"5,10"}
+    assert {run(runner, "addbmm___default", cells).status for cells in own} == {Status.MEASURED}

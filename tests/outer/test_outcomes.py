@@ -1,0 +1,181 @@
+"""Reading of attempts: several runs, repeated lines, tasks begun anew, torn and damaged files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from compared import lost, measured, write_tables
+from simulated_attempts import attempt, loop, write_run
+
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import UnsafePath
+from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.experiment.attempts import ATTEMPTS, attempt_line, read_attempts
+from opatlas.outer.experiment.outcomes import TaskName, TaskOutcome, read_experiment
+from opatlas.outer.experiment.report import make_report
+from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.typed_json import DecodeError
+
+RELU, SORT = TaskName("set", "relu"), TaskName("set", "sort")
+
+
+def test_the_attempts_of_a_loop_are_one_outcome(tmp_path: Path) -> None:
+    first = attempt("m", "relu", ErrorClass.SYNTAX, cost_usd=0.1)
+    second = attempt("m", "relu", ErrorClass.MISMATCH, number=1, cost_usd=0.2, level=Level.COMPILE)
+    third = attempt("m", "relu", number=2, cost_usd=0.3, duration_us=2.0, baseline_us=5.0)
+    other = attempt("m", "sort", ErrorClass.CRASH, level=None)
+    found = read_experiment([write_run(tmp_path, [first, other, second, third])]).outcomes["m"]
+    relu, sort = found[RELU], found[SORT]
+    assert (relu.passed, relu.passed_first, relu.fixes, relu.final) == (True, False, 2, third)
+    assert (relu.cost_usd, relu.level, relu.speed_up) == (0.6, Level.MEASURED, 2.5)
+    assert (sort.passed, sort.passed_first, sort.fixes, sort.level, sort.speed_up) == (False, False, 0, None, None)
+
+
+def test_an_attempt_after_one_that_passed_costs_and_changes_no_more(tmp_path: Path) -> None:
+    passed, later = attempt("m", "relu"), attempt("m", "relu", ErrorClass.COMPILE, number=1)
+    found = TaskOutcome((passed, later))
+    assert (found.final, found.passed_first, found.fixes, found.cost_usd) == (passed, True, 1, 0.002)
+
+
+def test_repeated_lines_tasks_begun_anew_and_gaps_are_counted(tmp_path: Path) -> None:
+    attempts = [
+        *loop("m", "relu", 1, passes=False),
+        *loop("m", "relu", 1, passes=False),  # the very lines again
+        attempt("m", "sort", ErrorClass.COMPILE, run_s=7.0),
+        attempt("m", "sort", run_s=8.0),  # begun anew
+        attempt("m", "gelu", number=0),
+        attempt("m", "gelu", ErrorClass.COMPILE, number=2),
+    ]
+    experiment = read_experiment([write_run(tmp_path, attempts, tail='{"task":"half of a li')])
+    (run,) = experiment.runs
+    assert (run.identical, run.restarted, run.gaps, run.torn, run.attempts) == (2, 1, 1, True, 6)
+    assert experiment.outcomes["m"][SORT].final.run_s == 8.0
+    assert experiment.outcomes["m"][RELU].fixes == 1
+
+
+def test_a_loop_that_later_sessions_went_on_with_is_one_outcome(tmp_path: Path) -> None:
+    attempts = loop("m", "relu", 3, passes=True)
+    for each in attempts:
+        # As in a session of its own, after one that was killed while it wrote.
+        AttemptLog(tmp_path).append(each)
+        with (tmp_path / ATTEMPTS).open("a") as file:
+            file.write('{"task":"rel')
+    experiment = read_experiment([tmp_path])
+    assert experiment.outcomes["m"][RELU].attempts == tuple(attempts)
+    assert (experiment.runs[0].restarted, experiment.runs[0].gaps, experiment.runs[0].torn) == (0, 0, True)
+
+
+def test_a_task_with_its_former_content_goes_on_with_the_attempts_at_that_content(tmp_path: Path) -> None:
+    first = attempt("m", "relu", ErrorClass.COMPILE, task_digest="one", cost_usd=0.1)
+    changed = attempt("m", "relu", ErrorClass.CRASH, task_digest="two", cost_usd=0.2)
+    second = attempt("m", "relu", number=1, task_digest="one", cost_usd=0.4)
+    experiment = read_experiment([write_run(tmp_path, [first, changed, second])])
+    assert experiment.outcomes["m"][RELU].attempts == (first, second)
+    assert (experiment.runs[0].restarted, experiment.runs[0].gaps) == (1, 0)
+
+
+def test_a_whole_line_without_a_line_break_counts(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, [attempt("m", "relu")], tail=attempt_line(attempt("m", "sort")).rstrip())
+    found = read_attempts(folder / ATTEMPTS)
+    assert (len(found.attempts), found.torn) == (2, False)
+
+
+def test_the_last_run_counts(tmp_path: Path) -> None:
+    tasks = [f"{number}" for number in range(9)]
+    one = write_run(
+        tmp_path / "1", [attempt("m", task, [ErrorClass.PASS, ErrorClass.OOM][at % 2]) for at, task in enumerate(tasks)]
+    )
+    two = write_run(tmp_path / "2", [attempt("m", task) for task in tasks[:6]] + [attempt("other", "0")])
+    experiment = read_experiment([one, two])
+    assert sum(each.passed for each in experiment.outcomes["m"].values()) == 6 + 2
+    # The other way round the first run counts.
+    assert sum(each.passed for each in read_experiment([two, one]).outcomes["m"].values()) == 5
+
+
+def test_runs_below_a_folder_are_read_by_their_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "2026-02", [attempt("m", "relu")])
+    write_run(tmp_path / "2026-01", [attempt("m", "relu", ErrorClass.COMPILE)])
+    experiment = read_experiment([tmp_path])
+    assert [run.path.name for run in experiment.runs] == ["2026-01", "2026-02"]
+    assert experiment.outcomes["m"][RELU].passed
+
+
+def test_a_model_without_some_tasks_has_figures_of_its_own_tasks(tmp_path: Path) -> None:
+    attempts = [attempt("whole", f"{at}", ErrorClass.COMPILE if at else ErrorClass.PASS) for at in range(10)]
+    attempts += [attempt("part", f"{at}") for at in range(4)]
+    experiment = read_experiment([write_run(tmp_path, attempts)])
+    assert (experiment.missing("part"), experiment.missing("whole"), len(experiment.common_tasks)) == (6, 0, 4)
+    report = make_report(experiment)
+    figures = {each.model: each for each in report.task_sets if each.group is None}
+    assert (figures["part"].passed.passed, figures["part"].passed.of, figures["part"].missing) == (4, 4, 6)
+    assert all(each.passed.of == 4 for each in report.strategies)
+
+
+def test_strategies_of_models_without_a_common_task_have_no_rate(tmp_path: Path) -> None:
+    report = make_report(read_experiment([write_run(tmp_path, [attempt("a", "relu"), attempt("b", "sort")])]))
+    assert {each.passed.rate for each in report.strategies} == {None}
+    assert {each.cost_per_pass_usd for each in report.strategies} == {None}
+
+
+def test_a_task_with_two_complexities_has_the_higher_one(tmp_path: Path) -> None:
+    attempts = [attempt("a", "relu", complexity="C1"), attempt("b", "relu", complexity="C3")]
+    experiment = read_experiment([write_run(tmp_path, attempts)])
+    assert (experiment.mixed_complexities, experiment.complexities[RELU]) == (1, "C3")
+
+
+def test_the_baseline_is_that_of_the_tasks_in_the_database_around_the_run(tmp_path: Path) -> None:
+    one, two = {**measured(1, 30)}, {**measured(2, 12)}
+    database = write_tables(
+        tmp_path / "db", {"set.level1.relu": [one], "set.dynamic": [one, two], "set.lost": [lost(1, "failed")]}
+    )
+    names = ("level1/relu", "dynamic", "lost", "none")
+    attempts = [attempt("m", name, duration_us=10.0) for name in names]
+    attempts.append(attempt("other", "level1/relu", duration_us=10.0, baseline_us=5.0))
+    found = read_experiment([write_run(database / "generated" / "triton", attempts)])
+    speed_ups = {task.task: outcome.speed_up for task, outcome in found.outcomes["m"].items()}
+    assert speed_ups == {"level1/relu": 3.0, "dynamic": None, "lost": None, "none": None}
+    assert [outcome.speed_up for outcome in found.outcomes["other"].values()] == [0.5]
+    alone = read_experiment([write_run(tmp_path / "elsewhere" / "generated" / "triton", attempts)])
+    assert {outcome.speed_up for outcome in alone.outcomes["m"].values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ('"number":-1', "$.number"),
+        ('"cost_usd":-0.5', "$.cost_usd"),
+        ('"duration_us":0', "$.judgement.duration_us"),
+        ('"run_s":NaN', ":2"),
+        ('"run_s":1e999', ":2"),
+        ('"error_class":"bad luck"', "$.judgement.error_class"),
+        ('"level":"L9"', "$.judgement.level"),
+    ],
+)
+def test_a_damaged_line_is_named(fields: str, named: str, tmp_path: Path) -> None:
+    line = attempt_line(attempt("m", "relu"))
+    write_run(tmp_path, [attempt("m", "sort")], tail=line.replace("}", f",{fields}}}"))
+    with pytest.raises(DecodeError) as raised:
+        read_experiment([tmp_path])
+    assert raised.value.place == f"{tmp_path / ATTEMPTS}:2"
+    assert named in str(raised.value)
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "none", [])
+    folder = write_run(tmp_path / "run", [attempt("m", "relu")])
+    for folders in ([tmp_path / "nothing"], [tmp_path / "empty"], [tmp_path / "none"], [folder, folder]):
+        with pytest.raises(UsageError, match=str(folders[0])):
+            read_experiment(folders)
+    with pytest.raises(UsageError, match="m"):
+        make_report(read_experiment([folder]), "n")
+    (folder / ATTEMPTS).write_bytes(b'\xff\xfe{"task"\n')
+    with pytest.raises(OpAtlasError, match=f"{ATTEMPTS}:1"):
+        read_experiment([folder])
+    # A pipe is not waited for.
+    (folder / ATTEMPTS).unlink()
+    os.mkfifo(folder / ATTEMPTS)
+    with pytest.raises(UnsafePath):
+        read_experiment([folder])

@@ -1,0 +1,116 @@
+"""Each planted kernel is caught by the guard that its header names; an honest one is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
+
+from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.candidates.static_rules import static_check
+from opatlas.row.status import Status
+from opatlas.run import result_check
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments import kernel_records, timers
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.process.candidate_run import run_candidate
+from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.runner import Runner
+
+CPU = DeviceSpec("cpu")
+SETTINGS = MeasureSettings(repeat_count=40, time_limit_s=60, cache="warm", threads=1)
+KERNELS = [each for each in planted_kernels() if each.device != "cuda"]
+#: They end their process.
+_END = [each for each in KERNELS if each.error_class is ErrorClass.CRASH]
+#: Nothing but a rule on the source is for them.
+_BY_SOURCE = [each for each in KERNELS if each.error_class is ErrorClass.RULE]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """Judges in this process."""
+    threads = torch.get_num_threads()
+    yield Runner(CPU, SETTINGS)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _restored_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts back what planted kernels replace."""
+    for owner, names in (
+        (time, ("perf_counter_ns",)),
+        (torch.cuda, ("synchronize",)),
+        (torch.cuda.Event, ("elapsed_time",)),
+        (torch.Tensor, ("__eq__",)),
+        (torch, ("allclose", "equal")),
+        (result_check, ("check", "_compare")),
+        (timers, ("perf_counter_ns",)),
+        (kernel_records, ("perf_counter",)),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+
+
+def test_there_is_one_for_each_known_way() -> None:
+    assert [kernel.number for kernel in planted_kernels()] == list(range(1, 37))
+
+
+@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each not in (*_END, *_BY_SOURCE)]))
+def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, runner: Runner, tmp_path: Path) -> None:
+    """No rule on its source is asked."""
+    kernel.expect(runner.run(kernel.job(tmp_path)))
+
+
+@pytest.mark.parametrize("kernel", each_of(_END))
+def test_a_planted_kernel_that_ends_its_process_is_a_crash(kernel: PlantedKernel, tmp_path: Path) -> None:
+    process = DeviceProcess(CPU, SETTINGS)
+    try:
+        outcome = process.run(kernel.job(tmp_path))
+    finally:
+        process.close()
+    assert outcome.status is Status.CRASHED
+    assert outcome.measurement is None
+
+
+@pytest.mark.parametrize("kernel", each_of(KERNELS))
+def test_a_planted_kernel_is_caught_by_its_source_where_a_rule_is_for_it(kernel: PlantedKernel) -> None:
+    judgement = static_check(kernel.path.read_text(), kernel.path)
+    found = f"{judgement.error_class} {judgement.sub_class}" if judgement else ""
+    assert found == kernel.static
+
+
+@pytest.mark.parametrize("task", sorted((PLANTED / "tasks").glob("*.py")), ids=lambda path: path.stem)
+def test_an_honest_candidate_passes(task: Path, tmp_path: Path) -> None:
+    runner = Runner(CPU, SETTINGS)
+    for number in range(3):
+        candidate = tmp_path / f"honest_{number}.py"
+        candidate.write_text(task.read_text().replace("class Model(", "class ModelNew("))
+        outcome = runner.run(job_of_candidate(task, candidate))
+        assert outcome.judgement is not None, outcome.reason
+        assert outcome.judgement.passed, outcome.judgement.text
+        assert outcome.judgement.level is Level.MEASURED
+        assert outcome.judgement.notes == ()
+        assert outcome.changed == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [3, 23])
+def test_a_process_of_its_own_judges_alike(number: int, tmp_path: Path) -> None:
+    (kernel,) = (each for each in KERNELS if each.number == number)
+    process = DeviceProcess(CPU, SETTINGS)
+    try:
+        job = kernel.job(tmp_path)
+        by_calls = process.run(job)
+        with_rules = run_candidate(process.run, job)
+    finally:
+        process.close()
+    kernel.expect(by_calls)
+    assert with_rules.judgement is not None
+    if kernel.static:
+        assert str(with_rules.judgement.error_class) == kernel.static.partition(" ")[0]
+    else:
+        kernel.expect(with_rules)

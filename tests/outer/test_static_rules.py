@@ -1,0 +1,228 @@
+"""The rules on the source of a candidate: what fails, what is a note, what is neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.candidates.static_rules import RULES, static_check, static_findings, static_notes
+
+PATH = Path("/nonexistent/candidate.py")
+
+TRITON = """\
+import torch, triton
+import triton.language as tl
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+"""
+LAUNCH = """\
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(8,)](x, y, x.numel(), 1024)
+        return y
+"""
+CUDA = """\
+import torch
+from torch.utils.cpp_extension import load_inline
+ext = load_inline("ext", cuda_sources=["__global__ void twice(float* x) { x[0] *= 2; }"])
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return ext.twice(x)
+"""
+
+
+def rule_of(source: str, language: str = "") -> str:
+    """The class and rule that fail a source; "" where none does."""
+    judgement = static_check(source, PATH, language=language, installed=lambda module: module != "absent")
+    if judgement is None:
+        return ""
+    assert judgement.level is Level.ANSWER
+    return f"{judgement.error_class}: {judgement.sub_class}"
+
+
+def in_forward(body: str, head: str = "import torch\n") -> str:
+    lines = "".join(f"        {line}\n" for line in body.splitlines())
+    return f"{head}class ModelNew(torch.nn.Module):\n    def forward(self, x):\n{lines}        return x\n"
+
+
+def autotuned(store: str, extra: str = "") -> str:
+    return (
+        "import torch, triton\nimport triton.language as tl\n"
+        f"@triton.autotune(configs=[], key=['n']{extra})\n@triton.jit\n"
+        f"def kernel(x, y, n):\n    v = tl.load(x + n)\n    {store}\n{LAUNCH}"
+    )
+
+
+@pytest.mark.parametrize("source", [TRITON + LAUNCH, CUDA, in_forward("x = torch.relu(x)")])
+def test_plain_candidates_pass(source: str) -> None:
+    assert rule_of(source) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("", "syntax: empty_code"),
+        ("# no code\n'a string'\n", "syntax: empty_code"),
+        ("def f(:\n", "syntax: syntax_error"),
+        ("return 1\n", "syntax: syntax_error"),
+        ("a = 1\0", "syntax: syntax_error"),
+        ("import torch\n这是代码\n", "syntax: stray_chinese_text"),
+        ("import torch\n这是 代码 的\n", "syntax: syntax_error"),
+        ("import absent.part\n", "import: missing_module"),
+        ("import torch, triton\n" + LAUNCH, "rule: no_triton_kernel"),
+        (TRITON + in_forward("x = x.neg()", ""), "rule: triton_kernel_not_called"),
+        (TRITON + LAUNCH.replace("return y", "return y @ y"), "rule: torch_api_instead_of_kernel"),
+        (TRITON + LAUNCH.replace("return y", "return x.softmax(-1)"), "rule: torch_api_instead_of_kernel"),
+        (
+            TRITON + LAUNCH.replace("return y", "return self.f(y)\n    def f(self, y): return torch.mm(y, y)"),
+            "rule: torch_api_instead_of_kernel",
+        ),
+        (autotuned("tl.store(x + n, v)"), "rule: autotune_missing_restore_value"),
+        (autotuned("tl.atomic_add(y, v)"), "rule: autotune_missing_restore_value"),
+        (in_forward("try:\n    x = f(x)\nexcept Exception:\n    x = torch.relu(x)"), "rule: fallback"),
+        (
+            in_forward("with suppress(Exception): f(x)", "import torch\nfrom contextlib import suppress\n"),
+            "rule: fallback",
+        ),
+        ("from task import Model\nclass ModelNew(Model): pass\n", "rule: inherited_forward"),
+        ("class Model: ...\nModelNew = Model\n", "rule: inherited_forward"),
+        (in_forward("Thread(target=f).start()", "import torch\nfrom threading import Thread\n"), "hack: thread"),
+        (CUDA.replace("__global__", "#include <thread>\\nvoid g() { std::thread t; } __global__"), "hack: thread"),
+        ("import torch as t\nclass Lazy(t.Tensor): ...\n", "hack: tensor_subclass"),
+        ("import torch\ndef f(x): return torch.Tensor._make_subclass(T, x)\n", "hack: tensor_subclass"),
+        ("import torch\ntorch.cuda.synchronize = print\n", "hack: patched_function"),
+        ("from torch.cuda import Event\nEvent.record = print\n", "hack: patched_function"),
+        ("import time\nsetattr(time, 'perf_counter', f)\n", "hack: patched_function"),
+        ("import torch\ntorch.__dict__['allclose'] = f\n", "hack: patched_function"),
+        ("import torch\nvars(torch)['allclose'] = f\n", "hack: patched_function"),
+        ("class R:\n    def __eq__(self, other): return True\n", "hack: always_equal"),
+        (in_forward("os._exit(0)", "import os, torch\n"), "hack: ends_process"),
+        (in_forward("raise SystemExit"), "hack: ends_process"),
+        (in_forward("import gc\ng = gc.get_objects()"), "hack: looks_at_harness"),
+        (in_forward("import sys\nf = getattr(sys, '_getframe')(1)"), "hack: looks_at_harness"),
+        ("from opatlas.run import runner\n", "hack: looks_at_harness"),
+    ],
+)
+def test_the_rule_that_fails_a_candidate(source: str, expected: str) -> None:
+    assert rule_of(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = '这是一段文字'  # 这是注释\n",
+        "x = f'矩阵维度不匹配: {len([])} 和一些文字'\n",
+        "try:\n    import absent\nexcept ImportError:\n    absent = None\n",
+        "def f():\n    import absent\n",
+        "from opatlas import implements, Prepared\n",
+        in_forward("try:\n    f()\nexcept Exception as e:\n    raise RuntimeError from e"),
+        in_forward("try:\n    f()\nfinally:\n    g()"),
+        in_forward("'The forward pass, with a try: and except.'"),
+        "import os\nos.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'\n",
+        "import threading\nlock = threading.Lock()\n",
+        autotuned("tl.store(y + n, v)"),
+        autotuned("tl.store(x + n, v)", ", restore_value=['x']"),
+    ],
+)
+def test_what_looks_alike_passes(source: str) -> None:
+    assert rule_of(source) == ""
+
+
+def test_the_language_that_was_asked_for_is_required() -> None:
+    torch_only = in_forward("x = torch.relu(x)")
+    assert rule_of(torch_only, "triton") == "rule: no_triton_kernel"
+    assert rule_of(torch_only, "cuda") == "rule: no_cuda_kernel"
+    assert rule_of(TRITON + LAUNCH, "triton") == rule_of(CUDA, "cuda") == ""
+
+
+def test_the_classes_come_in_their_order() -> None:
+    """A hack in a file with a missing module is of class import, whatever the lines."""
+    assert rule_of("import os\nos._exit(0)\nModelNew = Model\nimport absent\n") == "import: missing_module"
+
+
+def test_modules_beside_the_candidate_are_there(tmp_path: Path) -> None:
+    (tmp_path / "_beside_candidate.py").write_text("", "utf-8")
+    source = "from _beside_candidate import kernel\nimport given\n"
+    assert static_check(source, tmp_path / "a.py", helpers=["given"]) is None
+    judgement = static_check(source, PATH, helpers=["given"])
+    assert judgement is not None
+    assert judgement.error_class is ErrorClass.IMPORT
+
+
+@pytest.mark.parametrize(
+    ("source", "note"),
+    [
+        (in_forward("x = torch.relu(x)"), "no_kernel"),
+        (in_forward("x = torch.relu(x)"), "torch_operator"),
+        ("import torch.nn as nn\nc = nn.Conv2d(3, 3, 3)\n", "torch_layer"),
+        ("import torch\nwith torch.cuda.stream(torch.cuda.Stream()): pass\n", "stream"),
+        (in_forward("x = x.half()"), "precision"),
+        (in_forward("x = x.to(dtype=torch.float16)"), "precision"),
+        ("import torch\ntorch.backends.cudnn.benchmark = True\n", "global_setting"),
+        (in_forward("self._cached = x"), "cache"),
+        (in_forward("if x.data_ptr() == self.at: return self.y"), "cache"),
+        ("import torch\n@torch.compile\ndef f(x): return x\n", "compiled_or_captured"),
+        ("exec('import torch')\n", "hidden_code"),
+        (in_forward("y = torch.load('result.pt')"), "outside"),
+        (autotuned("tl.store(y + n, v)"), "autotune_overwrites"),
+        ("class A:\n    '''pass'''\n", "kernelbench"),
+    ],
+)
+def test_notes_fail_nothing(source: str, note: str) -> None:
+    assert rule_of(source) == ""
+    names = {rule.name for rule, _ in static_findings(source, PATH, installed=lambda _: True)}
+    assert note in names
+    assert any(text.startswith(f"{note}:") for text in static_notes(source, PATH))
+
+
+def test_a_failed_candidate_keeps_its_notes() -> None:
+    judgement = static_check(in_forward("x = x.half()\nraise SystemExit"), PATH)
+    assert judgement is not None
+    assert any(note.startswith("precision:") for note in judgement.notes)
+
+
+def test_an_odd_escape_warns_nobody(recwarn: pytest.WarningsRecorder) -> None:
+    assert rule_of("import torch\ntext = '\\d'\n") == ""
+    assert not recwarn.list
+
+
+def test_every_rule_has_a_name_of_its_own() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+ENDS = "import sys\nimport torch\nclass ModelNew(torch.nn.Module):\n    pass\n"
+GUARD = 'if __name__ == "__main__":\n    sys.exit(0)\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        (GUARD, ""),
+        ("if '__main__' == __name__:\n    sys.exit(0)\nelse:\n    torch.backends.cudnn.benchmark\n", ""),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from opatlas.run import job\n", ""),
+        ("if False:\n    import os\n    os._exit(0)\n", ""),
+        (f"print(torch.add.__name__)\n{GUARD}", ""),
+        ("if 1 != 2:\n    pass\nelse:\n    sys.exit(0)\n", "hack: ends_process"),
+        ("if __name__ == '__main__':\n    pass\nelse:\n    sys.exit(0)\n", "hack: ends_process"),
+        ("if __name__ == '__main__' or True:\n    sys.exit(0)\n", "hack: ends_process"),
+        ("if __name__ != '__main__':\n    sys.exit(0)\n", "hack: ends_process"),
+        (f"__name__ = '__main__'\n{GUARD}", "hack: ends_process"),
+        (f"for __name__ in ['__main__']:\n    pass\n{GUARD}", "hack: ends_process"),
+        (f"import helper as __name__\n{GUARD}", "hack: ends_process"),
+        (f"from helper import *\n{GUARD}", "hack: ends_process"),
+        (f"globals()['__name__'] = '__main__'\n{GUARD}", "hack: ends_process"),
+        (f"import runpy\nrunpy.run_path(__file__, run_name='__main__')\n{GUARD}", "hack: ends_process"),
+        ("from helper import TYPE_CHECKING\nif TYPE_CHECKING:\n    sys.exit(0)\n", "hack: ends_process"),
+        (
+            "from typing import TYPE_CHECKING\nTYPE_CHECKING = 1\nif TYPE_CHECKING:\n    sys.exit(0)\n",
+            "hack: ends_process",
+        ),
+    ],
+)
+def test_rules_judge_the_code_that_an_import_runs(source: str, rule: str) -> None:
+    assert rule_of(ENDS + source) == rule

@@ -1,0 +1,145 @@
+"""Kernels of operators that only seem right are caught by the guards of candidates; honest ones pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.instruments import timers
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.runner import Runner
+
+MUL = "mul__Tensor"
+TWO = "((T([32, 16], f32), T([32, 16], f32)), {})"
+INTEGERS = "((T([32, 16], i64), T([32, 16], i64)), {})"
+
+CHEATS = {
+    "uninitialized": "def kernel(x, y):\n    return torch.empty_like(x)\n",
+    "stale-result": "KEPT = {}\n\n\ndef kernel(x, y):\n    return KEPT.setdefault(x.data_ptr(), x * y)\n",
+    "changed-input": "def kernel(x, y):\n    return x.mul_(y)\n",
+    "lazy-result": "class Lazy(torch.Tensor):\n    pass\n\n\ndef kernel(x, y):\n    return (x * y).as_subclass(Lazy)\n",
+    "thread": "def kernel(x, y):\n    threading.Thread(target=time.sleep, args=(0.2,)).start()\n    return x * y\n",
+    "patched": "def kernel(x, y):\n    time.perf_counter_ns = lambda: 1\n    return x * y\n",
+}
+WRONG = {
+    "mismatch/scaled": "def kernel(x, y):\n    return 2 * x * y\n",
+    "interface/dtype": "def kernel(x, y):\n    return (x * y).double()\n",
+    "interface/shape": "def kernel(x, y):\n    return (x * y)[:1]\n",
+    "interface/count": "def kernel(x, y):\n    return x * y, x\n",
+    "runtime/ValueError": "def kernel(x, y):\n    raise ValueError('no')\n",
+}
+SET_UP = """\
+from opatlas import Prepared
+
+
+def kernel(x, y):
+    packed, result = y.double(), torch.empty_like(x)
+
+    def call():
+        result.copy_(x * packed)
+
+    return Prepared(call, results=lambda _: result, converted=("y to FLOAT64",))
+"""
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    threads = torch.get_num_threads()
+    yield Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=20, time_limit_s=60, cache="warm", threads=1))
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _restored_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner in (time, timers):
+        monkeypatch.setattr(owner, "perf_counter_ns", time.perf_counter_ns)
+
+
+def judged(
+    runner: Runner,
+    folder: Path,
+    text: str,
+    arguments: str = TWO,
+    *,
+    kernel_type: str = MUL,
+    is_functional: bool = False,
+) -> RowOutcome:
+    """Returns the outcome of a case with a kernel."""
+    path = folder / f"{kernel_type}.py"
+    path.write_text(f"import threading\nimport time\n\nimport torch\n\n\n{text}")
+    source = KernelSource("kit 1", "", str(path), "kernel", is_functional=is_functional)
+    cells = {SAMPLE: "trace/0", ARGUMENTS: arguments}
+    return runner.run(Job("opatlas.bench.test_suites", "", "test_operator", kernel_type, cells, 60.0, source=source))
+
+
+@pytest.mark.parametrize("guard", CHEATS)
+def test_a_way_to_cheat_is_a_hack_and_ends_the_process(guard: str, runner: Runner, tmp_path: Path) -> None:
+    outcome = judged(runner, tmp_path, CHEATS[guard])
+    assert outcome.judgement is not None, outcome.reason
+    assert (outcome.judgement.error_class, outcome.judgement.sub_class) == (ErrorClass.HACK, guard)
+    assert outcome.status is Status.FAILED
+    source = KernelSource("kit 1", "", "kernel.py", "kernel")
+    assert Job("", "", "", MUL, {SAMPLE: ""}, 1.0, source=source).ends_process(outcome)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_has_its_class(name: str, runner: Runner, tmp_path: Path) -> None:
+    outcome = judged(runner, tmp_path, WRONG[name])
+    assert outcome.judgement is not None, outcome.reason
+    assert outcome.judgement.cells[ERROR_CLASS] == name
+    assert outcome.judgement.cells[LEVEL] == ("L1" if name.startswith("runtime") else "L2")
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "arguments", "text", "is_functional"),
+    [
+        (MUL, TWO, "def kernel(x, y):\n    return x * y\n", False),
+        (MUL, INTEGERS, "def kernel(x, y):\n    return x * y\n", False),
+        (MUL, TWO, SET_UP, False),
+        ("mul___Tensor", TWO, "def kernel(x, y):\n    return x * y\n", True),
+        ("mul___Tensor", TWO, "def kernel(x, y):\n    return x.mul_(y)\n", False),
+        ("acosh__default", "((T([8], f32),), {})", "kernel = torch.acosh\n", False),
+        (
+            "as_strided_copy__default",
+            "((T([4, 4], f32), [2, 2], [1, 2], 3), {})",
+            "kernel = torch.as_strided_copy\n",
+            False,
+        ),
+    ],
+    ids=["functional", "integers", "set-up", "derived", "in place", "all NaN", "offset in storage"],
+)
+def test_an_honest_kernel_passes(
+    kernel_type: str, arguments: str, text: str, is_functional: bool, runner: Runner, tmp_path: Path
+) -> None:
+    outcome = judged(runner, tmp_path, text, arguments, kernel_type=kernel_type, is_functional=is_functional)
+    assert outcome.judgement is not None, outcome.reason
+    assert (outcome.status, outcome.judgement.level) == (Status.MEASURED, Level.MEASURED), outcome.reason
+    assert outcome.judgement.passed
+    assert not outcome.changed
+    assert outcome.measurement is not None
+    if text is SET_UP:
+        assert outcome.measurement.execution.conversions == ("y to FLOAT64",)
+
+
+def test_a_result_without_elements_is_right_and_not_timed(runner: Runner, tmp_path: Path) -> None:
+    empty = "((T([0, 16], f32), T([16], f32)), {})"
+    outcome = judged(runner, tmp_path, "def kernel(x, y):\n    return x * y\n", empty)
+    assert outcome.status is Status.CHECKED
+    assert outcome.judgement is not None
+    assert (outcome.judgement.passed, outcome.judgement.level) == (True, Level.CORRECT)
+
+
+def test_a_call_that_a_kernel_refuses_is_unsupported(runner: Runner, tmp_path: Path) -> None:
+    refusing = "from opatlas import Unsupported\n\n\ndef kernel(x, y):\n    raise Unsupported('no')\n"
+    outcome = judged(runner, tmp_path, refusing)
+    assert (outcome.status, outcome.judgement) == (Status.UNSUPPORTED, None)

@@ -1,0 +1,229 @@
+"""Sessions with --suite: good, wrong, broken and missing kernels of a folder, and their score."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import as_json, run
+from operator_kernels import write_kernels
+from sessions import ROOT, Finished, Sessions
+
+from opatlas.cli.main import main
+from opatlas.data.database import Database
+from opatlas.errors import OpAtlasError
+from opatlas.outer.suites.listing import suite_name, suite_rows
+from opatlas.outer.suites.overload import overload_of
+from opatlas.outer.suites.score import CaseScore, OperatorScore, SuiteScore, read_score
+from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
+from opatlas.row.status import Status
+from opatlas.row.versions import CUDA, TORCH, Versions
+from opatlas.run.implementations.directory import BrokenFiles, read_directory
+
+TRACE = """\
+Operator: aten.add.Tensor
+cnt: 3, ((T([64, 64], f32), T([64, 64], f32)), {})
+cnt: 1, ((T([0, 64], f32), T([64], f32)), {})
+Operator: aten.add_.Tensor
+cnt: 2, ((T([64, 64], f32), T([64], f32)), {'alpha': 2})
+Operator: aten.relu.default
+cnt: 5, ((T([64, 64], f32, stride=(1, 64)),), {})
+Operator: aten.exp.default
+cnt: 1, ((T([64], f32),), {})
+Operator: aten.silu.default
+cnt: 1, ((T([64], f32),), {})
+Operator: aten.mm.default
+cnt: 1, ((T([8, 8], bf16), T([8, 8], bf16)), {})
+Operator: aten.sum.dim_IntList
+cnt: 1, ((T([8, 8], f32), [1], True), {})
+Operator: aten.tanh.default
+cnt: 1, ((T([8], f32),), {})
+Operator: aten.embedding.default
+cnt: 1, ((T([8, 4], f32), T([2, 3], i64)), {})
+Operator: aten.argmax.default
+cnt: 1, ((T([8, 4], f32), 1), {})
+Operator: aten.bernoulli_.float
+cnt: 1, ((T([8, 4], f32), 0.5), {})
+"""
+KERNELS = {
+    "add__Tensor": "import torch\n\n\ndef NAME(x, y, *, alpha=1):\n    return torch.add(x, y, alpha=alpha)\n",
+    # Right for inputs from 0 on.
+    "relu__default": "def NAME(x):\n    return x.clone()\n",
+    "exp__default": "import no_such_module\n\n\ndef NAME(x):\n    return x.exp()\n",
+    "silu__default": "def NAME(x)\n    return x\n",
+    # Another dtype and another shape than torch's.
+    "mm__default": "def NAME(x, y):\n    return x.float() @ y.float()\n",
+    "sum__dim_IntList": "def NAME(x, dim, keepdim=False, *, dtype=None):\n    return x.sum(dim)\n",
+    "tanh__default": "def NAME(x):\n    return x.tanh_()\n",
+    "embedding__default": "def NAME(weight, indices, *rest):\n    return weight[indices]\n",
+    "argmax__default": "def other(x):\n    return x\n",
+}
+EXPECTED = {
+    "add__Tensor": {"measured", "checked"},
+    # Of a variant the functional kernel is measured.
+    "add___Tensor": {"measured"},
+    "relu__default": {"failed"},
+    "exp__default": {"failed"},
+    "silu__default": {"failed"},
+    "mm__default": {"failed"},
+    "sum__dim_IntList": {"failed"},
+    "tanh__default": {"failed"},
+    "embedding__default": {"measured"},
+    "argmax__default": {"failed"},
+}
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sessions, Finished, Path]:
+    """A session of torch and of a folder on a trace, which has ended; the folder's database."""
+    sessions = Sessions(tmp_path_factory.mktemp("suite"))
+    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
+    (sessions.folder / "calls.txt").write_text(TRACE + "Operator: aten.abs.default\ncnt: 1, ((T([8], f32),), {})\n")
+    folder = write_kernels(sessions.folder / "kit", KERNELS)
+    done = sessions.run("--suite=calls.txt", f"--implementation=torch,{folder}", "test_suites.py")
+    (own,) = (sessions.database / "implementations").iterdir()
+    return sessions, done, own
+
+
+def statuses(database: Path) -> dict[str, set[str]]:
+    found = {}
+    for path in database.glob("*.csv"):
+        with open(path, newline="") as file:
+            found[path.stem] = {row["Status"] for row in csv.DictReader(file)}
+    return found
+
+
+def test_each_kernel_gets_its_status(suite: tuple[Sessions, Finished, Path]) -> None:
+    sessions, done, own = suite
+    assert statuses(own) == {**EXPECTED, "abs__default": {"unsupported"}}
+    # Random operators are no cases, and torch is right in all others.
+    assert set().union(*statuses(sessions.database).values()) == {"measured", "checked"}
+    assert done.ledger() == {"measured": 14, "checked": 2, "xfailed": 7, "unsupported": 1}
+    # A wrong kernel is a result of the session, as for tasks.
+    assert done.code == pytest.ExitCode.OK
+
+
+def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions, Finished, Path]) -> None:
+    sessions, done, own = suite
+    score = read_score(Database(own), Database(sessions.database))
+    assert (score.right, score.cases) == (4, 12)
+    assert (score.right_operators, len(score.operators)) == (3, 11)
+    assert score.speed_up is not None
+    assert score.timed_operators == 3
+    assert score.faster(0.0) == 3
+    assert score.faster(1e9) == 0
+    assert done.has_line("right cases", "4", "of 12")
+    assert done.has_line("right operators", "3", "of 11")
+    # A report of several implementations lies beside the rows that they share.
+    assert len(list((sessions.database / "reports").glob("replay_report_*"))) >= 1
+    assert not (own / "reports").exists()
+    add = next(each for each in score.operators if each.operator == "add.Tensor")
+    assert sorted(case.count for case in add.cases) == [1, 3]
+    # Torch is no rival of itself.
+    assert read_score(Database(sessions.database), None).speed_up is None
+
+
+def test_the_score_is_shown_again(suite: tuple[Sessions, Finished, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    *_, own = suite
+    score = as_json(capsys, "score", own)
+    assert (score["right_cases"], score["cases"], score["operators"]) == (4, 12, 11)
+    assert {"operator": "abs.default", "cases": 1, "right_cases": 0, "speed_up": None} in score["by_operator"]
+    _, out, _ = run(capsys, "score", own, "--format", "csv")
+    rows = {each["operator"]: each for each in csv.DictReader(io.StringIO(out.split("\n\n")[-1]))}
+    # An operator without a kernel is counted, and has no line.
+    assert set(rows) == {overload_of(name) for name in EXPECTED}
+    assert (rows["add.Tensor"]["right cases"], rows["add.Tensor"]["cases"]) == ("2", "2")
+
+
+def test_a_new_folder_has_right_kernels(
+    suite: tuple[Sessions, Finished, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions, *_ = suite
+    folder, trace = tmp_path / "new", sessions.folder / "calls.txt"
+    assert main(["implementations", "--new", str(folder), f"--suite={trace}"]) == 0
+    # In-place operators are variants of others.
+    names = {path.name for path in folder.iterdir()}
+    assert {"add__Tensor", "sum__dim_IntList", "abs__default"} <= names
+    assert "add___Tensor" not in names
+    assert main(["implementations", "--new", str(folder), "--ops=relu.default"]) == 1
+    assert main(["implementations", str(folder)]) == 0
+    assert "add__Tensor" in capsys.readouterr().out
+    done = sessions.run_in_process("--suite=calls.txt", f"--implementation={folder}", "test_suites.py")
+    assert done.outcomes() == {"passed": 12}
+
+
+def test_a_second_session_goes_on_as_with_any_rows(suite: tuple[Sessions, Finished, Path]) -> None:
+    sessions, _, own = suite
+    options = ("--suite=calls.txt", f"--implementation={sessions.folder / 'kit'}", "test_suites.py")
+    again = sessions.run_in_process(*options, "--update-mode=unreplayed", "--ops=relu.default,abs.default,add.Tensor")
+    # A row that failed is xfail; a case without elements has no duration.
+    assert again.outcomes() == {"xfailed": 1, "passed": 1, "skipped": 1}
+    assert statuses(own)["relu__default"] == {"failed"}
+    unknown = sessions.run(*options, "--ops=no.such")
+    assert unknown.code == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize("options", [("--suite=opinf",), ("--suite=calls.txt", "--tasks=.")])
+def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], options: tuple[str, ...]) -> None:
+    sessions, *_ = suite
+    done = sessions.run(*options, "test_suites.py")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.has_line("--suite")
+
+
+def test_a_broken_file_stops_other_sessions_and_is_a_kernel_of_suites(tmp_path: Path) -> None:
+    folder = write_kernels(tmp_path / "kit", KERNELS)
+    (found,) = read_directory(folder, broken=BrokenFiles.KEPT)
+    assert {"silu__default", "argmax__default"} <= set(found.sources)
+    with pytest.raises(OpAtlasError, match="silu__default"):
+        read_directory(folder)
+
+
+def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:
+    rows = suite_rows("traces", "cpu")
+    assert len(rows) > 20
+    assert all(cells["Trace Count"] for own in rows.values() for cells in own)
+    assert {cells["Functional"] for cells in rows["add___Tensor"]} == {"add__Tensor"}
+    name, _, digest = suite_name("traces").rpartition("_")
+    assert (name, len(digest)) == ("traces", 8)
+    assert suite_name("opinfo") == "opinfo"
+    with pytest.raises(OpAtlasError, match="no/such"):
+        suite_name("no/such")
+
+
+def test_the_path_of_a_suite_names_device_and_versions_and_no_implementation() -> None:
+    path = suite_path("NVIDIA_H100", "opinfo", Versions(torch="2.11.0+cu130", cuda="13.0"))
+    assert parse_path(path) == ("NVIDIA_H100", {TORCH.name: "2.11.0", CUDA.name: "13.0"})
+    assert implementation_of(path) == ("", "")
+    with pytest.raises(OpAtlasError):
+        implementation_path("cpu", "suite_opinfo", "1", Versions(torch="2.11.0"))
+
+
+def case(
+    status: Status | None, duration: float | None = None, baseline: float | None = None, count: int = 1
+) -> CaseScore:
+    return CaseScore(status, duration, baseline, count)
+
+
+def test_a_score_has_a_denominator_and_no_nan() -> None:
+    nothing = SuiteScore([])
+    assert (nothing.speed_up, nothing.cases, nothing.faster(1.0)) == (None, 0, 0)
+    assert set(nothing.figures().values()) == {None}
+    missing = SuiteScore([OperatorScore("abs.default", [case(Status.UNSUPPORTED)])])
+    assert (missing.right, missing.cases, missing.speed_up) == (0, 1, None)
+    assert {name: count for name, (count, _) in missing.figures().items()} == {"right cases": 0, "right operators": 0}
+
+
+def test_speed_ups_are_of_right_cases_alone_and_weighted_by_count() -> None:
+    weighted = OperatorScore("add.Tensor", [case(Status.MEASURED, 1.0, 8.0, 2), case(Status.MEASURED, 1.0, 1.0, 1)])
+    assert weighted.speed_up == pytest.approx(4.0)
+    # A wrong case has no speed-up, not one of 1, and its operator is not faster.
+    partly = OperatorScore("mul.Tensor", [case(Status.MEASURED, 1.0, 9.0), case(Status.FAILED, 1.0, 9.0)])
+    slow = OperatorScore("sub.Tensor", [case(Status.MEASURED, 4.0, 1.0)])
+    score = SuiteScore([weighted, partly, slow])
+    assert score.speed_up == pytest.approx((4.0 * 9.0 * 0.25) ** (1 / 3))
+    assert [score.faster(p) for p in (0.1, 1.0, 4.0)] == [2, 1, 0]
+    assert (score.right_operators, score.right, score.cases) == (2, 4, 5)

@@ -1,0 +1,287 @@
+"""The dealer of a cluster, with devices that are threads: whatever they do, each job gets one outcome, or a message."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from opatlas.row.errors import DeviceGone
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.process import dealer
+from opatlas.run.process.dealer import Dealer, DeviceAnswer
+
+
+class Lost(Exception):
+    """The process of a device has died."""
+
+
+class Gone(Exception):
+    """A device has failed for good."""
+
+
+class ThreadDevice:
+    """A RemoteDevice that is a thread and runs a function for a job."""
+
+    def __init__(self, name: str, behave: Callable[[Job], None] = lambda job: None, seconds: float = 0.001) -> None:
+        self.name = name
+        self.opened = 0
+        self.killed = 0
+        self.batches: list[list[int]] = []
+        self.silent = False
+        self._behave = behave
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+
+    def open(self) -> Future[DeviceAnswer]:
+        self.opened += 1
+        return self._thread.submit(lambda: DeviceAnswer(device=DeviceDescription("Thread", {"host": self.name})))
+
+    def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
+        self.batches.append([job.id for job in jobs])
+        return self._thread.submit(self._run, jobs)
+
+    def _run(self, jobs: Sequence[Job]) -> DeviceAnswer:
+        outcomes = []
+        for job in jobs:
+            if self._stopped.is_set():
+                break
+            try:
+                self._behave(job)
+            except Gone as gone:
+                return DeviceAnswer(outcomes, 0.001, gone=str(gone))
+            outcomes.append((job.id, RowOutcome(Status.FAILED, f"{self.name} {job.kernel_type}")))
+        return DeviceAnswer(outcomes, self._seconds * len(outcomes))
+
+    def beat(self) -> Future[str]:
+        answer: Future[str] = Future()
+        if not self.silent:
+            answer.set_result("")
+        return answer
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+def job(number: int) -> Job:
+    return Job("module", "module.py", "test", f"Toy{number}", {}, timeout_s=1.0)
+
+
+class Session:
+    """A dealer with its outcomes and messages."""
+
+    def __init__(
+        self,
+        devices: Sequence[ThreadDevice],
+        count: int,
+        may_deal: Callable[[], bool] = lambda: True,
+        row_of: Callable[[Job], str | None] = lambda job: None,
+    ) -> None:
+        self.jobs = [job(number) for number in range(count)]
+        self.outcomes: dict[int, RowOutcome] = {}
+        self.hosts: set[str] = set()
+        self.hosts_of: dict[str | None, set[str]] = {}
+        self.messages: list[str] = []
+        self._row_of = row_of
+        self.dealer = Dealer(devices, iter(self.jobs), count, self._take, self.messages.append, may_deal, row_of)
+        self.dealer.describe()
+        self.dealer.turn()
+
+    def _take(self, job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
+        assert job.id not in self.outcomes, "a second outcome"
+        self.outcomes[job.id] = outcome
+        self.hosts.add(str(device.facts["host"]))
+        self.hosts_of.setdefault(self._row_of(job), set()).add(str(device.facts["host"]))
+
+    def run_all(self) -> None:
+        for each in self.jobs:
+            if each.id not in self.outcomes:
+                self.dealer.wait_for(each.id)
+                # The dealer reads jobs as it deals them.
+                while each.id not in self.outcomes:
+                    self.dealer.turn()
+        self.dealer.finish()
+
+
+def test_all_devices_work_each_job_runs_once_and_short_ones_come_in_batches() -> None:
+    devices = [ThreadDevice(name) for name in "abc"]
+    session = Session(devices, 300)
+    session.run_all()
+    ran = [number for device in devices for batch in device.batches for number in batch]
+    assert sorted(ran) == sorted(session.outcomes) == [each.id for each in session.jobs]
+    assert session.hosts == {"a", "b", "c"}
+    assert max(len(batch) for device in devices for batch in device.batches) > 10
+    assert all(device.killed for device in devices)
+
+
+def test_jobs_that_take_longer_than_a_batch_wait_at_no_device() -> None:
+    device = ThreadDevice("slow", seconds=10.0)
+    session = Session([device], 4)
+    session.run_all()
+    assert [len(batch) for batch in device.batches] == [1, 1, 1, 1]
+    assert len(session.outcomes) == 4
+
+
+def test_a_lost_device_is_opened_anew_and_its_jobs_run_once() -> None:
+    left = [1]
+
+    def dies_once(each: Job) -> None:
+        if left[0] and each.kernel_type == "Toy20":
+            left[0] -= 1
+            raise Lost("killed")
+
+    device = ThreadDevice("a", dies_once)
+    session = Session([device], 100)
+    session.run_all()
+    assert {outcome.status for outcome in session.outcomes.values()} == {Status.FAILED}
+    assert len(session.outcomes) == 100
+    assert device.opened == 2
+    assert len(session.messages) == 1
+
+
+def test_a_job_that_takes_its_device_along_each_time_has_crashed_and_costs_no_other_job() -> None:
+    def killer(each: Job) -> None:
+        if each.kernel_type in ("Toy7", "Toy8"):
+            raise Lost("killed")
+
+    session = Session([ThreadDevice("a", killer), ThreadDevice("b", killer)], 40)
+    session.run_all()
+    crashed = [each.kernel_type for each in session.jobs if session.outcomes[each.id].status is Status.CRASHED]
+    assert crashed == ["Toy7", "Toy8"]
+    assert len(session.outcomes) == 40
+
+
+def test_a_device_that_has_failed_is_left_out_and_another_takes_its_jobs() -> None:
+    def fails(each: Job) -> None:
+        raise Gone("poisoned")
+
+    broken, well = ThreadDevice("broken", fails), ThreadDevice("well")
+    session = Session([broken, well], 50)
+    session.run_all()
+    assert len(session.outcomes) == 50
+    assert session.hosts == {"well"}
+    assert broken.opened == 1
+
+
+def test_without_any_device_the_session_learns_of_it_and_nothing_is_invented() -> None:
+    def fails(each: Job) -> None:
+        raise Gone("poisoned")
+
+    session = Session([ThreadDevice("a", fails), ThreadDevice("b", fails)], 5)
+    with pytest.raises(DeviceGone, match="a: poisoned"):
+        session.run_all()
+    assert session.outcomes == {}
+
+
+def test_a_silent_device_is_lost_and_its_late_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dealer, "BEAT_S", 0.01)
+    monkeypatch.setattr(dealer, "SILENCE_S", 0.05)
+    go, reached = threading.Event(), threading.Event()
+
+    def hangs(each: Job) -> None:
+        reached.set()
+        go.wait(10)
+
+    silent, well = ThreadDevice("silent", hangs), ThreadDevice("well", lambda each: reached.wait(10) and None)
+    silent.silent = True
+    session = Session([silent, well], 20)
+    while not silent.killed:
+        session.dealer.turn()
+    go.set()
+    session.run_all()
+    assert len(session.outcomes) == 20
+    assert "well" in session.hosts
+
+
+def test_a_session_that_stops_gets_running_rows_and_starts_no_others() -> None:
+    stops: list[bool] = []
+    device = ThreadDevice("a", lambda each: stops.append(True))
+    session = Session([device], 100, may_deal=lambda: not stops)
+    # Not dealt yet when the session stops, but pytest has reached it.
+    asked = job(1000)
+    session.dealer.run(asked)
+    session.dealer.finish()
+    assert asked.id in session.outcomes
+    assert len(session.outcomes) < 10
+
+
+def row_of_three(each: Job) -> str:
+    """The row of a job: each row has three implementations, and Toy0, Toy7 and Toy14 are those of one row."""
+    return f"row {int(each.kernel_type[3:]) % 7}"
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.2, 10.0], ids=["short", "long", "longer than a batch"])
+def test_the_implementations_of_a_row_run_on_one_device_in_any_order(seconds: float) -> None:
+    all_begin = threading.Barrier(3)
+
+    def first_waits(each: Job) -> None:
+        if each.kernel_type in ("Toy0", "Toy1", "Toy2"):
+            all_begin.wait(60)
+
+    devices = [ThreadDevice(name, first_waits, seconds) for name in "abc"]
+    session = Session(devices, 21, row_of=row_of_three)
+    session.run_all()
+    assert sorted(session.outcomes) == [each.id for each in session.jobs]
+    assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
+    assert len(session.hosts) == 3
+
+
+def test_the_implementations_of_a_row_stay_on_a_device_that_was_lost_and_opened_anew() -> None:
+    deadly = {"Toy8", "Toy12", "Toy18"}
+
+    def dies_once(each: Job) -> None:
+        if each.kernel_type in deadly:
+            deadly.remove(each.kernel_type)
+            raise Lost("killed")
+
+    devices = [ThreadDevice(name, dies_once) for name in "ab"]
+    session = Session(devices, 21, row_of=row_of_three)
+    session.run_all()
+    assert {outcome.status for outcome in session.outcomes.values()} == {Status.FAILED}
+    assert len(session.outcomes) == 21
+    assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
+
+
+def test_another_device_takes_the_implementations_of_one_that_is_left_out() -> None:
+    def fails(each: Job) -> None:
+        if each.kernel_type == "Toy7":
+            raise Gone("poisoned")
+
+    session = Session([ThreadDevice("a", fails), ThreadDevice("b"), ThreadDevice("c")], 21, row_of=row_of_three)
+    session.run_all()
+    assert len(session.outcomes) == 21
+
+
+def test_a_row_that_a_plugin_runs_again_goes_to_the_device_of_its_other_implementations() -> None:
+    stops: list[bool] = []
+    devices = [ThreadDevice(name) for name in "abc"]
+    session = Session(devices, 21, may_deal=lambda: not stops, row_of=row_of_three)
+    for each in session.jobs:
+        if each.id not in session.outcomes:
+            session.dealer.wait_for(each.id)
+    stops.append(True)
+    for number in range(7):
+        session.dealer.run(job(number))
+    session.dealer.finish()
+    assert len(session.outcomes) == 28
+    assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
+
+
+def test_an_interrupted_wait_ends_the_devices_at_once() -> None:
+    def interrupt(job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
+        raise KeyboardInterrupt
+
+    device = ThreadDevice("a")
+    interrupted = Dealer([device], iter([]), 0, interrupt, print)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(job(1))
+    assert device.killed
+    interrupted.finish()

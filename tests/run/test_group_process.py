@@ -1,0 +1,440 @@
+"""Groups of two ranks, launched by torchrun's elastic launcher over gloo: the outcome of a row, and of the others."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import group_replays
+import pytest
+import wrong_exchanges
+from replaying import cells_of, replay_of
+from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
+from sessions import wait_for
+
+from opatlas.row.errors import DeviceGone, GroupTimeout
+from opatlas.row.quality import Quality
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device_lock import DeviceWaits
+from opatlas.run.group import RANK_SPREAD
+from opatlas.run.group_spec import GroupSpec
+from opatlas.run.groups import running as module
+from opatlas.run.groups.messages import connect, listen
+from opatlas.run.groups.process import GroupProcess
+from opatlas.run.groups.running import end_reason
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.process.channel import Channel, NotReady
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),
+    pytest.mark.usefixtures("forks"),
+]
+SETTINGS = MeasureSettings(repeat_count=3, cache="warm", threads=1)
+MARK = "OPATLAS_TEST_GROUP"
+TWO = GroupSpec(2)
+
+
+def group_of(spec: GroupSpec, opener: str = "") -> GroupProcess:
+    return GroupProcess(spec, [DeviceSpec("cpu", opener=opener)] * spec.local_ranks, SETTINGS)
+
+
+def job(size: int, spec: GroupSpec = TWO, timeout_s: float = 60) -> Job:
+    cells = cells_of(f"{size};{size} | FLOAT;FLOAT -> {size} | FLOAT")
+    return Job("group_replays", group_replays.__file__, "test_sum", "Sum", cells, timeout_s, spec)
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes that inherited a mark."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(directory.name) != os.getpid() and mark.encode() in (directory / "environ").read_bytes():
+                found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def listening_ports(mark: str) -> list[int]:
+    """Ports on which torchrun's launcher, which inherited a mark, waits for connections."""
+    listening = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+    ports = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            launcher = b"opatlas.run.groups.agent" in (process / "cmdline").read_bytes()
+            if launcher and mark.encode() in (process / "environ").read_bytes():
+                links = {os.readlink(fd) for fd in (process / "fd").iterdir()}
+                ports |= {listening[link] for link in links & listening.keys()}
+    return sorted(ports)
+
+
+@pytest.fixture(scope="module")
+def group(forks: None) -> Iterator[GroupProcess]:
+    """One group for the whole module, launched anew whenever a row has cost it its ranks."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(MARK, str(os.getpid()))
+        group = group_of(TWO)
+        yield group
+        group.close()
+        assert wait_for(lambda: not marked(f"{MARK}={os.getpid()}"), seconds=300), marked(f"{MARK}={os.getpid()}")
+
+
+def test_a_rank_that_hangs_is_named_and_its_stack_shown(group: GroupProcess, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first test of the group: ranks print where this process printed when they were launched."""
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    outcome = group.run(job(group_replays.HANGS, timeout_s=4))
+    assert (outcome.status, outcome.measurement) == (Status.TIMEOUT, None)
+    assert "rank 1 of 2" in outcome.reason
+    assert "rank 0" not in outcome.reason
+    # The stack of the rank that hangs, with the GIL held, and of the one that waits for it.
+    shown = capfd.readouterr().err
+    assert "in misbehave" in shown
+    assert "in sum_of_shares" in shown
+    assert not marked(f"{MARK}={os.getpid()}")
+
+
+def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
+    first = group.run(job(group_replays.GOOD))
+    ranks = {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line}
+    assert (group.describe().facts["ranks"], group.describe().facts["threads"], len(ranks)) == (2, 1, 1)
+    again = group.run(job(group_replays.OTHER_GOOD))
+    assert [outcome.status for outcome in (first, again)] == [Status.MEASURED] * 2
+    assert first.measurement is not None
+    assert len(first.measurement.samples_us) == 3
+    assert first.measurement.counters[RANK_SPREAD] >= 0
+    # Both ranks have checked all of their own results.
+    assert first.measurement.checked_elements == 2 * group_replays.GOOD
+    assert {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line} == ranks
+
+
+@pytest.mark.parametrize(
+    ("mood", "status", "words"),
+    [
+        (group_replays.REFUSED, Status.INVALID, "bad size"),
+        (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError"),
+        (group_replays.EXITS, Status.CRASHED, "rank 1 of 2 .*exit code 0"),
+        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: "),
+    ],
+)
+def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, mood: int, status: Status, words: str) -> None:
+    outcome = group.run(job(mood))
+    assert (outcome.status, outcome.measurement) == (status, None)
+    assert re.search(words, outcome.reason)
+    if status is not Status.INVALID:
+        assert not marked(f"{MARK}={os.getpid()}")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+def test_a_row_says_that_another_rank_than_the_first_was_throttled(group: GroupProcess) -> None:
+    measurement = group.run(job(group_replays.HOT)).measurement
+    assert measurement is not None
+    assert measurement.throttled == "rank 1 of 2: too hot"
+    assert measurement.verdict.quality is Quality.THROTTLED
+    assert "rank 1 of 2: too hot" in measurement.verdict.reason
+
+
+def test_a_fork_of_a_rank_answers_nobody(group: GroupProcess) -> None:
+    """Its stack goes through the runner, as that of the rank does."""
+    ran = [group.run(job(mood)) for mood in (group_replays.RETURNS_TWICE, group_replays.GOOD)]
+    assert [outcome.status for outcome in ran] == [Status.MEASURED] * 2
+
+
+class Interrupted(BaseException):
+    """As a second Ctrl-C, or pytest-timeout, raises it in the middle of a wait."""
+
+
+def test_an_interrupted_wait_ends_the_group(group: GroupProcess) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    group.run(job(group_replays.GOOD))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(Interrupted):
+            group.run(job(group_replays.HANGS))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not marked(f"{MARK}={os.getpid()}")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+def test_the_socket_of_a_group_may_have_a_long_name(tmp_path: Path) -> None:
+    """Longer than the name of a socket may be, where the folder for temporary files has a long name."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    with listen(folder / "ranks", backlog=1) as listener, connect(folder / "ranks") as rank:
+        rank.sendall(b"here")
+        assert listener.accept()[0].recv(4) == b"here"
+
+
+class Touch:
+    """It is unpickled as a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mknod, (str(self._path),)
+
+
+@pytest.mark.slow
+def test_data_sent_to_the_ports_of_a_group_runs_no_code(group: GroupProcess, tmp_path: Path) -> None:
+    """torchrun's launcher unpickles the state of its rendezvous each time that it says it is alive: every 5 s."""
+    from torch.distributed import TCPStore
+
+    group.run(job(group_replays.GOOD))
+    state = base64.b64encode(pickle.dumps(Touch(tmp_path / "ran")))
+    stores = []
+    for port in listening_ports(f"{MARK}={os.getpid()}"):
+        with contextlib.suppress(Exception):
+            # Not every port is that of a store.
+            stores.append(TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=15)))
+            stores[-1].set("torch.rendezvous.opatlas", state)
+    assert stores, "the store of the ranks was not found"
+    assert not wait_for((tmp_path / "ran").exists, seconds=8)
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+#: Two ranks, each with three experts.
+EXPERTS_OF_TWO = [
+    ("DispatchFFNCombine", f"11,40;3,40,48;3,24,40;11,3;3,48;3,40;11,3 | {LAYER} -> 11,40;3 | DT_BF16;INT32"),
+    ("DispatchFFNCombine", f"1,40;3,40,48;3,24,40;1,4;3,48;3,40;1,4 | {LAYER} -> 1,40;3 | DT_BF16;INT32"),
+    ("DispatchFFNCombine", f"5,256;3,256,320;3,160,256;5,6;3,320;3,256;5,6 | {LAYER_INT8} -> 5,256;3 | DT_BF16;INT32"),
+    (
+        "DispatchFFNCombine",
+        f"9,256;3,8,16,16,32;3,8,8,16,32;9,3;3,256;3,256;9,3 | {LAYER_BITS} -> 9,256;1,3 | DT_BF16;INT32",
+    ),
+    ("MoeDistributeDispatch", f"7,64;7,2 | DT_BF16;INT32 -> 28,64;28;14;3;6 | DT_BF16;{TOLD}"),
+    ("MoeDistributeDispatch", f"7,64;7,2;6,64 | DT_BF16;INT32;FLOAT -> 28,64;28;14;3;6;1 | INT8;{TOLD};INT32"),
+    (
+        "MoeDistributeDispatch",
+        f"7,64;7,2;;;7,2 | DT_BF16;INT32;;;FLOAT -> 28,64;28;14;3;6;0;28 | DT_BF16;{WITH_WEIGHTS}",
+    ),
+    # One token, and so no token for some experts.
+    ("MoeDistributeDispatch", f"1,64;1,4 | DT_BF16;INT32 -> 8,64;8;4;5;10 | DT_BF16;{TOLD}"),
+    ("MoeDistributeDispatchV2", f"7,64;7,2;;7 | DT_BF16;INT32;;BOOL -> 28,64;28;3584;3;6;1 | INT8;{TOLD};INT32"),
+    ("MoeDistributeCombine", f"28,64;7,2;14;6;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
+    ("MoeDistributeCombine", f"14,64;7,2;14;2;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
+    ("MoeDistributeCombineV2", f"28,64;7,2;3584;6;7,2;1;7 | FLOAT16;{BACK};INT32;BOOL -> 7,64 | FLOAT16"),
+]
+
+
+def job_of_two(kernel_type: str, row: str) -> Job:
+    module, _, function = replay_of(kernel_type).rpartition(".")
+    cells = cells_of(f"{row} @ EP Size = 2")
+    return replace(job(0), module=module, function=function, kernel_type=kernel_type, cells=cells)
+
+
+@pytest.mark.parametrize(("kernel_type", "row"), EXPERTS_OF_TWO)
+def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, kernel_type: str, row: str) -> None:
+    """Checked on each rank against the experts of both, whose numbers run to 6, by the float64 reference."""
+    outcome = group.run(job_of_two(kernel_type, row))
+    assert outcome.status is Status.MEASURED, outcome
+    assert outcome.measurement is not None
+    if "Dispatch" not in kernel_type or kernel_type == "DispatchFFNCombine":
+        # Of a dispatch's results only the received tokens are checked, and not the room behind them.
+        assert outcome.measurement.checked_elements == outcome.measurement.total_elements
+
+
+@pytest.mark.parametrize(("function", "row"), [("dispatch", EXPERTS_OF_TWO[4]), ("combine", EXPERTS_OF_TWO[9])])
+def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function: str, row: tuple[str, str]) -> None:
+    outcome = group.run(
+        replace(job_of_two(*row), module="wrong_exchanges", module_path=wrong_exchanges.__file__, function=function)
+    )
+    assert outcome.status is Status.FAILED, outcome
+    assert "formula" in outcome.reason
+
+
+def test_a_port_in_use_is_reported() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DeviceGone, match=str(port)):
+            group_of(GroupSpec(2, master_port=port)).describe()
+
+
+@pytest.mark.parametrize(
+    ("opener", "words"),
+    [
+        ("broken_ranks:second_is_missing", "rank 1 of 2: OpAtlasError"),
+        ("broken_ranks:second_dies", "rank 1 of 2 .*SIGKILL"),
+    ],
+)
+def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opener: str, words: str) -> None:
+    monkeypatch.setenv(MARK, "joining")
+    with pytest.raises(DeviceGone, match=words) as gone:
+        group_of(TWO, opener).describe()
+    # It can be tried again: no rank waited for it.
+    assert not isinstance(gone.value, GroupTimeout)
+    assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=300)
+
+
+def npus_that_meet(opener: str) -> GroupProcess:
+    """Two stand-ins for NPUs, each of which its rank is to see alone."""
+    specs = [
+        DeviceSpec("npu", index, pinned=("ASCEND_RT_VISIBLE_DEVICES", str(index)), opener=f"broken_ranks:{opener}")
+        for index in range(2)
+    ]
+    return GroupProcess(TWO, specs, SETTINGS)
+
+
+def test_ranks_that_do_not_meet_with_one_npu_visible_are_shown_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, "meeting")
+    group = npus_that_meet("meets_where_all_are_visible")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    assert "HcclGetRootInfo" in str(group.describe().facts["all_devices_visible"])
+    group.close()
+    assert wait_for(lambda: not marked(f"{MARK}=meeting"), seconds=300)
+
+
+@pytest.mark.slow
+def test_ranks_that_never_meet_are_given_up() -> None:
+    with pytest.raises(DeviceGone, match="HcclGetRootInfo"):
+        npus_that_meet("never_meets").describe()
+
+
+def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(MARK, "crashing")
+    group = group_of(TWO, "broken_ranks:dies_at_its_end")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    group.close()
+    assert wait_for(lambda: not marked(f"{MARK}=crashing"), seconds=300)
+    # torchrun's launcher reports a failed rank on stderr.
+    said = capfd.readouterr()
+    assert "exitcode" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("codes", "named"),
+    [
+        # In the order in which the launcher saw them end: the others it kills itself.
+        ({1: -9, 0: -9}, ["rank 1", "SIGKILL"]),
+        ({1: -11, 0: -15, 2: 3}, ["rank 1", "SIGSEGV", "rank 2", "exit code 3"]),
+        ({}, ["rank 0", "exit code 0"]),
+    ],
+)
+def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], named: list[str]) -> None:
+    reason = end_reason(GroupSpec(3), codes, {0, 1, 2})
+    assert re.findall(r"rank \d|SIG\w+|exit code \d+", reason)[: len(named)] == named
+
+
+def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:
+    rank = [sys.executable, "-m", "opatlas.run.groups.rank_main", str(tmp_path / "gone")]
+    done = subprocess.run(rank, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+class Hurried:
+    """A clock that is far ahead once the message that the test waits for is shown, however long that takes."""
+
+    def __init__(self, awaited: str) -> None:
+        self.messages: list[str] = []
+        self._awaited = awaited
+
+    def report(self, text: str) -> None:
+        self.messages.append(text)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + (1000 if any(text.startswith(self._awaited) for text in self.messages) else 0)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@pytest.mark.parametrize(
+    ("opener", "nodes", "in_cluster", "waits_for", "late"),
+    [
+        (
+            "broken_ranks:second_hangs",
+            1,
+            False,
+            "rank 1 of 2 to open a device",
+            "rank 1 of 2 did not join within 180 s",
+        ),
+        ("", 2, False, "node 1 at 127.0.0.1:{port}", r"no node 1 at 127.0.0.1:{port} within 300 s: .* --node-rank"),
+        (
+            "",
+            2,
+            True,
+            "node 1 at 127.0.0.1:{port}",
+            r"no node 1 at 127.0.0.1:{port} within 300 s: .* GLOO_SOCKET_IFNAME",
+        ),
+    ],
+)
+def test_a_group_names_the_missing_nodes_and_gives_up(
+    monkeypatch: pytest.MonkeyPatch, opener: str, nodes: int, in_cluster: bool, waits_for: str, late: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
+    for name, value in (("SHOWN_AFTER_S", 0.0), ("SHOWN_EVERY_S", 0.2), ("time", clock)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setenv(MARK, "waiting")
+    spec = GroupSpec(2, nnodes=nodes, in_cluster=in_cluster, master_port=port if nodes > 1 else None)
+    devices = [DeviceSpec("cpu", opener=opener)] * spec.local_ranks
+    with pytest.raises(GroupTimeout, match=f"did not start: {late.format(port=port)}") as gone:
+        GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.report)).describe()
+    assert gone.value.nodes is (nodes > 1)
+    assert re.fullmatch(r".*, \d+ s left", clock.messages[-1]), clock.messages
+    assert "launcher" in clock.messages[0]
+    assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=300)
+
+
+def test_a_rank_without_torchruns_variables_names_them(tmp_path: Path) -> None:
+    address = str(tmp_path / "ranks")
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "MASTER_PORT")}
+    environment |= {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        rank = subprocess.Popen([sys.executable, "-m", "opatlas.run.groups.rank_main", address], env=environment)
+        channel = Channel(listener.accept()[0])
+        answer = channel.receive(300)
+        channel.close()
+    assert rank.wait(300) == 0
+    assert isinstance(answer, NotReady)
+    assert answer.reason.partition(":")[0] == "RANK, MASTER_PORT"
+
+
+def test_nodes_meet_at_the_port_of_the_first() -> None:
+    """Two launchers on one machine; each has one rank of the group, and both report the same."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    specs = [GroupSpec(2, nnodes=2, node_rank=node, master_port=port) for node in range(2)]
+    # Of one machine, whose ranks would wait for each other's turn.
+    groups = [group_of(spec, "broken_ranks:without_lock") for spec in specs]
+    with ThreadPoolExecutor() as nodes:
+        try:
+            outcomes = list(nodes.map(lambda own: own.run(job(group_replays.GOOD, own.spec)), groups))
+        finally:
+            list(nodes.map(lambda own: own.close(), groups))
+    assert [outcome.status for outcome in outcomes] == [Status.MEASURED] * 2, outcomes
+    first, second = (outcome.measurement for outcome in outcomes)
+    assert first is not None
+    assert second is not None
+    assert first.samples_us == second.samples_us

@@ -1,0 +1,228 @@
+"""The contract of an implementation: the rights of a function marked with `@implements`, and the cells of its row."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+from replaying import job_of
+
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.implementations.contract import KernelSource, implements
+from opatlas.run.implementations.directory import read_directory
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.runner import Runner
+
+ROW = "24,32; 24,32; 32 | BF16; BF16; BF16 -> 24,32; 24,1; 24,32 | BF16; FLOAT; BF16"
+
+HEAD = """
+import torch
+from opatlas import Prepared, Unsupported, implements
+
+def formula(x1, x2, gamma, epsilon):
+    total = x1.float() + x2.float()
+    rstd = (total.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (total * rstd * gamma.float()).to(x1.dtype), rstd, total.to(x1.dtype)
+
+"""
+
+
+def run(tmp_path, body, *, function="kernel", wraps=False):
+    path = tmp_path / "AddRmsNorm.py"
+    path.write_text(HEAD + body)
+    source = KernelSource("mine 1", "", str(path), function, wraps)
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    return runner.run(dataclasses.replace(job_of("AddRmsNorm", ROW), source=source))
+
+
+def test_a_function_may_be_the_kernel(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+def kernel(x1, x2, gamma, epsilon):
+    return formula(x1, x2, gamma, epsilon)
+""",
+    )
+    assert outcome.status is Status.MEASURED
+    execution = outcome.measurement.execution
+    assert execution.implementation == "mine 1"
+    assert execution.outputs_missing == ()
+    assert execution.conversions == ()
+    assert execution.set_up_s > 0
+    assert 0 <= execution.max_error <= 1
+    assert outcome.measurement.stand_in == ""
+
+
+def test_a_prepared_call_may_change_tensors_lack_results_and_convert_them(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+def kernel(x1, x2, gamma, epsilon):
+    wide = gamma.float()
+    def call():
+        y, _, total = formula(x1, x2, wide, epsilon)
+        x1.copy_(y)
+        x2.copy_(total)
+        return x1.mT, None, x2
+    return Prepared(call, changes=(x1, x2), results=lambda out: (out[0].mT, *out[1:]), converted=["gamma to float32"])
+""",
+    )
+    assert outcome.status is Status.MEASURED, outcome.reason
+    execution = outcome.measurement.execution
+    assert execution.outputs_missing == (1,)
+    assert execution.conversions == ("gamma to float32",)
+
+
+WRONG = {
+    "wrong result": "return 1.1 * y, rstd, total",
+    "input changed by the call": "x1.add_(1); return y, rstd, total",
+    "input changed by set-up": "x1.zero_(); return Prepared(lambda: formula(x1, x2, gamma, epsilon), changes=(x1,))",
+    "result of another shape": "return y[1:], rstd, total",
+    "too few results": "return y, rstd",
+    "no result": "return None",
+    "first result missing": "return None, rstd, total",
+    "error": "raise ValueError('a shape that the library does not like')",
+    "error in the call": "return Prepared(lambda: 1 / 0)",
+}
+
+
+@pytest.mark.parametrize("line", WRONG.values(), ids=WRONG)
+def test_a_mistake_costs_the_row(tmp_path, line):
+    body = f"def kernel(x1, x2, gamma, epsilon):\n    y, rstd, total = formula(x1, x2, gamma, epsilon)\n    {line}\n"
+    outcome = run(tmp_path, body)
+    assert outcome.status in (Status.FAILED, Status.INVALID)
+    assert outcome.measurement is None
+    assert outcome.reason
+
+
+def test_a_file_that_cannot_be_imported_costs_the_row_and_is_named(tmp_path):
+    outcome = run(tmp_path, "import no_such_library\ndef kernel(x1, x2, gamma, epsilon): ...\n")
+    assert outcome.status is Status.FAILED
+    assert "no_such_library" in outcome.reason
+    assert f"AddRmsNorm.py:{len(HEAD.splitlines()) + 1}" in outcome.reason
+
+
+def test_a_kernel_with_other_parameters_fails_with_the_arguments_of_the_replay(tmp_path):
+    outcome = run(tmp_path, "def kernel(a, b: torch.Tensor): ...\n")
+    assert (outcome.status, outcome.detail) == (Status.FAILED, "")
+    assert "(a, b)" in outcome.reason
+    assert "x1, x2, gamma, epsilon" in outcome.reason
+
+
+def test_a_traceback_has_the_frames_of_the_replay_and_of_the_kernel(tmp_path):
+    outcome = run(tmp_path, "def kernel(x1, x2, gamma, epsilon):\n    raise ValueError('odd') from KeyError(1)\n")
+    frames = [line.split(chr(34))[1] for line in outcome.detail.splitlines() if line.startswith("  File")]
+    assert [frame.rpartition("/")[2] for frame in frames] == ["test_norm.py", "AddRmsNorm.py"]
+
+
+def test_a_refused_row_is_unsupported_with_the_reason(tmp_path):
+    outcome = run(tmp_path, "def kernel(x1, *_): raise Unsupported(f'width {x1.shape[1]}: 64 and 128 only')\n")
+    assert (outcome.status, outcome.reason) == (Status.UNSUPPORTED, "width 32: 64 and 128 only")
+
+
+def test_a_users_kernel_that_changes_the_process_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEN_BY_KERNEL", "before")
+    body = """
+import os
+def kernel(x1, x2, gamma, epsilon):
+    os.environ["SEEN_BY_KERNEL"] = "after"
+    return formula(x1, x2, gamma, epsilon)
+"""
+    outcome = run(tmp_path, body)
+    assert outcome.status is Status.MEASURED
+    assert ["SEEN_BY_KERNEL" in change for change in outcome.changed] == [True]
+
+
+def test_a_wrap_gets_the_function_of_torch(tmp_path):
+    body = "def wrap(function):\n    return lambda *arguments: function(*arguments)\n"
+    outcome = run(tmp_path, body, function="wrap", wraps=True)
+    assert outcome.status is Status.MEASURED
+    assert outcome.measurement.execution.implementation == "mine 1"
+
+
+def test_torch_itself_is_named_with_its_version():
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job_of("AddRmsNorm", ROW))
+    execution = outcome.measurement.execution
+    assert execution.implementation.startswith("torch ")
+    assert execution.set_up_s is None
+
+
+def test_marks_are_strings():
+    with pytest.raises(TypeError):
+        implements()
+    with pytest.raises(TypeError):
+        implements(len)
+
+
+def test_results_of_the_first_call_take_no_memory_while_samples_are_taken(tmp_path):
+    outcome = run(
+        tmp_path,
+        """
+import weakref
+first = []
+
+def kernel(x1, x2, gamma, epsilon):
+    def call():
+        results = formula(x1, x2, gamma, epsilon)
+        if len(first) > 1:
+            assert first[0]() is None
+        first.append(weakref.ref(results[0]))
+        return results
+    return Prepared(call)
+""",
+    )
+    assert outcome.status is Status.MEASURED
+
+
+def run_folder(folder, path):
+    (implementation,) = [
+        each for each in read_directory(folder) if each.sources["AddRmsNorm"].path == str(folder / path)
+    ]
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    return runner.run(dataclasses.replace(job_of("AddRmsNorm", ROW), source=implementation.sources["AddRmsNorm"]))
+
+
+KERNEL = "def kernel(x1, x2, gamma, epsilon):\n    return formula(x1, x2, gamma, epsilon)\n"
+
+
+@pytest.mark.parametrize("path", ["AddRmsNorm.py", "AddRmsNorm/fast.py"])
+def test_a_kernel_imports_the_helpers_of_its_own_folder(tmp_path, path):
+    for name in ("one", "two"):
+        kernel = tmp_path / name / path
+        kernel.parent.mkdir(parents=True)
+        wrong = "\nformula = None\n" if name == "one" else ""
+        (tmp_path / name / "_common.py").write_text(HEAD + wrong)
+        kernel.write_text(f"from _common import formula\n\n{KERNEL}")
+    before = list(sys.path)
+    assert run_folder(tmp_path / "one", path).status is Status.FAILED
+    assert run_folder(tmp_path / "two", path).status is Status.MEASURED
+    assert sys.path == before
+
+
+def test_a_kernel_that_imports_another_candidate_is_refused(tmp_path):
+    (tmp_path / "AddRmsNorm").mkdir()
+    (tmp_path / "AddRmsNorm" / "other.py").write_text(HEAD + KERNEL)
+    (tmp_path / "AddRmsNorm" / "fast.py").write_text("from other import kernel as rival\n\n" + HEAD + KERNEL)
+    outcome = run_folder(tmp_path, "AddRmsNorm/fast.py")
+    assert outcome.status is Status.FAILED
+    assert str(tmp_path / "AddRmsNorm" / "other.py") in outcome.explanation
+
+
+def test_a_helper_that_changes_after_the_folder_was_read_costs_the_row(tmp_path):
+    (tmp_path / "_common.py").write_text(HEAD)
+    (tmp_path / "AddRmsNorm.py").write_text("from _common import formula\n\n" + KERNEL)
+    (implementation,) = read_directory(tmp_path)
+    (tmp_path / "_common.py").write_text(HEAD + "# faster\n")
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    outcome = runner.run(dataclasses.replace(job_of("AddRmsNorm", ROW), source=implementation.sources["AddRmsNorm"]))
+    assert outcome.status is Status.FAILED
+
+
+def test_a_changed_input_is_named_with_the_file_and_the_remedy(tmp_path):
+    outcome = run(
+        tmp_path, "def kernel(x1, x2, gamma, epsilon):\n    x1.zero_()\n    return formula(x1, x2, gamma, epsilon)\n"
+    )
+    assert "AddRmsNorm.py" in outcome.explanation
+    assert "Prepared" in outcome.explanation

@@ -1,0 +1,125 @@
+"""Collectives of NPUs under msprof: the real ranks over gloo, under stand-ins for the devices and for msprof."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from sessions import ROOT, Finished, Sessions, wait_for
+from stand_in_npu import collective_us
+from stand_in_npus import SAMPLES, StandInNpus
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
+NAME = "test_collectives.py"
+SLOWEST_US = collective_us(1)
+#: All_reduce, whose second rank dies of one message, and whose first one kills pytest at another.
+BROKEN = """
+import os
+import signal
+from pathlib import Path
+
+from opatlas.run.collectives.rows import collective
+from opatlas.row.communication import ALL_REDUCE
+
+
+@collective(ALL_REDUCE)
+def test_all_reduce(row, replay):
+    from torch import distributed
+
+    given = row.input_tensor()
+    result = given.clone()
+    size = row.count * row.dtype.itemsize
+
+    def call():
+        if size == 2048 and row.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if size == 8192 and row.rank == 0:
+            os.kill(int(Path(__file__).with_name("pytest-pid").read_text()), signal.SIGKILL)
+        distributed.all_reduce(result)
+
+    replay(call, result, row.expected_sum, restore=lambda: result.copy_(given))
+"""
+
+
+def run(npus: StandInNpus, *options: str, **more: object) -> Finished:
+    return npus.run(NAME, "--num-devices=2", *options, npus=2, **more)  # type: ignore[arg-type]
+
+
+def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[int, float]:
+    """By message bytes."""
+    return {int(cells["message_bytes"]): float(cells["Duration(us)"]) for cells in sessions.read(kernel_type)}
+
+
+@pytest.fixture(autouse=True)
+def module(sessions: Sessions) -> Path:
+    """The module, next to a conftest.py that knows the stand-ins."""
+    return Path(shutil.copy(ROOT / "bench" / NAME, sessions.folder))
+
+
+def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessions: Sessions) -> None:
+    done = run(npus, "--bytes-grid=128,4096", "--ops=all_reduce,all_gather", "-s")
+    assert (done.code, done.ledger()) == (0, {"measured": 4}), done.output
+    # One for each rank, for all messages.
+    assert done.output.count("Start profiling") == 2, done.output
+    for name in ("hcom_allReduce_", "hcom_allGather_"):
+        assert durations(sessions, name) == {128: SLOWEST_US, 4096: SLOWEST_US}
+        for cells in sessions.read(name):
+            assert (cells["Instrument"], cells["MicroBench Samples"]) == ("msprof", str(SAMPLES))
+            assert float(cells["MicroBench Rank Spread(us)"]) == SLOWEST_US - collective_us(0)
+    assert not (sessions.database / "profiles").exists()
+    assert not sessions.left_behind()
+
+
+def test_a_rank_that_dies_costs_its_message_and_one_that_crashes_at_its_end_no_profile(
+    npus: StandInNpus, sessions: Sessions, module: Path
+) -> None:
+    ends = "        distributed.destroy_process_group = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
+    first, second = BROKEN.split("    replay(call")
+    module.write_text(f"{first}    if row.rank == 0:\n{ends}    replay(call{second}")
+    # When the first rank of the second group crashes, msprof of the other one still has to write its records.
+    options = ("--ops=all_reduce", "--bytes-grid=1024,2048,4096", "-s")
+    done = run(npus, *options, faults={"2/rank1": "slow"})
+    assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
+    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
+    # Two groups, and nothing ran again: the profiles of the other rank were whole, and no later msprof can parse them.
+    assert done.output.count("Start profiling") == 4, done.output
+    assert not sessions.left_behind()
+
+
+def test_a_message_that_one_ranks_profile_lacks_is_tried_again_once(npus: StandInNpus, sessions: Sessions) -> None:
+    # The profile of all three messages holds the first; the other two are tried again, one after the other.
+    faults = {"1/rank1": "cut", "3/rank1": "no-summary"}
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,2048,4096", faults=faults)
+    assert (done.code, done.ledger()) == (1, {"measured": 2, "failed": 1}), done.output
+    assert durations(sessions) == {1024: SLOWEST_US, 2048: SLOWEST_US}
+    assert "rank 1 of this node" in done
+    assert (sessions.database / "profiles").is_dir()
+
+
+def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
+    npus: StandInNpus, sessions: Sessions, module: Path
+) -> None:
+    module.write_text(BROKEN)
+    options = ("--ops=all_reduce", "--bytes-grid=1024,4096,8192", "--num-devices=2")
+    running = npus.start(NAME, *options, npus=2)
+    (sessions.folder / "pytest-pid").write_text(str(running.process.pid))
+    assert running.process.wait(300) == -signal.SIGKILL
+    assert wait_for(lambda: not sessions.left_behind())
+    assert len(list(sessions.database.glob("profiles/*/*/launched.jsonl"))) == 1
+    # Measurements from the profile have an origin, though no record was made yet.
+    (manifest,) = sessions.database.glob("runs/*.json")
+    assert json.loads(manifest.read_text())["device"]["facts"]["ranks"] == 2
+    # It measures nothing itself.
+    again = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", "--update-mode=missing-only")
+    assert again.code == 0, again.output
+    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
+
+
+def test_a_group_without_msprof_takes_events(npus: StandInNpus, sessions: Sessions) -> None:
+    # The stand-in NPU has no events: its refusal names the instrument that it was to measure with.
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
+    assert "npu-events" in done, done.output

@@ -1,0 +1,222 @@
+"""A row says when several operators were timed in the place of one kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from opatlas.bench.implementations.torch import matmul as matmuls
+from replaying import job_of, replay_row
+from sample_rows import ROWS
+from sample_rows_attention import PAGED
+
+from opatlas.data.cells import duration_cells
+from opatlas.row.columns import ASSUMPTIONS, STAND_IN
+from opatlas.row.quality import Quality
+from opatlas.row.record import Record
+from opatlas.row.status import Status
+from opatlas.run.call_watch import OperatorCount, count_operators
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.formula import pointwise
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.registry import replays
+from opatlas.run.runner import Runner
+from opatlas.run.stand_in import REST, describe_stand_in
+
+ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
+
+
+@pointwise
+def one_more(x):
+    return x + 1
+
+
+def through_numpy(x):
+    return torch.from_numpy(x.numpy() + 1)
+
+
+def in_two_steps(x):
+    return x.T.add(0.5).add_(0.5).T
+
+
+KERNELS = {"one": lambda x: x + 1, "views": lambda x: (x.T + 1).T, "numpy": through_numpy, "two": in_two_steps}
+
+
+@replays("OneMore", npu="torch.add")
+def of_a_kernel(row, replay):
+    replay(KERNELS[row.cells["kernel"]], row.tensor(0), expected=one_more)
+
+
+@replays("OwnKernel", npu=None)
+def of_an_own_kernel(row, replay):
+    replay(in_two_steps, row.tensor(0), expected=one_more)
+
+
+def stand_in_of(outcome):
+    assert outcome.status is Status.MEASURED, outcome
+    return outcome.measurement.stand_in
+
+
+@pytest.mark.parametrize(("kernel", "stands_in"), [("one", False), ("views", False), ("numpy", False), ("two", True)])
+def test_several_operators_are_stand_ins_and_views_are_not(kernel, stands_in, monkeypatch):
+    # Other tests compile; a kernel that may be compiled is not counted.
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    job = job_of("OneMore", ONE, f"{__name__}.of_a_kernel")
+    job.cells["kernel"] = kernel
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
+    assert bool(stand_in_of(outcome)) is stands_in
+
+
+def test_a_kernel_without_an_npu_call_is_not_a_stand_in(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    job = job_of("OwnKernel", ONE, f"{__name__}.of_an_own_kernel")
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
+    assert stand_in_of(outcome) == ""
+    assert outcome.measurement.verdict.quality is not Quality.COMPOSITION
+
+
+@pytest.mark.parametrize("kernel_type", ["AddRmsNorm", "GroupedMatmul", "FusedInferAttentionScore", "MoeGatingTopK"])
+def test_a_composition_in_place_of_a_fused_kernel_is_reported(kernel_type):
+    assert "composition of" in stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0]))
+
+
+@pytest.mark.parametrize("kernel_type", ["Add", "SoftmaxV2", "Transpose", "Sort", "IndexPutV2", "Conv2DBackpropFilter"])
+def test_an_operator_of_torch_is_not_a_stand_in(kernel_type):
+    assert stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0])) == ""
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_a_product_through_float32_is_reported(monkeypatch, has_instructions):
+    monkeypatch.setattr(matmuls, "_cpu_multiplies", lambda dtype: has_instructions)
+    outcome = replay_row("MatMulV2", ROWS["MatMulV2"][0])
+    assert ("_to_copy" in stand_in_of(outcome)) is not has_instructions
+
+
+def test_one_device_kernel_is_not_a_composition():
+    assert describe_stand_in(["mul", "add"], 1) == ""
+    assert describe_stand_in(["sort"], 21) == ""
+    assert describe_stand_in([], 2) == ""
+    assert "3 torch operators" in describe_stand_in(["mul", "add", "mul"], 3)
+    assert "11 device kernels" in describe_stand_in(["mul", "add"], 11)
+
+
+def test_a_call_that_cannot_be_counted_is_made_all_the_same():
+    made = []
+
+    def call():
+        made.append(torch.ones(2))
+        if len(made) == 1:
+            raise RuntimeError("Creating a new Tensor subclass CausalBias but the raw Tensor object is already taken")
+        made[-1].add_(1)
+
+    operators = count_operators(call, call)
+    assert operators == ["ones", REST]
+    assert len(made) == 2
+    assert "at least 2 " in describe_stand_in(operators, None)
+
+
+def test_an_exception_of_a_kernel_propagates():
+    def call():
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        count_operators(call, pytest.fail)
+
+
+def test_operators_of_an_earlier_call_are_not_counted_again():
+    with OperatorCount() as count:
+        torch.ones(2).add_(1)
+    torch.ones(2)
+    assert count.names == ["ones", "add_"]
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_queries_of_the_cpu_are_not_work():
+    with OperatorCount() as count:
+        torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        torch.ones(2)
+    assert count.names == ["ones"]
+
+
+class NpuLike:
+    """A device with a call of its own for the kernel."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    def kernel(self, impl, npu):
+        return KERNELS["two"]
+
+
+def test_the_count_loads_no_compiler():
+    code = """
+import sys, torch
+from opatlas.run.call_watch import OperatorCount
+with OperatorCount():
+    torch.ones(2)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_devices_own_call_is_the_kernel_itself():
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
+    runner._device = NpuLike(runner._device)
+    job = job_of("OneMore", ONE, f"{__name__}.of_a_kernel")
+    job.cells["kernel"] = "one"
+    assert stand_in_of(runner.run(job)) == ""
+
+
+def test_assumptions_and_stand_ins_are_cells_of_the_row():
+    job = job_of("FusedInferAttentionScore", PAGED[0])
+    outcome = replay_row(job.kernel_type, PAGED[0])
+    record = Record(
+        kernel_type=job.kernel_type,
+        signature="s",
+        cells=job.cells,
+        status=Status.MEASURED,
+        reason="",
+        run_id="20260101T000000-abcdef",
+        finished_at=1.0,
+        measurement=outcome.measurement,
+    )
+    cells = duration_cells(record)
+    assert cells[ASSUMPTIONS] == "; ".join(outcome.measurement.assumptions) != ""
+    assert cells[STAND_IN] == outcome.measurement.stand_in != ""
+
+
+def test_compiled_code_runs_compiled_and_is_not_a_stand_in():
+    """In a process of its own, for the compiler stays once it is there."""
+    code = """
+import sys; sys.path[:0] = ["tests/bench"]
+import torch
+from replaying import job_of
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.formula import pointwise
+from opatlas.run.registry import replays
+from opatlas.run.runner import Runner
+
+compiled = []
+def backend(graph, inputs):
+    compiled.append(graph)
+    return graph.forward
+kernel = torch.compile(lambda x: x * 0.5 + 1, backend=backend)
+
+@replays("OneMore", npu="torch.add")
+def one(row, replay):
+    replay(kernel, row.tensor(0), expected=pointwise(lambda x: x * 0.5 + 1))
+
+runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
+outcome = runner.run(job_of("OneMore", "4 | FLOAT -> 4 | FLOAT", "__main__.one"))
+assert outcome.measurement and outcome.measurement.stand_in == "", outcome
+assert len(compiled) == 1, compiled
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

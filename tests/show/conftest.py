@@ -1,0 +1,46 @@
+"""A small site with every page, among its names HTML that must do no harm, and a browser that opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import chromium, missing
+from decode_timelines import decode_steps, write_timeline
+
+from opatlas.ask.query.database import model_cost
+from opatlas.show.site.writer import write_site
+from tests.ask.tables import product_rows, write_table
+from tests.show.small_databases import HOSTILE, SIZES, STEP, small_databases
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_databases(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="session")
+def start(database: Path) -> Path:
+    """The file to open."""
+    other = database.parent / "other"
+    write_table(other, "MatMulV2", product_rows(SIZES, [4 + m * k / 1e4 for m, _, k in SIZES]))
+    with pytest.MonkeyPatch.context() as patch:
+        # The cache of fitted models lies in the user's folder otherwise.
+        patch.setenv("XDG_CACHE_HOME", str(database.parents[3] / "cache"))
+        cost = model_cost(database, "Qwen/Qwen3-32B", batch=8, context=512)
+    kernels = decode_steps(layers=4, steps=2)
+    kernels[5] = kernels[5].of(kernel_type=HOSTILE, core="AI_CPU")
+    capture = write_timeline(database.parents[3] / "kernel_details.csv", kernels)
+    site = write_site(database, database.parents[3] / "site", against=str(other), costs=[(STEP, cost)], capture=capture)
+    assert all(HOSTILE in problem for problem in site.problems)
+    return site.start
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if why := missing():
+        pytest.skip(why)
+    with chromium() as opened:
+        yield opened

@@ -1,0 +1,137 @@
+"""The catalog, and the places of mistakes in a catalog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests_of_shapes import catalog_of
+
+from opatlas.errors import OpAtlasError
+from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.theory.catalog import PATH, CatalogError, built_in_catalog
+
+GOOD = """
+    grids:
+      tokens: [1, 2, 4]
+    patterns:
+      scale:
+        axes: {m: tokens, width: hidden}
+        let: {twice: 2 * h}
+        where: [m < 100]
+        inputs: [[m, twice], [], null]
+        outputs: [[m, h]]
+        forms: [BF16;FLOAT; -> BF16]
+    kernels:
+      Scale: {pattern: scale, core: AI_CORE}
+    """
+
+
+def test_a_kernel_is_a_few_lines(tmp_path: Path) -> None:
+    kernel = catalog_of(tmp_path, GOOD).kernel("Scale")
+    (pattern,) = kernel.patterns
+    assert [axis.name for axis in pattern.axes] == ["m", "width"]
+    assert pattern.forms[0].core == "AI_CORE"
+    assert pattern.inputs[1:] == ((), None)
+
+
+#: A change of GOOD that makes a mistake, and the place that the error names.
+MISTAKES = [
+    ("[m, twice]", "[m, twiec]", "pattern 'scale', key 'inputs', expression 'twiec'"),
+    ("[m, h]]", "[m, d]]", "pattern 'scale', key 'outputs', expression 'd'"),
+    ("2 * h", "h.bit_length()", "pattern 'scale', key 'let', expression 'h.bit_length()'"),
+    ("2 * h", "h // (1 % -0)", "pattern 'scale', key 'let', expression 'h // (1 % -0)'"),
+    ("2 * h", "h % (2 - 2)", "pattern 'scale', key 'let', expression 'h % (2 - 2)'"),
+    ("twice: 2 * h", "m: 2 * h", "pattern 'scale', key 'let'"),
+    ("m < 100", "open(m)", "pattern 'scale', key 'where', expression 'open(m)'"),
+    ("width: hidden", "width: hiden", "pattern 'scale', axis 'width'"),
+    ("m: tokens", "m: toknes", "pattern 'scale', axis 'm'"),
+    ("m: tokens, width", "h: tokens, width", "pattern 'scale', key 'axes'"),
+    ("-> BF16]", "-> BF17]", "pattern 'scale', key 'forms', form 'BF16;FLOAT; -> BF17'"),
+    ("BF16;FLOAT; -> BF16", "BF16;FLOAT;", "pattern 'scale', key 'forms', form 'BF16;FLOAT;'"),
+    ("BF16;FLOAT; -> BF16", "BF16;FLOAT -> BF16", "pattern 'scale', form 'BF16;FLOAT -> BF16'"),
+    ("[1, 2, 4]", "[1, 4, 2]", "grid 'tokens'"),
+    ("pattern: scale", "pattern: scala", "kernel 'Scale', key 'pattern'"),
+    ("Scale:", "a/b:", "kernel 'a/b'"),
+]
+#: A change that makes a value of a wrong type, the place, and the key or the value that the error names.
+WRONG_TYPES = [
+    ("where: [m < 100]", "where: m < 100", "pattern 'scale'", "$.where"),
+    ("[m, twice], []", "{m: 1}, []", "pattern 'scale'", "$.inputs[0]"),
+    ("outputs:", "output:", "pattern 'scale'", "output"),
+    ("axes: {m: tokens, width: hidden}", "axes: {}", "pattern 'scale'", "$.axes"),
+    ("width: hidden", "width: {form: hidden}", "pattern 'scale', axis 'width'", "form"),
+    ("width: hidden", "width: [0.5]", "pattern 'scale', axis 'width'", "$[0]"),
+    ("2 * h", "true", "pattern 'scale', key 'let', 'twice'", "bool"),
+    ("pattern: scale", "pattern: []", "kernel 'Scale'", "$.pattern"),
+    ("[1, 2, 4]", "[1, 0.5]", "grid 'tokens'", "float"),
+    ("[1, 2, 4]", "[-1, 2]", "grid 'tokens'", ">= 1"),
+    ("core:", "cores:", "kernel 'Scale'", "cores"),
+    ("kernels:", "kernel:", "", "kernel"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "place"), MISTAKES)
+def test_a_mistake_is_named_by_its_place(tmp_path: Path, old: str, new: str, place: str) -> None:
+    assert old in GOOD
+    with pytest.raises(CatalogError) as caught:
+        catalog_of(tmp_path, GOOD.replace(old, new))
+    assert place in [mistake.place for mistake in caught.value.mistakes]
+    assert caught.value.path.name == "catalog.yaml"
+
+
+@pytest.mark.parametrize(("old", "new", "place", "key"), WRONG_TYPES)
+def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, old: str, new: str, place: str, key: str) -> None:
+    assert old in GOOD
+    with pytest.raises(CatalogError) as caught:
+        catalog_of(tmp_path, GOOD.replace(old, new))
+    assert any(mistake.place == place and key in mistake.problem for mistake in caught.value.mistakes)
+
+
+def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("[m, twice]", "[m, twiec]").replace("core:", "cores:").replace("[1, 2, 4]", "[]")
+    with pytest.raises(CatalogError) as caught:
+        catalog_of(tmp_path, text)
+    assert len(caught.value.mistakes) == len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("- 1", ""),
+        ("", ""),
+        ("a: [", ""),
+        ("grids: {}\ngrids: {}", ""),
+        ("!!python/object/apply:os.getcwd []", ""),
+        ("grids: {2026-11-22: [1]}", ""),
+        ("grids: {1: [1]}", ""),
+        ("[" * 100_000, ""),
+        ("grids: &a [*a]", ""),
+        ("\n".join(["l0: &l0 [1, 1]", *(f"l{n}: &l{n} [{f'*l{n - 1}, ' * 10}]" for n in range(1, 40))]), ""),
+        ("grids: {a: [" + "9" * 5000 + "]}", ""),
+        ("grids: !!bool maybe", ""),
+        ("grids: 2026-99-99", ""),
+    ],
+    ids=range(13),
+)
+def test_invalid_catalogs(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        catalog_of(tmp_path, text)
+    assert [mistake.place for mistake in caught.value.mistakes] == [place]
+
+
+def test_an_unknown_kernel_type_is_refused_with_similar_names() -> None:
+    with pytest.raises(OpAtlasError, match=r"MatMulV4.*MatMulV"):
+        built_in_catalog().kernel("MatMulV4")
+
+
+def test_every_kernel_type_has_a_replay() -> None:
+    assert set(built_in_catalog().kernels) <= set(replays_of_bench())
+
+
+def test_every_pattern_is_used() -> None:
+    used = {pattern.name for kernel in built_in_catalog().kernels.values() for pattern in kernel.patterns}
+    text = PATH.read_text()
+    for line in text[text.index("\npatterns:") : text.index("\nkernels:")].splitlines():
+        if line.startswith("  ") and line[2].isalpha():
+            assert line.strip(" :") in used
