@@ -7,9 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.query.answers import COMPOSITION_WORDS
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.typed_rows import typed_rows
+from opatlas.ask.query.implementation_answers import COMPOSITION_WORDS
 from opatlas.row.columns import CACHE_STATE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, QUALITY, STATUS, STATUS_REASON
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.quality import Quality
@@ -40,8 +39,8 @@ NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 def row_table(database: OpenDatabase, kernel_type: str, judges: Mapping[str, RowJudge]) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are those of `typed_rows` and `RowJudge.judge`, noise and machine_spread in percent, bus_gbps of a
-    message, and the cells of _CELLS.
+    The columns are those of `AnsweringRows.typed` and `RowJudge.judge`, noise and machine_spread in percent, bus_gbps
+    of a message, and the cells of _CELLS.
 
     Args:
         judges: by implementation.
@@ -56,7 +55,7 @@ def row_table(database: OpenDatabase, kernel_type: str, judges: Mapping[str, Row
 
 def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judge: RowJudge) -> pd.DataFrame:
     stored = database.answers.stored_rows(kernel_type, implementation)
-    judged = zip(typed_rows(stored).to_dict("records"), judge.judge(stored), strict=True)
+    judged = zip(stored.typed().to_dict("records"), judge.judge(stored), strict=True)
     typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
     lines: list[dict[str, Any]] = []
     for position in sorted(stored.table.by_signature.values()):
