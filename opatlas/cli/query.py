@@ -14,9 +14,6 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.result import How, QueryResult
-||||||| dd4048d1
-from opatlas.ask.query.model_cache import folder
-from opatlas.ask.query.result import How, NoAnswer, QueryResult
 from opatlas.data.csv_files import read_frame
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds
