@@ -70,12 +70,12 @@ _PARENT = {
     "wait for the device process": ["opatlas.run.process.device_process:DeviceProcess._await"],
     "send the job": ["opatlas.run.process.device_process:DeviceProcess.run"],
     "make the job": ["opatlas.plugins.row_runner:RowRunner._job"],
-    "session.run": ["opatlas.plugins.replay_session:ReplaySession.run"],
-    "record": ["opatlas.plugins.replay_session:ReplaySession.record"],
+    "session.run": ["opatlas.plugins.session:Session.run"],
+    "record": ["opatlas.plugins.session:Session.record"],
     "journal": ["opatlas.plugins.records:SessionJournal.append"],
-    "receive": ["opatlas.plugins.replay_session:ReplaySession.receive"],
-    "keep": ["opatlas.plugins.replay_session:ReplaySession.keep"],
-    "prepare": ["opatlas.plugins.replay_session:ReplaySession.prepare"],
+    "receive": ["opatlas.plugins.session:Session.receive"],
+    "keep": ["opatlas.plugins.session:Session.keep"],
+    "prepare": ["opatlas.plugins.session:Session.prepare"],
 }
 _REST = "rest"
 WAIT = " [wait]"
@@ -260,13 +260,13 @@ class _Plugin:
             for place in places:
                 self._clock.wrap(place, label)
         for place, step in {
-            "opatlas.plugins.replay_session:plan_session": "plan",
-            "opatlas.plugins.replay_session:ReplaySession.select": "select",
-            "opatlas.plugins.replay_session:ReplaySession.complete": "complete",
-            "opatlas.plugins.replay_session:ReplaySession.merge": "merge the journal into the CSVs",
-            "opatlas.plugins.replay_session:ReplaySession.report": "write reports",
-            "opatlas.plugins.replay_session:ReplaySession.print_summary": "print the summary",
-            "opatlas.plugins.replay_session:ReplaySession.close": "end the device process",
+            "opatlas.plugins.session:plan_session": "plan",
+            "opatlas.plugins.session:Session.select": "select",
+            "opatlas.plugins.session:Session.complete": "complete",
+            "opatlas.plugins.session:Session.merge": "merge the journal into the CSVs",
+            "opatlas.plugins.session:Session.report": "write reports",
+            "opatlas.plugins.hooks:print_summary": "print the summary",
+            "opatlas.plugins.session:Session.close": "end the device process",
         }.items():
             self._phases.after(place, step)
         self._phases.ended("this plugin")
