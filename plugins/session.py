@@ -225,12 +225,12 @@ class Session:
         finally:
             after = waited_by(self.context.waits)
             item.stash[_WAITED] = {who: after[who] - before[who] for who in after if after[who] > before[who]}
-        if outcome.status in (Status.MEASURED, Status.CHECKED) and outcome.judgement is None:
+        if outcome.status in (Status.MEASURED, Status.CHECKED) and outcome.judged is None:
             return
         message = f"{outcome.status}: {row.place}: {outcome.explanation}"
         if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
             pytest.skip(message)
-        if outcome.judgement is not None and not outcome.judgement.passed and not self.context.settings.strict:
+        if outcome.judged is not None and not outcome.judged.passed and not self.context.settings.strict:
             # The candidate does not pass, and the session did its work.
             pytest.xfail(message)
         if outcome.status not in (Status.MEASURED, Status.CHECKED):
@@ -503,7 +503,7 @@ class Session:
             run_id=self.context.run_id,
             finished_at=time.time(),
             measurement=outcome.measurement,
-            judged=outcome.judgement.cells if outcome.judgement is not None else {},
+            judged=outcome.judged.cells if outcome.judged is not None else {},
             host=host,
         )
 
