@@ -265,7 +265,7 @@ class ImplementationAnswers:
         }
         common = {column: facts[fact] for fact, column in _COMMON.items()}
         table: pd.DataFrame = facts[[]].assign(**numbers, Implementation=rows.label, **told, **common)
-        return table.reindex(columns=list(ANSWER_COLUMNS))
+        return table
 
     def _make_predictor(self, kernel_type: str, name: str) -> Predictor:
         from opatlas.ask.query.predictor import Predictor
