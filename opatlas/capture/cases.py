@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from opatlas.capture.capture_reader import Capture, NotNumericError, read_capture_header
+from opatlas.capture.capture_reader import Capture, read_capture_header
 from opatlas.capture.launches import CaptureLaunches, LaunchCounts
 from opatlas.counts import add_counts
 from opatlas.data.csv_files import write_atomically
@@ -243,11 +243,7 @@ class Aggregate:
         Raises:
             TableError: the file cannot be read; nothing of it was added.
         """
-        header = read_capture_header(path)
-        try:
-            launches = CaptureLaunches(Capture(path, header), self._root, on_block)
-        except NotNumericError:
-            launches = CaptureLaunches(Capture(path, header, numbers_as_text=True), self._root, on_block)
+        launches = CaptureLaunches(Capture(path, read_capture_header(path)), self._root, on_block)
         if not launches.account.rows:
             raise TableError(path, "a header without rows", "Take the capture again, or leave the file out")
         self.files[path] = launches.account

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_summary
 
-from opatlas.capture.cases import Aggregate
+from opatlas.capture.cases import Aggregate, read_samples
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures, rebuild_profiling
-from opatlas.capture.cases import read_samples
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions, read_manifest
