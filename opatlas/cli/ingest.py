@@ -18,7 +18,6 @@ from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.time_shares import rows_without_replay, without_shapes
-from opatlas.cli.parameters import reads
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.ingests import CaptureVersions
 from opatlas.data.write_back import recover
@@ -31,6 +30,7 @@ from opatlas.row.siblings import spellings
 from opatlas.row.versions import Versions, detect
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.output import print_note
+from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable
 
