@@ -62,7 +62,7 @@ class Prediction:
     note: str
 
 
-class _Stored(msgspec.Struct):
+class _StoredModel(msgspec.Struct):
     """A fitted model on disk, with the features of each row that it knows."""
 
     features: list[RowFeatures | None]
@@ -123,7 +123,7 @@ class Predictor:
         if fit is None:
             # Where the user's cache cannot be written, it is fitted again next time.
             with suppress(OpAtlasError):
-                write_bytes(self._path, msgspec.msgpack.encode(_Stored(self._found, model.fit)))
+                write_bytes(self._path, msgspec.msgpack.encode(_StoredModel(self._found, model.fit)))
         return model
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
@@ -200,10 +200,10 @@ def _key(rows: AnsweringRows, cores: int, used: Mask) -> str:
     return blake2b(told + used.tobytes() + rows.duration_us.tobytes(), digest_size=16).hexdigest()
 
 
-def _load(path: Path) -> _Stored | None:
+def _load(path: Path) -> _StoredModel | None:
     """Returns a stored model; None if there is none that can be read."""
     try:
-        return msgspec.msgpack.decode(read_safely(path, _LARGEST_BYTES), type=_Stored)
+        return msgspec.msgpack.decode(read_safely(path, _LARGEST_BYTES), type=_StoredModel)
     except (OSError, OpAtlasError, msgspec.MsgspecError):
         return None
 
