@@ -172,9 +172,9 @@ def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tu
     with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
         # Software and device follow from the last parts of the path.
         checkout = Path(folder, *path.parts[1:][-4:])
-        below = path.relative_to(existing).as_posix()
-        for tree, suffix in ((below, ".csv"), (f"{below}/runs", ".json")):
-            _write_files(existing, f"{at}:./{tree}", suffix, checkout / Path(tree).relative_to(below))
+        below = path.relative_to(existing)
+        _write_files(existing, f"{at}:./{below.as_posix().removeprefix('.')}", ".csv", checkout)
+        _write_files(existing, f"{at}:./{(below / 'runs').as_posix()}", ".json", checkout / "runs")
         try:
             expect_tables(checkout)
         except OpAtlasError as error:
@@ -189,7 +189,7 @@ def _write_files(repository: Path, tree: str, suffix: str, folder: Path) -> None
     and `git archive` would run its filters.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for entry in map(os.fsdecode, (_git(repository, "ls-tree", "-z", tree) or b"").split(b"\0")):
+    for entry in map(os.fsdecode, (_git(repository, "ls-tree", "-z", "--full-tree", tree) or b"").split(b"\0")):
         about, _, name = entry.partition("\t")
         if about.startswith(_REGULAR) and name.endswith(suffix):
             with open(folder / name, "wb") as file:
