@@ -11,12 +11,12 @@ from opatlas.capture.capture_reader import DURATION
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.formats import microseconds, percent
-from opatlas.outer.candidates.answer import read_answer
-from opatlas.outer.candidates.judgement import Judgement
 from opatlas.outer.diagnosis.advice import advice, is_gpu
 from opatlas.outer.diagnosis.diagnosis import ROOFLINE, Diagnosis, RankedKernel
 from opatlas.outer.generation.answers import ChatModel
 from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest
+from opatlas.outer.judging.answer import read_answer
+from opatlas.outer.judging.judgement import Judgement
 from opatlas.row.columns import BASE, KERNEL_NAMES
 
 #: Languages of code blocks, by the suffix of a source file.
