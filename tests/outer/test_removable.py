@@ -49,7 +49,9 @@ def with_dependants(package: str) -> set[str]:
     texts = {name: "".join(path.read_text() for path in (OUTER / name).glob("*.py")) for name in PACKAGES}
     found = {package}
     while (
-        more := {name for name, text in texts.items() if found & set(re.findall(r"opatlas\.outer\.(\w+)", text))}
+        more := {
+            name for name, text in texts.items() if found & set(re.findall(r"(?:opatlas\.outer|from \.)\.(\w+)", text))
+        }
         - found
     ):
         found |= more
