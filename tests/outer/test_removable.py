@@ -44,16 +44,15 @@ def without(removed: set[str], folder: Path) -> None:
         own.symlink_to(path) if path.is_dir() else shutil.copy(path, own)
 
 
+_IMPORTED = re.compile(r"^from (?:opatlas\.outer|\.)\.(\w+)", re.MULTILINE)
+
+
 def with_dependants(package: str) -> set[str]:
-    """The package, and those of `outer/` that import it."""
+    """The package, and those of `outer/` that import it, but in functions."""
     texts = {name: "".join(path.read_text() for path in (OUTER / name).glob("*.py")) for name in PACKAGES}
+    needs = {name: set(_IMPORTED.findall(text)) for name, text in texts.items()}
     found = {package}
-    while (
-        more := {
-            name for name, text in texts.items() if found & set(re.findall(r"(?:opatlas\.outer|from \.)\.(\w+)", text))
-        }
-        - found
-    ):
+    while more := {name for name in PACKAGES if found & needs[name]} - found:
         found |= more
     return found
 
