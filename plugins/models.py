@@ -102,7 +102,7 @@ class ModelRuns:
         """
         row = row_of(item)
         assert row is not None
-        name, task = self._name(row), self._session.workload.tasks[row.kernel_type]
+        name, task = self._name(row), self._session.source.subjects[row.kernel_type]
         outcomes: dict[Path, RowOutcome] = {}
 
         def run_own(path: Path) -> RowOutcome:
