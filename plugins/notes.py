@@ -19,7 +19,7 @@ from opatlas.row.signature import make_case_id
 from opatlas.run.devices.discovery import driver_version
 from opatlas.text import pluralize, printable_lines, suggest
 
-from .cases import NOT_RUN, Case, Fate, PreparedDatabase, of_fate
+from .cases import NOT_RUN, Fate, PreparedDatabase, SessionCase, of_fate
 from .run_manifest import disturbances, flush_notes
 from .session import Session
 from .settings import Settings
@@ -169,12 +169,12 @@ def _duration(settings: Settings) -> str:
     return "a duration" if settings.mode is UpdateMode.MISSING_ONLY else "a replayed duration"
 
 
-def _kinds(left_out: Collection[Case]) -> str:
+def _kinds(left_out: Collection[SessionCase]) -> str:
     captured = sum(case.is_captured_only for case in left_out)
     return f" ({len(left_out) - captured:,} replayed, {captured:,} captured only)" if captured else ""
 
 
-def _estimate(session: Session, to_run: Sequence[Case]) -> Iterator[str]:
+def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
     """Yields how long the rows will take, and how large the tensors of the largest row are."""
     settings = session.context.settings
     rows = [case for case in to_run if case.will_run and session.is_requested(case.kernel_type, case.id)]

@@ -38,7 +38,7 @@ from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
 from opatlas.text import pluralize, printable, suggest
 
-from .cases import Case, CaseTable, Fate, KnownFailure, Plan, PreparedDatabase
+from .cases import CaseTable, Fate, KnownFailure, Plan, PreparedDatabase, SessionCase
 from .mixing import captured_notes, origin_notes
 from .run_manifest import present_code
 from .select import GIVEN_UP_AFTER, Choice
@@ -419,13 +419,13 @@ def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale
     run_ids = table.cells(RUN_ID)
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     seen: set[str] = set()
-    cases: list[tuple[int, Case]] = []
+    cases: list[tuple[int, SessionCase]] = []
     for position, row_signature in enumerate(table.signatures):
         place = position if places is None else places.get(row_signature)
         if place is None:
             continue
         row_digest = digest(name, row_signature)
-        case = Case(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
+        case = SessionCase(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
         cases.append((place, case))
         if chosen.shard is not None and not chosen.shard.holds(row_digest):
             case.fate = Fate.OTHER_SHARD

@@ -36,7 +36,7 @@ from opatlas.run.process.profile_executor import ProfileExecutor
 from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line
 
-from .cases import Case, needs_group, row_of, will_run
+from .cases import SessionCase, needs_group, row_of, will_run
 from .cluster_rows import Arrived, ClusterRows
 from .item_rows import ItemRows, RowsInBatches, RowsInTurn
 from .session_context import SessionContext
@@ -244,13 +244,13 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-def _instrument(row: Case) -> str:
+def _instrument(row: SessionCase) -> str:
     """Returns the instrument of the replayed duration of a row; "" if the row has none."""
     replayed = row.row.replayed
     return replayed.instrument.strip() if replayed is not None else ""
 
 
-def _source(row: Case, implementation: Implementation) -> KernelSource | None:
+def _source(row: SessionCase, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
     Raises:
