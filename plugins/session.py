@@ -1,7 +1,7 @@
 """The way of a row from its CSV to the device and back into the CSV, on one page.
 
-`Session.cases` is the list of all rows of a session: each `SessionCase` says what the options do with its row, and what became
-of it. `Session` has a method for each step, and the hooks of `hooks.py` call them in this order:
+`Session.cases` is the list of all rows of a session: each `SessionCase` says what the options do with its row, and what
+became of it. `Session` has a method for each step, and the hooks of `hooks.py` call them in this order:
 
 1. `plan` reads the database and decides which rows are run; the collector makes a test of each of these.
 2. `select` gets the rows that pytest selected, and refuses to replace durations that do not compare with new ones.
