@@ -18,7 +18,7 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.row.roofline import row_bytes
 from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import make_case_id
-from opatlas.run.devices.discovery import driver_version
+from opatlas.run.devices.device import kind_named
 from opatlas.text import pluralize, suggest
 
 from .plan import Plan, PreparedDatabase
@@ -108,9 +108,9 @@ def _stale_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> It
     why = f": {', '.join(f'{count:,} {reason.value}' for reason, count in stale.items())}" if stale else ""
     left_out = f"; left out: {', '.join(fresh)}" if fresh else ""
     yield f"{sum(stale.values()):,} stale{why}{left_out} (--update-mode=stale)"
-    kind = settings.devices[0].kind
-    if driver_version(kind) == "":
-        yield f"the driver is not compared: {'nvidia-smi' if kind == 'cuda' else 'npu-smi'} does not tell its version"
+    kind = kind_named(settings.devices[0].kind)
+    if kind.driver_version() == "":
+        yield f"the driver is not compared: {kind.tool} does not tell its version"
 
 
 def _duration(settings: Settings) -> str:

@@ -24,7 +24,7 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
 from opatlas.outer.tasks.task_rows import task_rows
 from opatlas.row.signature import signature
-from opatlas.run.devices.discovery import driver_version
+from opatlas.run.devices.device import kind_named
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.text import pluralize, suggest
 
@@ -176,7 +176,7 @@ def _prepare_for(context: SessionContext, own: TargetDatabase, base: _BaseRows) 
         own.database,
         run_id=context.run_id,
         starter=settings.workload.write_starter if has_starter else None,
-        is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
+        is_npu=settings.workload.has_op_mapping and kind_named(settings.devices[0].kind).is_native,
         others=[each.path for each in settings.targets],
     )
     if settings.workload.tasks:
@@ -274,7 +274,7 @@ class _BaseRows:
 
 def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     provenance = own.provenance or Provenance(own.database)
-    driver = driver_version(context.settings.devices[0].kind) or ""
+    driver = kind_named(context.settings.devices[0].kind).driver_version() or ""
     return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 

@@ -22,18 +22,15 @@ from opatlas.outer.suites.overload import folder_of
 from opatlas.outer.suites.score import read_score
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.row.location import (
-    COMMUNICATION_NAMED_BY,
-    NAMED_BY,
-    TASKS_NAMED_BY,
     communication_path,
     default_database_of,
     default_path,
     suite_path,
     tasks_path,
 )
-from opatlas.row.versions import TORCH, Component, Versions
+from opatlas.row.versions import Component, Versions
 from opatlas.run.collectives import options as collectives
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.run.implementations.implementation import Implementation
@@ -152,7 +149,7 @@ class KernelWorkload(Workload):
 
     def naming(self, device_kind: str) -> Sequence[Component]:
         """Returns the software whose versions name a database; devices that a conftest.py opens are torch's."""
-        return NAMED_BY.get(device_kind, [TORCH])
+        return kind_named(device_kind).named_by
 
     def named_database(self, folder: Path) -> Path:
         return folder
@@ -193,7 +190,7 @@ class ListedWorkload(KernelWorkload):
     needs_database = False
 
     def naming(self, device_kind: str) -> Sequence[Component]:
-        return TASKS_NAMED_BY.get(device_kind, [TORCH])
+        return kind_named(device_kind).tasks_named_by
 
     def named_database(self, folder: Path) -> Path:
         """Returns the folder. Raises OpAtlasError if the folder can neither be used nor made."""
@@ -270,7 +267,7 @@ class CollectiveWorkload(Workload):
     needs_database = False
 
     def naming(self, device_kind: str) -> Sequence[Component]:
-        return [COMMUNICATION_NAMED_BY.get(device_kind, TORCH)]
+        return [kind_named(device_kind).communication_named_by]
 
     def named_database(self, folder: Path) -> Path:
         """Returns the folder of this node's CSVs. Raises OpAtlasError if the folder can neither be used nor made."""

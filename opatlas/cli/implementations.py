@@ -17,7 +17,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 from opatlas.outer.suites.overload import is_folder
 from opatlas.row.siblings import base_type, suggest_spelling
-from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
 from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.implementation import DEFAULTS, TORCH, Implementation
@@ -193,7 +193,7 @@ def listed(implementation: Implementation) -> Listed:
         implementation.name,
         implementation.version,
         implementation.missing,
-        implementation.devices or tuple(KINDS),
+        implementation.devices or tuple(device_kinds()),
         implementation.about,
         kernels,
         notes,

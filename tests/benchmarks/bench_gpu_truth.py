@@ -39,16 +39,13 @@ class All:
     name = "all"
 
     def __init__(self) -> None:
-        from opatlas.run.instruments import cupti
-        from opatlas.run.instruments import kernel_records as kineto
-        from opatlas.run.instruments import timers as device_events
-        from opatlas.run.instruments.instrument import MeasureSettings
+        from opatlas.run.instruments.instrument import MeasureSettings, open_instrument
 
-        settings = MeasureSettings()
         self.medians: list[dict[str, float]] = []
-        self._cupti = cupti.open_cupti(settings)
-        self._kineto = kineto.open_kineto(settings)
-        self._events = device_events.open_cuda_events(settings)
+        self._cupti, self._kineto, self._events = (
+            cast("KernelRecords", open_instrument("cuda", MeasureSettings(instrument=name)))
+            for name in ("cupti", "kineto", "cuda-events")
+        )
         self._cupti_us = 1.0
         # Kineto sets CUPTI's clock to one of its own when it is first used, which others read from then on.
         self._spin(self._kineto)

@@ -39,7 +39,7 @@ _DEVICE = {
     "watch inputs: compare": ["opatlas.run.replay:Replay._expect_unchanged"],
     "first call, set-up": ["opatlas.run.replay:Replay._first_call"],
     "warm-up": ["opatlas.run.sampling:Sampling.warm_up"],
-    "throttled?": ["opatlas.run.devices.nvidia:_Nvml.throttles"],
+    "throttled?": ["opatlas.run.devices.nvml:Nvml.throttles"],
     "sleep": ["time:sleep"],
     "samples: other": ["opatlas.run.sampling:Sampling.take"],
     "samples: how many at once": ["opatlas.run.instruments.kernel_records:KernelRecords._calls_at_once"],

@@ -6,13 +6,14 @@ from time import thread_time_ns
 
 import pytest
 
-from opatlas.run.instruments.instrument import INSTRUMENTS, InstrumentMissing, MeasureSettings, open_instrument
+from opatlas.run.devices.device import kind_named
+from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSettings, open_instrument
 
 SAMPLES = 3
 CALL_US, FLUSH_US = 2_000, 50_000
 
 
-@pytest.fixture(params=INSTRUMENTS["cpu"])
+@pytest.fixture(params=kind_named("cpu").instruments)
 def instrument(request):
     try:
         return open_instrument("cpu", MeasureSettings(instrument=request.param))

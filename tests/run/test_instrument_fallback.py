@@ -13,17 +13,16 @@ from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSetting
 
 @pytest.fixture(autouse=True)
 def _offered(monkeypatch):
-    def missing(settings):
+    def missing(kind, settings):
         raise InstrumentMissing("no such library")
 
-    makers = SimpleNamespace(missing=missing, second=lambda settings: "second", broken=lambda settings: 1 / 0)
+    makers = SimpleNamespace(
+        missing=missing, second=lambda kind, settings: "second", broken=lambda kind, settings: 1 / 0
+    )
     monkeypatch.setitem(sys.modules, "toy_makers", makers)
     offered = {"best": "toy_makers:missing", "second": "toy_makers:second"}
-    monkeypatch.setattr(
-        instrument,
-        "INSTRUMENTS",
-        {"toy": offered, "none": {"best": "toy_makers:missing"}, "broken": {"b": "toy_makers:broken", **offered}},
-    )
+    offered_by = {"toy": offered, "none": {"best": "toy_makers:missing"}, "broken": {"b": "toy_makers:broken"}}
+    monkeypatch.setattr(instrument, "kind_named", lambda kind: SimpleNamespace(instruments=offered_by[kind]))
 
 
 def test_the_next_best_replaces_a_missing_one():

@@ -10,11 +10,9 @@ import pytest
 from replaying import job_of
 
 from opatlas.errors import OpAtlasError
-from opatlas.run.devices.cpu import CpuDevice
+from opatlas.run.devices.cpu import Cpu, CpuDevice
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.instruments import instrument
 from opatlas.run.instruments.instrument import (
-    INSTRUMENTS,
     MeasureSettings,
     Samples,
     open_instrument,
@@ -36,18 +34,17 @@ class Sundial:
 
 @pytest.fixture
 def _sundials(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda settings: Sundial()))
-    offered = {"cpu": {**INSTRUMENTS["cpu"], Sundial.name: "sundials:of"}}
-    monkeypatch.setattr(instrument, "INSTRUMENTS", offered)
+    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda kind, settings: Sundial()))
+    monkeypatch.setattr(Cpu, "instruments", {**Cpu.instruments, Sundial.name: "sundials:of"})
 
 
 def test_the_first_one_is_taken_by_default():
     assert preferred_instrument("cpu", None) == "wall-clock"
-    assert all(preferred_instrument(kind, None) == next(iter(names)) for kind, names in INSTRUMENTS.items())
+    assert preferred_instrument("npu", None) == "msprof"
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
-    offered = ", ".join(INSTRUMENTS["cpu"])
+    offered = ", ".join(Cpu.instruments)
     with pytest.raises(OpAtlasError, match=rf"sundial: .* {offered}$"):
         open_instrument("cpu", MeasureSettings(instrument="sundial"))
 

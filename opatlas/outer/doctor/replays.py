@@ -18,7 +18,7 @@ from opatlas.row.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.row.errors import DeviceGone
 from opatlas.row.quality import relative_noise
 from opatlas.row.status import Status
-from opatlas.run.devices.device import KINDS, DeviceDescription, DeviceSpec, open_device
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named, open_device
 from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
@@ -27,8 +27,6 @@ from opatlas.run.groups.pool import GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledSamples, dimensions
 from opatlas.run.instruments.instrument import (
-    EVENTS,
-    INSTRUMENTS,
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
@@ -75,7 +73,7 @@ def replay(target: Target) -> Verdict:
         remedy = "see the limits above; the report (--report) has the tracebacks"
         return failed("; ".join(bad), remedy, tracebacks=tracebacks(outcomes))
     used = ", ".join(sorted({o.measurement.instrument for o in outcomes.values() if o.measurement is not None}))
-    best = next(iter(INSTRUMENTS[spec.kind]))
+    best = next(iter(kind_named(spec.kind).instruments))
     missing = "" if used == best else f"; no {best}: {_why_missing(spec, best)}"
     return passed(f"{name}: {durations(outcomes)} ({used}){missing}", instrument=used)
 
@@ -127,7 +125,7 @@ def group(target: Target) -> Verdict:
     """Measures an all_reduce of two ranks: without a profiler, and as a replay measures it."""
     devices = available_devices(target.device or None)
     kind = devices[0].kind
-    backend = KINDS[kind].backend
+    backend = kind_named(kind).backend
     if not target.with_group:
         return skipped(f"two ranks over {backend}: only with --group")
     spec = GroupSpec(_RANKS)
@@ -141,13 +139,13 @@ def group(target: Target) -> Verdict:
     facts: dict[str, Fact] = {}
     unmet: object = None
     # The first run has no profiler, so that a failure is one of the communication library.
-    for instrument in dict.fromkeys((EVENTS.get(kind), None)):
+    for instrument in dict.fromkeys((kind_named(kind).events, None)):
         outcome, description = _all_reduce(devices, spec, instrument)
         taken = outcome.measurement
         if outcome.status is not Status.MEASURED or taken is None:
             name = preferred_group_instrument(kind, instrument)
             ended = f"all_reduce over {backend} with {name}: {outcome.status}: {reason_of(outcome)}"
-            remedy = f"measure groups with --instrument {EVENTS.get(kind)}" if told else _REMEDIES[backend]
+            remedy = f"measure groups with --instrument {kind_named(kind).events}" if told else _REMEDIES[backend]
             return failed("; ".join([*told, ended]), remedy, traceback=outcome.detail)
         median_us, spread_us = taken.summary.median_us, taken.counters.get(RANK_SPREAD, 0.0)
         told.append(

@@ -9,12 +9,11 @@ from itertools import takewhile
 
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import (
-    INSTRUMENTS,
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
@@ -132,7 +131,7 @@ class GroupPool:
         return [device for device in self._nodes.devices if self._excluded.reason(device) is None]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if kind not in INSTRUMENTS or preferred_instrument(kind, self._settings.instrument) != MSPROF:
+        if not kind_named(kind).instruments or preferred_instrument(kind, self._settings.instrument) != MSPROF:
             return self._settings
         chosen = preferred_group_instrument(kind, self._settings.instrument)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""

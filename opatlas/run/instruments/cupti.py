@@ -234,7 +234,7 @@ def loaded_library() -> Any:
     return ctypes.CDLL(loaded.pop())
 
 
-def open_cupti(settings: MeasureSettings) -> KernelRecords:
+def open_cupti(kind: str, settings: MeasureSettings) -> KernelRecords:
     """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
     recorder = CuptiRecorder(torch.cuda.synchronize)
     with recorder.recording() as records:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
 from opatlas.errors import OpAtlasError
+from opatlas.run.devices.device import kind_named
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
 from opatlas.run.instruments.stop_rule import Rule
 
@@ -22,7 +23,7 @@ class MeasureSettings:
         cache: "cold" (caches are flushed before each sample) or "warm".
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: number of CPU threads of torch; None: one for each core that the process may use.
-        instrument: name of the instrument in `INSTRUMENTS`; None: the best one that works on the device.
+        instrument: name of the instrument in `DeviceKind.instruments`; None: the best one that works on the device.
         aic_metrics: group of hardware counters that Ascend's profilers record.
     """
 
@@ -39,23 +40,6 @@ MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
 #: The instruments that record a group of hardware counters.
 PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
-#: The instrument without a profiler, by kind of device.
-EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
-#: The instruments by kind of device and name, the best instrument first. Each value is the "module:function" that opens
-#: the instrument, given the settings.
-INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"wall-clock": "opatlas.run.instruments.timers:open_wall_clock"},
-    "cuda": {
-        "cupti": "opatlas.run.instruments.cupti:open_cupti",
-        "kineto": "opatlas.run.instruments.kernel_records:open_kineto",
-        "cuda-events": "opatlas.run.instruments.timers:open_cuda_events",
-    },
-    "npu": {
-        MSPROF: "opatlas.run.instruments.npu_profilers:open_msprof",
-        TORCH_NPU_PROFILER: "opatlas.run.instruments.npu_profilers:open_torch_npu_profiler",
-        "npu-events": "opatlas.run.instruments.timers:open_npu_events",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,7 @@ class Instrument(Protocol):
     """Measures the duration of any call.
 
     Attributes:
-        name: name of the instrument in `INSTRUMENTS`.
+        name: name of the instrument in `DeviceKind.instruments`.
     """
 
     name: str
@@ -121,7 +105,7 @@ def preferred_instrument(kind: str, name: str | None) -> str:
     Raises:
         OpAtlasError: devices of this kind do not have the instrument.
     """
-    offered = INSTRUMENTS[kind]
+    offered = kind_named(kind).instruments
     if name is not None and name not in offered:
         raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
     return name or next(iter(offered))
@@ -137,7 +121,10 @@ def preferred_group_instrument(kind: str, name: str | None) -> str:
         OpAtlasError: devices of this kind do not have the instrument.
     """
     chosen = preferred_instrument(kind, name)
-    return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
+    without_profiler = kind_named(kind).events
+    return (
+        without_profiler if without_profiler and chosen == MSPROF and not name and not shutil.which(MSPROF) else chosen
+    )
 
 
 def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
@@ -149,14 +136,12 @@ def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
         OpAtlasError: devices of this kind do not have the instrument.
         InstrumentMissing: the instrument does not work on this machine.
     """
-    names = (
-        list(INSTRUMENTS[kind]) if settings.instrument is None else [preferred_instrument(kind, settings.instrument)]
-    )
+    offered = kind_named(kind).instruments
     missing: list[str] = []
-    for name in names:
-        module, _, maker = INSTRUMENTS[kind][name].partition(":")
+    for name in offered if settings.instrument is None else [preferred_instrument(kind, settings.instrument)]:
+        module, _, maker = offered[name].partition(":")
         try:
-            instrument: Instrument = getattr(import_module(module), maker)(settings)
+            instrument: Instrument = getattr(import_module(module), maker)(kind, settings)
         except InstrumentMissing as error:
             missing.append(f"{name}: {error}")
         else:

@@ -223,7 +223,7 @@ class KinetoRecorder:
                 session.stop()
 
 
-def open_kineto(settings: MeasureSettings) -> KernelRecords:
+def open_kineto(kind: str, settings: MeasureSettings) -> KernelRecords:
     """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
     if ProfilerActivity.CUDA not in supported_activities():
         raise InstrumentMissing("this torch was built without kineto's CUDA support")

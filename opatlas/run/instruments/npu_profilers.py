@@ -12,6 +12,7 @@ import torch
 
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
+from opatlas.run.devices.npu import KIND
 from opatlas.run.instruments.attribution import (
     BEGIN_MARK,
     END_MARK,
@@ -85,14 +86,14 @@ class MarkedLaunches:
         return lambda: torch.neg(source, out=target)
 
 
-def open_msprof(settings: MeasureSettings) -> MarkedLaunches:
+def open_msprof(kind: str, settings: MeasureSettings) -> MarkedLaunches:
     """Opens the instrument of a process that runs under msprof."""
     return marked_launches(MSPROF)
 
 
 def marked_launches(profiler: str) -> MarkedLaunches:
     """Returns an instrument that launches marks on the NPU of this process, for the profiler `profiler`."""
-    return MarkedLaunches(profiler, torch.device("npu"), torch.get_device_module("npu").synchronize)
+    return MarkedLaunches(profiler, torch.device(KIND.name), torch.get_device_module(KIND.name).synchronize)
 
 
 class TorchNpuProfiler:
@@ -155,6 +156,6 @@ def _read_samples(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples
     return found
 
 
-def open_torch_npu_profiler(settings: MeasureSettings) -> TorchNpuProfiler:
+def open_torch_npu_profiler(kind: str, settings: MeasureSettings) -> TorchNpuProfiler:
     """Opens the instrument."""
     return TorchNpuProfiler(settings.aic_metrics)
