@@ -40,7 +40,7 @@ def npus(tmp_path, monkeypatch):
     specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0", "1"])
     monkeypatch.setattr(replays, "available_devices", lambda name: specs)
     # Events need an NPU.
-    monkeypatch.setattr(replays, "EVENTS", {})
+    monkeypatch.setattr(type(kind_named("npu")), "events", None)
 
     def run(fault: str = "") -> Verdict:
         monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all ranks": fault}))
