@@ -17,7 +17,7 @@ from opatlas.options import Scope, at_least, changed
 from opatlas.run import expert_parallel
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
-from opatlas.run.instruments.instrument import MSPROF, MeasureSettings, preferred_instrument
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.command import SESSION_ROWS
 
 from .cluster import cluster_notes
@@ -287,9 +287,9 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
     option = config.option
     if option.prof_path is not None:
         return False
-    kinds = {device.kind for device in devices}
-    instruments = {preferred_instrument(kind, option.instrument.name) for kind in kinds if kind_named(kind).instruments}
-    others = " or ".join(name for kind in kinds for name in kind_named(kind).instruments if name != MSPROF)
+    kinds = [kind for each in {device.kind for device in devices} if (kind := kind_named(each)).instruments]
+    instruments = {kind.preferred_instrument(option.instrument.name) for kind in kinds}
+    others = " or ".join(name for kind in kinds for name in kind.instruments if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
     if MSPROF in instruments and _is_in_process(option, workload):

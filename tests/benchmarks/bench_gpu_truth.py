@@ -39,11 +39,12 @@ class All:
     name = "all"
 
     def __init__(self) -> None:
-        from opatlas.run.instruments.instrument import MeasureSettings, open_instrument
+        from opatlas.run.devices.device import kind_named
+        from opatlas.run.instruments.instrument import MeasureSettings
 
         self.medians: list[dict[str, float]] = []
         self._cupti, self._kineto, self._events = (
-            cast("KernelRecords", open_instrument("cuda", MeasureSettings(instrument=name)))
+            cast("KernelRecords", kind_named("cuda").open_instrument(MeasureSettings(instrument=name)))
             for name in ("cupti", "kineto", "cuda-events")
         )
         self._cupti_us = 1.0

@@ -11,12 +11,10 @@ from replaying import job_of
 
 from opatlas.errors import OpAtlasError
 from opatlas.run.devices.cpu import Cpu, CpuDevice
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.instruments.instrument import (
     MeasureSettings,
     Samples,
-    open_instrument,
-    preferred_instrument,
 )
 from opatlas.run.instruments.timers import WallClock
 from opatlas.run.runner import Runner
@@ -39,14 +37,14 @@ def _sundials(monkeypatch):
 
 
 def test_the_first_one_is_taken_by_default():
-    assert preferred_instrument("cpu", None) == "wall-clock"
-    assert preferred_instrument("npu", None) == "msprof"
+    assert kind_named("cpu").preferred_instrument(None) == "wall-clock"
+    assert kind_named("npu").preferred_instrument(None) == "msprof"
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
     offered = ", ".join(Cpu.instruments)
     with pytest.raises(OpAtlasError, match=rf"sundial: .* {offered}$"):
-        open_instrument("cpu", MeasureSettings(instrument="sundial"))
+        kind_named("cpu").open_instrument(MeasureSettings(instrument="sundial"))
 
 
 def test_a_device_that_does_not_heed_the_choice_is_not_opened(monkeypatch):

@@ -30,8 +30,6 @@ from opatlas.run.instruments.instrument import (
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    preferred_group_instrument,
-    preferred_instrument,
 )
 from opatlas.run.instruments.stop_rule import StopRule
 from opatlas.run.job import Job, RowOutcome
@@ -59,7 +57,7 @@ def replay(target: Target) -> Verdict:
     """Measures three rows with the device's default instrument, which on an NPU is a session of msprof."""
     spec = available_devices(target.device or None)[0]
     settings = MeasureSettings(repeat_count=SAMPLES)
-    if preferred_instrument(spec.kind, settings.instrument) == MSPROF:
+    if kind_named(spec.kind).preferred_instrument(settings.instrument) == MSPROF:
         return msprof_session.measure_rows(spec, settings, target.files)
     process = DeviceProcess(spec, settings)
     try:
@@ -82,14 +80,15 @@ def npu_profiler(target: Target) -> Verdict:
     """Measures a call with torch_npu's profiler, and counts the kernels that the profiler loses at its beginning."""
     import torch
 
-    from opatlas.run.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, sampled
+    from opatlas.run.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, TorchNpuProfiler
 
     settings = MeasureSettings(instrument=TORCH_NPU_PROFILER)
-    device = open_device(available_devices(target.device or None)[0], settings)
+    spec = available_devices(target.device or None)[0]
+    device, profiler = open_device(spec, settings), TorchNpuProfiler(spec.kind, settings.aic_metrics)
     summand = torch.ones(16, 64, device=device.torch_device)
     with TemporaryFolder("doctor-profile") as folder:
         rule = StopRule(repeat_count=SAMPLES, time_limit_s=settings.time_limit_s)
-        samples = sampled(folder, settings.aic_metrics, lambda: torch.add(summand, summand), None, rule)
+        samples = profiler.sample_in(folder, lambda: torch.add(summand, summand), None, rule)
         details = sorted(folder.rglob("kernel_details.csv"))
         launches = [launch for path in details for launch in read_launches(path).launches]
         for number, path in enumerate(details):
@@ -143,7 +142,7 @@ def group(target: Target) -> Verdict:
         outcome, description = _all_reduce(devices, spec, instrument)
         taken = outcome.measurement
         if outcome.status is not Status.MEASURED or taken is None:
-            name = preferred_group_instrument(kind, instrument)
+            name = kind_named(kind).group_instrument(instrument)
             ended = f"all_reduce over {backend} with {name}: {outcome.status}: {reason_of(outcome)}"
             remedy = f"measure groups with --instrument {kind_named(kind).events}" if told else _REMEDIES[backend]
             return failed("; ".join([*told, ended]), remedy, traceback=outcome.detail)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
+from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
 from opatlas.row.kind import Kind, kinds
 
@@ -93,6 +94,10 @@ class Islands:
     why: str
 
 
+class InstrumentMissing(OpAtlasError):
+    """An instrument cannot work on this machine; the message contains the remedy."""
+
+
 class DeviceKind(Kind):
     """What a session asks of a kind of device without torch. The kind's file sets what differs from a CPU.
 
@@ -130,6 +135,41 @@ class DeviceKind(Kind):
     has_float64 = False
     has_bytes = False
     fatal_errors: FatalErrors | None = None
+
+    def preferred_instrument(self, name: str | None) -> str:
+        """Returns the instrument of a name; by default the best one, which may not work on this machine.
+
+        Raises:
+            OpAtlasError: devices of this kind do not have the instrument.
+        """
+        if name is not None and name not in self.instruments:
+            raise OpAtlasError(f"--instrument {name}: devices of kind {self.name} offer {', '.join(self.instruments)}")
+        return name or next(iter(self.instruments))
+
+    def group_instrument(self, name: str | None) -> str:
+        """Returns the name of the instrument for a group of devices, as `preferred_instrument` does."""
+        return self.preferred_instrument(name)
+
+    def open_instrument(self, settings: MeasureSettings) -> Instrument:
+        """Opens the instrument of the settings, by default the best working one, for the device of this process.
+
+        Imports torch.
+
+        Raises:
+            OpAtlasError: devices of this kind do not have the instrument.
+            InstrumentMissing: the instrument does not work on this machine.
+        """
+        missing: list[str] = []
+        named = settings.instrument
+        for name in self.instruments if named is None else [self.preferred_instrument(named)]:
+            module, _, maker = self.instruments[name].partition(":")
+            try:
+                instrument: Instrument = getattr(import_module(module), maker)(self.name, settings)
+            except InstrumentMissing as error:
+                missing.append(f"{name}: {error}")
+            else:
+                return instrument
+        raise InstrumentMissing("; ".join(missing))
 
     def is_present(self) -> bool:
         """Returns whether a session takes these devices without --device: they are there, usable and not hidden."""
@@ -223,9 +263,7 @@ class Device:
 
     def instrument(self) -> Instrument:
         """Returns the instrument that the settings name, by default the best available one. Raises OpAtlasError."""
-        from opatlas.run.instruments.instrument import open_instrument
-
-        return open_instrument(self.torch_device.type, self.settings)
+        return kind_named(self.torch_device.type).open_instrument(self.settings)
 
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         """Returns the function to time: the replay's `impl`, or on an NPU the call named `npu`. Raises Unsupported."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from importlib import import_module, metadata
 from pathlib import Path
@@ -132,6 +133,15 @@ class Npu(DeviceKind):
     kernel_language = "triton-ascend"
     dispatch_key = "PrivateUse1"
     fatal_errors = _fatal_errors()
+
+    def group_instrument(self, name: str | None) -> str:
+        """Returns the instrument of a name, or the best one for a group of devices.
+
+        Without msprof on PATH that is events instead of torch_npu's profiler, because CANN's profiler cannot be started
+        and stopped for each message in processes that communicate.
+        """
+        chosen = self.preferred_instrument(name)
+        return self.events if name is None and shutil.which(chosen) is None else chosen
 
     def is_present(self) -> bool:
         return not is_hidden(self.visible) and bool(npus_present())

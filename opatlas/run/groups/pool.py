@@ -17,8 +17,6 @@ from opatlas.run.instruments.instrument import (
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    preferred_group_instrument,
-    preferred_instrument,
 )
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.device_pool import ExcludedDevices
@@ -131,9 +129,10 @@ class GroupPool:
         return [device for device in self._nodes.devices if self._excluded.reason(device) is None]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if not kind_named(kind).instruments or preferred_instrument(kind, self._settings.instrument) != MSPROF:
+        device_kind, named = kind_named(kind), self._settings.instrument
+        if not device_kind.instruments or device_kind.preferred_instrument(named) != MSPROF:
             return self._settings
-        chosen = preferred_group_instrument(kind, self._settings.instrument)
+        chosen = device_kind.group_instrument(named)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from opatlas.row.errors import ReplayError
-from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSettings
+from opatlas.run.devices.device import InstrumentMissing
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
 
 NAME = "cupti"

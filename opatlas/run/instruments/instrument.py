@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
-from opatlas.errors import OpAtlasError
-from opatlas.run.devices.device import kind_named
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
 from opatlas.run.instruments.stop_rule import Rule
 
@@ -72,10 +68,6 @@ class Samples:
     throttled: str = ""
 
 
-class InstrumentMissing(OpAtlasError):
-    """An instrument cannot work on this machine; the message contains the remedy."""
-
-
 class Instrument(Protocol):
     """Measures the duration of any call.
 
@@ -95,55 +87,3 @@ class Instrument(Protocol):
             rule: a new rule for this row.
         """
         ...
-
-
-def preferred_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the requested instrument for devices of a kind; by default the best instrument of the kind.
-
-    `open_instrument` falls back to another instrument if the best one does not work on this machine.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-    """
-    offered = kind_named(kind).instruments
-    if name is not None and name not in offered:
-        raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
-    return name or next(iter(offered))
-
-
-def preferred_group_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the instrument for a group of devices: the requested or else the best instrument.
-
-    Without msprof on PATH the default is events instead of torch_npu's profiler, because CANN's profiler cannot be
-    started and stopped for each message in processes that communicate.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-    """
-    chosen = preferred_instrument(kind, name)
-    without_profiler = kind_named(kind).events
-    return (
-        without_profiler if without_profiler and chosen == MSPROF and not name and not shutil.which(MSPROF) else chosen
-    )
-
-
-def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
-    """Opens the instrument of the settings, by default the best working instrument, for the device of this process.
-
-    Imports torch.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-        InstrumentMissing: the instrument does not work on this machine.
-    """
-    offered = kind_named(kind).instruments
-    missing: list[str] = []
-    for name in offered if settings.instrument is None else [preferred_instrument(kind, settings.instrument)]:
-        module, _, maker = offered[name].partition(":")
-        try:
-            instrument: Instrument = getattr(import_module(module), maker)(kind, settings)
-        except InstrumentMissing as error:
-            missing.append(f"{name}: {error}")
-        else:
-            return instrument
-    raise InstrumentMissing("; ".join(missing))
