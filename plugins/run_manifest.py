@@ -8,6 +8,7 @@ from typing import Any
 
 from opatlas.data.manifest import Manifest, code_digest
 from opatlas.installation import measuring_code
+from opatlas.options import Scope
 from opatlas.run.devices.cpu import EXPENSIVE_READ_BYTES, plan_flush
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState
 from opatlas.run.devices.discovery import device_states
@@ -15,7 +16,6 @@ from opatlas.run.devices.machine_state import MachineState, MachineWatch, needed
 from opatlas.run.devices.system import available_cores, usable_cores
 
 from .settings import Settings
-from .workload import CollectiveWorkload
 
 
 class Surroundings:
@@ -123,7 +123,7 @@ def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
         "in_process": settings.in_process,
         "ray": settings.ray,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
-        "communication": list(settings.workload.notes) if isinstance(settings.workload, CollectiveWorkload) else None,
+        "communication": list(settings.source.notes) if settings.source.scope is Scope.COLLECTIVES else None,
         "models": None if settings.models is None else settings.models.told(),
         **settings.group_options,
     }

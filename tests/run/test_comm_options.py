@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from _pytest.config.argparsing import Parser
-from opatlas.plugins.workload import CollectiveWorkload
+from opatlas.plugins.sources import collectives
 
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
@@ -208,12 +208,12 @@ def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch
     assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 
-def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    def database(*arguments: str) -> Path:
-        return CollectiveWorkload(parsed(*arguments)).named_database(tmp_path)
-
-    assert database() == tmp_path
-    assert database("--node-rank", "1") == tmp_path / "node1"
+@pytest.mark.parametrize(("rank", "subfolder"), [(0, ""), (1, "node1")])
+def test_each_node_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, rank: int, subfolder: str) -> None:
+    config: Any = SimpleNamespace(option=Namespace(ray=None, node_rank=rank))
+    plan = options.CollectivePlan({}, config.option, ())
+    monkeypatch.setattr(options, "collective_plan", lambda option, nodes: plan)
+    assert collectives(config, CPU).subfolder == subfolder
 
 
 def test_collectives_are_named_alone() -> None:
