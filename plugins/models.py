@@ -14,8 +14,6 @@ from typing import cast
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.complexity import complexity_of_task
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.generation.answers import RecordedAnswers
 from opatlas.outer.generation.attempt_log import AttemptLog
@@ -23,6 +21,8 @@ from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint,
 from opatlas.outer.generation.models_file import NamedModel
 from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.outer.judging.complexity import complexity_of_task
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.candidate_files import candidate_function
 from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label

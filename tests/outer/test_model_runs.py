@@ -15,11 +15,11 @@ from opatlas.plugins.model_targets import model_implementations, model_settings
 from opatlas.plugins.models import ModelRuns, score_table
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.candidates.static_rules import RULES
 from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.generation.attempt_log import AttemptLog
 from opatlas.outer.generation.settings import KernelLanguage
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.static_rules import RULES
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.guards.verdict import interface_problem
+from opatlas.outer.judging.compare import interface_problem
 from opatlas.outer.suites.candidate import SuiteCandidate
 from opatlas.outer.suites.case import SuiteRow, check_case
 from opatlas.outer.suites.operators import Call, computed_by

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 
 _FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from opatlas.outer.candidates.error_class import mismatch_sub_class
 from opatlas.run.result_check import RELATIVE_TOLERANCE, SMALLEST, within_range
 
 #: The limit of the second verdict: the largest difference of any element.
@@ -149,3 +150,43 @@ def _wide(values: torch.Tensor) -> torch.Tensor:
 def _pieces(values: torch.Tensor) -> Iterator[torch.Tensor]:
     for at in range(0, values.numel(), _AT_ONCE):
         yield values[at : at + _AT_ONCE]
+
+
+#: A mismatch below this many tolerances is one of precision.
+_PRECISION = 16.0
+
+
+def mismatch_sub_class(result: NDArray[np.float64], expected: NDArray[np.float64], tolerance: float) -> str:
+    """Returns the sub-class of a wrong result.
+
+    The first that fits of: nan, inf, all-zero, constant, permuted, scaled, precision (below 16 tolerances), other.
+
+    Args:
+        result, expected: all elements of one result, or the elements at the same positions, in float64.
+        tolerance: the allowed error as a share of |expected| + rms(expected).
+    """
+    result, expected = result.ravel(), expected.ravel()
+    if np.any(np.isnan(result) & ~np.isnan(expected)):
+        return "nan"
+    if np.any(np.isinf(result) & (result != expected)):
+        return "inf"
+    finite = np.isfinite(result) & np.isfinite(expected)
+    if not finite.any():
+        return "other"
+    result, expected = result[finite], expected[finite]
+    scale = np.abs(expected) + np.sqrt(np.mean(expected**2))
+    allowed = tolerance * np.maximum(scale, np.finfo(np.float64).tiny)
+    if not result.any():
+        return "all-zero"
+    if result.size > 1 and np.ptp(result) == 0 < np.ptp(expected):
+        return "constant"
+    far = np.abs(result - expected) >= _PRECISION * allowed
+    order = np.argsort(expected)
+    # One of many values that is slightly off is near its place in the order, too.
+    if far.sum() > 1 and np.all(np.abs(np.sort(result) - expected[order]) <= allowed[order]):
+        return "permuted"
+    power = float(expected @ expected)
+    factor = float(result @ expected) / power if power else 0.0
+    if expected.size > 1 and factor and np.all(np.abs(result - factor * expected) <= abs(factor) * allowed):
+        return "scaled"
+    return "other" if far.any() else "precision"

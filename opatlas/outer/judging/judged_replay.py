@@ -5,33 +5,30 @@ The reference is computed after the last call of the candidate, so that its proc
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
-from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
 
-from opatlas.outer.candidates.error_class import CandidateFailure, Phase, classify
-from opatlas.outer.candidates.floor import drift_notes, expect_possible
-from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass, Judgement, Level
-from opatlas.outer.candidates.own_kernels import own_kernel_names, own_share, share_notes
-from opatlas.outer.candidates.source import CandidateSource
-from opatlas.outer.guards.fallback import falls_back
-from opatlas.outer.guards.input_sets import InputSets
-from opatlas.outer.guards.process_guard import ProcessGuard
-from opatlas.outer.guards.process_log import logged, tail
-from opatlas.outer.guards.results import FlatResults
-from opatlas.outer.guards.trial import CandidateTrial, Reference
-from opatlas.outer.guards.verdict import Compared
+from opatlas.outer.judging.compare import Compared
+from opatlas.outer.judging.durations import drift_notes, expect_possible, own_kernel_names, own_share, share_notes
+from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
+from opatlas.outer.judging.input_sets import InputSets
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.process_guard import ProcessGuard
+from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.source import CandidateSource
+from opatlas.outer.judging.trial import CandidateTrial, Reference
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
@@ -40,7 +37,6 @@ from opatlas.row.status import Status
 from opatlas.run.device_errors import error_text, outcome_from_error, user_traceback
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
-from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome
 from opatlas.run.kernel_call import load_kernel
@@ -249,9 +245,6 @@ class JudgedReplay(ABC):
         notes = [*self._notes, *(guard.notes if guard is not None else ()), *trial.notes, *share_notes(share)]
         if self._device.torch_device.type != "cpu":
             notes += drift_notes(samples.durations_us)
-        loaded = _loaded_module(source) if source is not None else None
-        if loaded is not None and falls_back(loaded, trial.launch):
-            notes.append("falls back to torch without its kernels")
         elements = sum(each.elements for each in self._compared)
         checked = Checked(elements, elements, max((each.error for each in self._compared), default=None))
         outcome = self._sampling.outcome(
@@ -317,14 +310,37 @@ def examine(guard: ProcessGuard | None, step: str) -> None:
         guard.examine(step)
 
 
-def _loaded_module(source: KernelSource) -> ModuleType | None:
-    for module in list(sys.modules.values()):
-        if getattr(module, "__file__", None) == source.path:
-            return module
-    return None
-
-
 def _without_type(text: str) -> str:
     """Returns an error's text without the type of the last exception, which is given separately."""
     head, colon, rest = text.strip().partition(": ")
     return rest if colon and head.replace(".", "").replace("_", "").isalnum() else text.strip()
+
+
+#: Bytes at the end of a log that are shown, and read for the class of an error.
+_LONGEST = 4_000
+
+
+@contextmanager
+def logged(log: str) -> Iterator[None]:
+    """Writes stderr of this process into a file too: the process may end before it can report them."""
+    if not log:
+        yield
+        return
+    sys.stderr.flush()
+    original = os.dup(2)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(original, 2)
+        os.write(original, Path(log).read_bytes()[-_LONGEST:])
+        os.close(original)
+
+
+def tail(log: str) -> str:
+    """Returns the end of the file; "" if there is none."""
+    if not log or not Path(log).exists():
+        return ""
+    return Path(log).read_bytes()[-_LONGEST:].decode("utf-8", errors="replace")

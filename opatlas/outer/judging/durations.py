@@ -1,13 +1,15 @@
-"""Judges durations of a candidate: finds impossible ones, and samples that drift."""
+"""Judges durations of a candidate: impossible ones, samples that drift, and the share of its own kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from opatlas.formats import duration
-from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
+from opatlas.formats import duration, percent
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.source import CandidateSource
 from opatlas.row.roofline import Peak
 
 #: Shortest duration of a kernel on an accelerator, in microseconds.
@@ -73,3 +75,53 @@ def drift_notes(durations_us: Sequence[float]) -> tuple[str, ...]:
 
 def _impossible(found: str, why: str) -> CandidateRejected:
     return CandidateRejected(ErrorClass.HACK, "impossible-time", f"the candidate was measured with {found}: {why}")
+
+
+#: Below or at this share torch does the work.
+LEAST_SHARE = 0.5
+#: The name of a kernel of CUDA or HIP. Its return type may have qualifiers before and behind.
+_KERNEL = re.compile(
+    r"__global__\s+(?:(?:static|inline|__forceinline__|extern|\"C\"|__launch_bounds__\s*\([^)]*\))\s+)*"
+    r"void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+)
+
+
+def own_kernel_names(source: CandidateSource, helpers: Iterable[str] = ()) -> frozenset[str]:
+    """Returns the names of the kernels that a candidate defines, in Triton, in strings, and in its helper files.
+
+    Args:
+        source: the candidate.
+        helpers: texts of its other files (.cu, .cpp).
+    """
+    texts = (*(text for _, text in source.native_kernels), *helpers)
+    return frozenset(source.triton_kernels) | {name for text in texts for name in _KERNEL.findall(text)}
+
+
+def own_share(names: Sequence[str], durations_us: Sequence[float], own: Iterable[str]) -> float | None:
+    """Returns the share of the time in own kernels, 0 to 1; None if the instrument has no names.
+
+    Args:
+        names: the kernels of one call, as the instrument names them ("at::native::softmax_warp_forward").
+        durations_us: the duration of each.
+        own: names of the kernels that the candidate defines.
+    """
+    total = sum(durations_us)
+    if not names or len(names) != len(durations_us) or total <= 0:
+        return None
+    # Some versions of Triton append the specialization of the arguments: `add_kernel_0d1d2d`.
+    pattern = re.compile(rf"(?:{'|'.join(sorted(map(re.escape, own)))})(?:_\d\w*)?") if own else None
+    return (
+        sum(
+            duration
+            for name, duration in zip(names, durations_us, strict=True)
+            if pattern is not None and pattern.fullmatch(name.rpartition("::")[2])
+        )
+        / total
+    )
+
+
+def share_notes(share: float | None) -> tuple[str, ...]:
+    """Returns what is told of a share: that torch does the work."""
+    if share is None or share > LEAST_SHARE:
+        return ()
+    return (f"torch does the work: {percent(share, 0)} of the time is in kernels that the candidate defines",)

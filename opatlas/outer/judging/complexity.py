@@ -12,7 +12,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from opatlas.outer.candidates.source import CandidateSource
+from opatlas.outer.judging.source import CandidateSource
 
 CLASSES = ("C1", "C2", "C3", "C4")
 _POINTWISE, _ROW, _SORT, _PRODUCT, _LOSS, _COMPOSITE = 1.0, 2.5, 3.0, 3.5, 4.2, 4.5

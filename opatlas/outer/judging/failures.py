@@ -1,4 +1,4 @@
-"""Finds the class of a failure of a candidate by exact rules (levels L2 and L3).
+"""Runs candidates, and finds the class of a failure by exact rules (levels L2 and L3).
 
 The rules are tried in the order of `ErrorClass`; the first one that fits decides. A failure is described by the phase,
 the exception, the standard error and the end of the process. The tables of device errors are in
@@ -7,15 +7,21 @@ opatlas/run/devices/fatal_errors.py.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from signal import Signals
 
-import numpy as np
-from numpy.typing import NDArray
-
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.static_rules import static_check, static_notes
+from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.run.job import Job, RowOutcome
 
 
 class Phase(str, Enum):
@@ -156,41 +162,76 @@ def compile_sub_class(text: str) -> str:
     return "other"
 
 
-#: A mismatch below this many tolerances is one of precision.
-_PRECISION = 16.0
+#: Characters of stderr that are read.
+_LONGEST = 64 << 10
 
 
-def mismatch_sub_class(result: NDArray[np.float64], expected: NDArray[np.float64], tolerance: float) -> str:
-    """Returns the sub-class of a wrong result.
-
-    The first that fits of: nan, inf, all-zero, constant, permuted, scaled, precision (below 16 tolerances), other.
+def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = "") -> RowOutcome:
+    """Runs a candidate, unless its source breaks a rule. Raises the errors of `run`.
 
     Args:
-        result, expected: all elements of one result, or the elements at the same positions, in float64.
-        tolerance: the allowed error as a share of |expected| + rms(expected).
+        run: runs the job.
+        language: the language whose kernels the candidate must have ("triton", "cuda"); "": any.
     """
-    result, expected = result.ravel(), expected.ravel()
-    if np.any(np.isnan(result) & ~np.isnan(expected)):
-        return "nan"
-    if np.any(np.isinf(result) & (result != expected)):
-        return "inf"
-    finite = np.isfinite(result) & np.isfinite(expected)
-    if not finite.any():
-        return "other"
-    result, expected = result[finite], expected[finite]
-    scale = np.abs(expected) + np.sqrt(np.mean(expected**2))
-    allowed = tolerance * np.maximum(scale, np.finfo(np.float64).tiny)
-    if not result.any():
-        return "all-zero"
-    if result.size > 1 and np.ptp(result) == 0 < np.ptp(expected):
-        return "constant"
-    far = np.abs(result - expected) >= _PRECISION * allowed
-    order = np.argsort(expected)
-    # One of many values that is slightly off is near its place in the order, too.
-    if far.sum() > 1 and np.all(np.abs(np.sort(result) - expected[order]) <= allowed[order]):
-        return "permuted"
-    power = float(expected @ expected)
-    factor = float(result @ expected) / power if power else 0.0
-    if expected.size > 1 and factor and np.all(np.abs(result - factor * expected) <= abs(factor) * allowed):
-        return "scaled"
-    return "other" if far.any() else "precision"
+    assert job.source is not None
+    path = Path(job.source.path)
+    try:
+        # Some editors begin a file with a byte order mark, which Python skips.
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
+    helpers = tuple(name for helper in job.source.helpers if (name := Path(helper).stem))
+    refused, notes = _judge_source(text, path, helpers, language)
+    if refused is not None:
+        return _outcome(refused)
+    outcome = run(job)
+    if outcome.judged is None and outcome.status.crash:
+        outcome = _judged_end(outcome, job)
+    _remove_logs(job)
+    judgement = Judgement.of(outcome)
+    if judgement is None or not notes:
+        return outcome
+    judged = replace(judgement, notes=(*notes, *judgement.notes)).judged
+    reason = "; ".join(filter(None, (outcome.reason, *notes))) if judgement.passed else outcome.reason
+    return replace(outcome, judged=judged, reason=reason)
+
+
+@lru_cache(maxsize=16)
+def _judge_source(
+    text: str, path: Path, helpers: tuple[str, ...], language: str
+) -> tuple[Judgement | None, tuple[str, ...]]:
+    """Returns the judgement of a source that breaks a rule, else None, and its notes. Many cases have one source."""
+    return static_check(text, path, helpers=helpers, language=language), static_notes(text, path)
+
+
+def _outcome(judgement: Judgement) -> RowOutcome:
+    return RowOutcome(Status.FAILED, f"{judgement.name}: {judgement.text}", judged=judgement.judged)
+
+
+def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
+    """Returns the outcome of a candidate whose process ended without a verdict."""
+    stderr, phase = _read(job.log)[-_LONGEST:], _read(job.phase_file)
+    if stderr:
+        print(stderr, file=sys.stderr)
+    code = outcome.exit_code
+    failure = CandidateFailure(
+        Phase(phase) if phase in set(Phase) else Phase.IMPORT,
+        stderr=stderr,
+        signal=Signals(-code).name if code is not None and code < 0 else "",
+        exit_code=code if code is not None and code >= 0 else None,
+        timed_out=outcome.status is Status.TIMEOUT,
+    )
+    judgement = classify(failure)
+    said = f"{judgement.name}: {judgement.text} ({outcome.reason})"
+    return replace(outcome, reason=said, judged=judgement.judged)
+
+
+def _read(name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _remove_logs(job: Job) -> None:
+    for each in (job.log, job.phase_file) if job.log else ():
+        Path(each).unlink(missing_ok=True)

@@ -14,20 +14,22 @@ from typing import Any, TypeVar
 
 import torch
 
-from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
-from opatlas.outer.guards.input_sets import InputSets, Variant
-from opatlas.outer.guards.results import (
+from opatlas.outer.judging.input_sets import InputSets, Variant
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.process_guard import ThreadWatch
+from opatlas.outer.judging.results import (
     FlatResults,
+    PoisonedAllocations,
     has_views,
     have_equal_bits,
     kept,
     lazy_result,
     plain_results,
+    poison_free_memory,
+    poisoned_elements,
     resolved,
     same_results,
 )
-from opatlas.outer.guards.threads import ThreadWatch
 from opatlas.row.errors import ReplayError
 
 #: Share of the timed calls that get inputs which no earlier call had, and how many of these results are verified.

@@ -1,4 +1,4 @@
-"""Reads the syntax tree of a candidate, with imported names resolved. The candidate is not imported."""
+"""The syntax tree of a candidate, with imported names resolved, and rules on it. The candidate is not imported."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import ast
 import builtins
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+from opatlas.outer.judging.judgement import ErrorClass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 #: Line and detail of what a rule objects to. Line 0 is the whole file.
@@ -265,3 +267,31 @@ def constant_truth(body: Sequence[ast.stmt]) -> bool | None:
     if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant) and isinstance(last.value.value, bool):
         return last.value.value
     return None
+
+
+@dataclass(frozen=True)
+class StaticRule:
+    """A rule on the source of a candidate.
+
+    Attributes:
+        name: the sub-class of the judgement.
+        source: who uses the rule ("AKG", "KernelBench"), or a row of the list of known hacks ("hack 9").
+        error_class: the class of the judgement; None for a note.
+        finds: what the rule finds, for docs/candidates.md.
+        check: yields the findings; one for a rule on a source that cannot be parsed yields none.
+        language: the language whose kernels the rule is for; "" for all.
+    """
+
+    name: str
+    source: str
+    error_class: ErrorClass | None
+    finds: str
+    check: Callable[[CandidateSource], Iterable[Finding]]
+    language: str = ""
+
+
+def rule(
+    error_class: ErrorClass | None, source: str, language: str = ""
+) -> Callable[[Callable[[CandidateSource], Iterable[Finding]]], StaticRule]:
+    """Makes a function the rule of its name, whose docstring says what the rule finds."""
+    return lambda check: StaticRule(check.__name__, source, error_class, check.__doc__ or "", check, language)

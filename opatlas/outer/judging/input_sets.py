@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.guards.results import same_bits
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.results import same_bits
 
 #: Bytes before and behind each tensor. A multiple of the alignment of torch's allocators.
 MARGIN_BYTES = 4096

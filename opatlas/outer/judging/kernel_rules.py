@@ -1,14 +1,12 @@
-"""Finds out from the source of a candidate whether a kernel computes its results: rules of AKG and of KernelBench.
-
-Each function yields line and detail of what it objects to; `static_rules.RULES` says what that means.
-"""
+"""Rules on a source: whether a kernel computes the results. They are AKG's and KernelBench's."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
 
-from opatlas.outer.candidates.source import CandidateSource, Finding, Function
+from opatlas.outer.judging.judgement import ErrorClass
+from opatlas.outer.judging.source import CandidateSource, Finding, Function, rule
 
 
 def _names(text: str) -> frozenset[str]:
@@ -57,7 +55,9 @@ def _torch_calls(source: CandidateSource, functions: Iterable[Function]) -> Iter
                     yield node.lineno, node.func.attr, f"{node.func.value.id}.{node.func.attr}"
 
 
+@rule(ErrorClass.RULE, "AKG", "triton")
 def no_triton_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """no function with a decorator of Triton"""
     if not source.triton_kernels:
         yield 0, "no function has a decorator triton.jit, triton.autotune or triton.heuristics"
 
@@ -71,19 +71,25 @@ def _launched(source: CandidateSource) -> bool:
     )
 
 
+@rule(ErrorClass.RULE, "AKG", "triton")
 def triton_kernel_not_called(source: CandidateSource) -> Iterator[Finding]:
+    """no kernel is launched"""
     if source.triton_kernels and not _launched(source):
         names = ", ".join(sorted(source.triton_kernels))
         yield min(each.lineno for each in source.triton_kernels.values()), f"no kernel[grid](...) launches {names}"
 
 
+@rule(ErrorClass.RULE, "AKG", "triton")
 def torch_api_instead_of_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """`forward` calls matmul, einsum, linear, conv, softmax, embedding or their like of torch"""
     for line, name, text in _torch_calls(source, source.forward_functions):
         if name in _HARD:
             yield line, f"{text} computes; a kernel has to"
 
 
+@rule(ErrorClass.RULE, "AKG", "triton")
 def torch_api_without_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """`forward` calls a simpler operator of torch, and no kernel is launched"""
     if not _launched(source):
         for line, name, text in _torch_calls(source, source.forward_functions):
             if name in _SOFT:
@@ -116,25 +122,32 @@ def _reads_what_it_writes(source: CandidateSource, kernel: Function) -> bool:
     return bool(used["load"] & used["store"])
 
 
+@rule(ErrorClass.RULE, "AKG", "triton")
 def autotune_missing_restore_value(source: CandidateSource) -> Iterator[Finding]:
+    """triton.autotune without restore_value, of a kernel that reads what it writes"""
     for line, depends in _autotuned(source):
         if depends:
             yield line, "triton.autotune without restore_value: each configuration changes what the next one reads"
 
 
+@rule(None, "AKG", "triton")
 def autotune_overwrites(source: CandidateSource) -> Iterator[Finding]:
+    """triton.autotune without restore_value, of any other kernel; AKG fails it"""
     for line, depends in _autotuned(source):
         if not depends:
             yield line, "triton.autotune without restore_value: each configuration writes the outputs again"
 
 
+@rule(ErrorClass.RULE, "KernelBench", "cuda")
 def no_cuda_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """no `__global__` function"""
     if not source.native_kernels:
         yield 0, "no string holds a __global__ function"
 
 
+@rule(ErrorClass.RULE, "KernelBench, hack 26")
 def fallback(source: CandidateSource) -> Iterator[Finding]:
-    """An exception is swallowed, so that something else than the kernel may compute the result."""
+    """an exception handler that does not raise"""
     guarded_imports = {
         id(node)
         for node in source.nodes
@@ -150,7 +163,9 @@ def fallback(source: CandidateSource) -> Iterator[Finding]:
             yield call.lineno, "contextlib.suppress hides an exception: another code may compute the result"
 
 
+@rule(ErrorClass.RULE, "KernelBench, hack 27")
 def inherited_forward(source: CandidateSource) -> Iterator[Finding]:
+    """ModelNew is or inherits the task's Model"""
     model = source.model
     if model is None:
         for node in source.tree.body:
@@ -164,12 +179,16 @@ def inherited_forward(source: CandidateSource) -> Iterator[Finding]:
         yield model.lineno, "ModelNew inherits forward of the task's own Model"
 
 
+@rule(None, "hack 24")
 def no_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """neither a kernel of Triton nor of CUDA"""
     if not source.triton_kernels and not source.native_kernels:
         yield 0, "no kernel of its own: torch does the work"
 
 
+@rule(None, "KernelBench, hack 24")
 def torch_operator(source: CandidateSource) -> Iterator[Finding]:
+    """a function calls an operator of torch"""
     functions = [each for of_name in source.functions.values() for each in of_name]
     for line, name, text in _torch_calls(source, functions):
         if name in _HARD | _SOFT | _FURTHER or (
@@ -178,14 +197,18 @@ def torch_operator(source: CandidateSource) -> Iterator[Finding]:
             yield line, f"{text} computes"
 
 
+@rule(None, "KernelBench, hack 24")
 def torch_layer(source: CandidateSource) -> Iterator[Finding]:
+    """makes a layer of torch.nn"""
     for call, full in source.calls:
         module, _, name = full.rpartition(".")
         if module == "torch.nn" and name[:1].isupper() and name not in _CONTAINERS:
             yield call.lineno, f"{full} is a layer of torch"
 
 
+@rule(None, "hacks 31, 33")
 def compiled_or_captured(source: CandidateSource) -> Iterator[Finding]:
+    """torch.compile, torch.jit, CUDA graphs"""
     for call, name in source.calls:
         if name in ("torch.compile", "torch.jit.script", "torch.jit.trace"):
             yield call.lineno, f"{name} compiles torch's operators"
