@@ -370,15 +370,15 @@ def _composition_of(kernel_type: str, instrument: str, device_kernels: str) -> b
     instrument = instrument.strip()
     if not instrument or device_kernels.strip() == "1" or is_communication(kernel_type):
         return False
-    return False if instrument in _npu_instruments() or _is_operator_of_torch(kernel_type) else None
+    return False if instrument in _native_instruments() or _is_operator_of_torch(kernel_type) else None
 
 
 @cache
-def _npu_instruments() -> frozenset[str]:
-    # Few rows need the instruments and the registry, which take as long to import as a query to answer.
-    from opatlas.run.instruments.instrument import INSTRUMENTS
+def _native_instruments() -> frozenset[str]:
+    # Few rows need the devices and the registry, which take as long to import as a query to answer.
+    from opatlas.run.devices.device import device_kinds
 
-    return frozenset(INSTRUMENTS["npu"])
+    return frozenset(name for kind in device_kinds().values() if kind.is_native for name in kind.instruments)
 
 
 @cache
