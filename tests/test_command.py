@@ -14,7 +14,7 @@ from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
 from opatlas.cli.commands import all_commands
-from opatlas.cli.guard import USAGE
+from opatlas.cli.main import USAGE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 

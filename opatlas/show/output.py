@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
-from opatlas.show.render import UNLIMITED, csv_text, json_text, markdown
+from opatlas.show.render import UNLIMITED, csv_text, json_text, markdown, text
 from opatlas.show.result import Result
 from opatlas.text import printable_lines
 
@@ -41,9 +41,6 @@ class Output:
         elif self.format == "markdown":
             shown = markdown(result.parts)
         else:
-            # rich takes 50 ms to import, which JSON does not need.
-            from opatlas.show.terminal import text
-
             shown = text(result.parts, output_width(sys.stdout), styled=sys.stdout.isatty())
         if shown:
             print(shown, flush=True)

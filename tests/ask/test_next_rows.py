@@ -10,8 +10,7 @@ import pytest
 
 import opatlas
 from opatlas.ask.query.next_rows import NextRows, calls_of, steps_of
-from opatlas.cli.guard import USAGE
-from opatlas.cli.main import main
+from opatlas.cli.main import USAGE, main
 from opatlas.data.database import Database
 from opatlas.row.signature import signatures
 from tests.ask.tables import product_rows, write_table
