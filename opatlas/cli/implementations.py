@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,29 +10,24 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.kernel_rows import smallest_rows, starter_database
-from opatlas.cli.kernel_template import suite_operators, write_templates
-from opatlas.data.database import Database
+from opatlas.ask.kernel_rows import sample_rows
+from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
-from opatlas.outer.suites.overload import is_folder
-from opatlas.progress import track
-from opatlas.row.location import default_path
+from opatlas.outer.suites.listing import suite_rows
+from opatlas.outer.suites.overload import is_folder, overload_of
+from opatlas.outer.suites.template import operator_file, operator_template
+from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.siblings import base_type, suggest_spelling
-from opatlas.row.status import Status
-from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceSpec, device_kinds, kind_named
-from opatlas.run.devices.discovery import available_devices, database_name
-from opatlas.run.implementations.catalog import default_implementation, every_implementation, named_implementations
+from opatlas.run.devices.device import device_kinds
+from opatlas.run.implementations.catalog import every_implementation, named_implementations
 from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.implementation import TORCH, Implementation
-from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job
 from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
-from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replay_spec
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.text import suggest
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
@@ -76,53 +70,40 @@ def implementations(
     name: Annotated[str, Parameter(name="NAME")] = "",
     /,
     *,
-    build: bool = False,
-    device: str = "",
     new: Path | None = None,
     ops: Names = (),
     suite: str = "",
     database_path: Path | None = None,
 ) -> Result:
-    """Lists the implementations of kernels, builds one ahead, or begins kernels of your own.
+    """Lists the implementations of kernels, or begins kernels of your own.
 
-    Exit status: 0 done; 1 a row of --build failed, NAME is unknown, or a file could not be read or written; 2 wrong
-    usage.
+    Exit status: 0 done; 1 NAME is unknown, or a file could not be read or written; 2 wrong usage.
 
     Args:
         name: an implementation, or a folder or file of your own, whose kernel types are listed (default: all).
-        build: run a small row of each kernel type and dtype of NAME, so that later sessions find its kernels compiled;
-            no duration is kept.
-        device: where --build runs: the name of a device, or npu, cuda or cpu (default: the device at hand).
         new: folder into which a file is written for each kernel type of --ops, or operator of --suite: its arguments,
             a row, and a kernel that calls torch.
         ops: kernel types, or operators of torch such as add.Tensor, for --new.
         suite: suite of operators for --new: opinfo, traces, or a file or folder of traces.
-        database_path: database that has the rows for --build and --new (default: that of the device, or any).
+        database_path: database that has the rows for --new (default: that of the device, or any).
     """
-    if build and (not name or new is not None):
-        raise UsageError("--build takes one implementation, folder or file as NAME, and no --new")
     if (new is None) == bool(ops or suite) or (ops and suite) or (new is not None and name):
         raise UsageError("--new DIR goes with --ops TYPE[,TYPE...] or with --suite NAME, without another NAME")
-    if device and not build:
-        raise UsageError("--device says where --build runs: leave it out, or add --build")
-    if database_path is not None and not build and new is None:
-        raise UsageError("--database-path has the rows for --build and --new: leave it out, or add one of them")
+    if database_path is not None and new is None:
+        raise UsageError("--database-path has the rows for --new: leave it out, or add --new")
     if new is not None:
         require_extra("bench", "`opatlas implementations --new`", "torch")
         return _write_templates(new, ops, suite, database_path)
     chosen = named_implementations(name) if name else every_implementation()
-    if build:
-        require_extra("bench", "`opatlas implementations --build`", "torch")
-        return _build(chosen, device or None, database_path)
     found = [listed(each) for each in chosen]
     return Result(list(_details(found)) if name else [_list(found)], json={"implementations": found})
 
 
 def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:
-    of_torch = suite_operators(suite) if suite else [name for name in ops if "." in name]
+    of_torch = _suite_operators(suite) if suite else [name for name in ops if "." in name]
     kernel_types = [name for name in ops if name not in of_torch]
     # Both are checked before either is written.
-    paths = write_templates(folder, kernel_types, of_torch, database)
+    paths = _write_files(folder, kernel_types, of_torch, database)
     quoted, commands = shlex.quote(str(folder)), []
     if of_torch:
         only = "" if suite else f" --ops {','.join(of_torch)}"
@@ -133,28 +114,6 @@ def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Pat
     return Result(
         [Table(("written",), [(path,) for path in paths]), *(f"next: opatlas bench {each}" for each in commands)]
     )
-
-
-def _build(chosen: Sequence[Implementation], device: str | None, database: Path | None) -> Result:
-    """Builds each implementation, whatever becomes of the one before. Raises OpAtlasError for a single one."""
-    built, problems = list[Built](), list[str]()
-    for each in chosen:
-        try:
-            built.append(build_ahead(each, device, database))
-        except OpAtlasError as error:
-            if len(chosen) == 1:
-                raise
-            problems.append(str(error))
-    failed = problems or any(each.failures for each in built)
-    return Result([part for each in built for part in _built(each)], problems=problems, status=int(bool(failed)))
-
-
-def _built(found: Built) -> Iterator[Part]:
-    rows = {status.value: count for status, count in found.counts.items()}
-    without = (len(found.without), ", ".join(found.without)) if found.without else None
-    yield Fields({"kernel types": found.kernel_types, **rows, "without a row": without}, title=found.label)
-    if found.failures:
-        yield Table(("kernel type", "status", "reason"), found.failures, title=f"{found.label}: rows that failed")
 
 
 def _list(found: Sequence[Listed]) -> Table:
@@ -240,95 +199,43 @@ def _npu_call(function: object) -> str:
     return (spec.npu if spec is not None else None) or ""
 
 
-#: Deadline of a row, whose set-up may compile for minutes: as of a row that was never run before.
-_ROW_S = 900.0
+def _suite_operators(suite: str) -> list[str]:
+    """Returns the operators of a suite that are no variants of others. Raises OpAtlasError."""
+    rows = suite_rows(suite, "cpu")
+    return [overload_of(name) for name, own in rows.items() if not any(cells[FUNCTIONAL] for cells in own)]
 
 
-@dataclass(frozen=True)
-class Built:
-    """What became of the rows of an implementation.
-
-    Attributes:
-        label: the implementation with its version.
-        kernel_types: the number of those that have a row.
-        counts: the rows by status; measured ones ran.
-        failures: kernel type, status and reason of each row that failed.
-        without: kernel types without a row in the database.
-    """
-
-    label: str
-    kernel_types: int
-    counts: Counter[Status]
-    failures: Sequence[tuple[str, Status, str]]
-    without: Sequence[str]
-
-
-def build_ahead(implementation: Implementation, device: str | None, database: Path | None) -> Built:
-    """Runs small rows of each kernel type on the device, and keeps no duration.
+def _write_files(
+    folder: Path, kernel_types: Sequence[str], operators: Sequence[str], database: Path | None
+) -> list[Path]:
+    """Writes a file for each kernel type and each operator into a folder, and returns the files.
 
     Args:
-        implementation: what is compiled.
-        device: name or kind of the device; None: the device at hand.
-        database: has the rows; None: the database of the device.
+        operators: operators of torch ("add.Tensor").
+        database: has the sample rows; None: the first default database that has one.
 
     Raises:
-        OpAtlasError: the implementation is not installed or does not run on the device, the device cannot be used, or
-            the database cannot be read.
+        OpAtlasError: a kernel type has no replay or no row, torch has no such operator, or a file exists: nothing is
+            written.
     """
-    spec = available_devices(device)[0]
-    _expect_usable(implementation, spec)
-    wanted = {
-        name
-        for name, function in replays_of_bench().items()
-        if implementation.implements(name) and base_type(name) == name and not _needs_group(function)
-    }
-    path = database or default_path(database_name([spec]), detect())
-    rows = smallest_rows(Database(path), wanted)
-    if not rows and database is None:
-        with starter_database() as starter:
-            rows = smallest_rows(starter, wanted)
-    if not rows:
-        raise OpAtlasError(f"{path} has no row of a kernel type of {implementation.name}: name another --database-path")
-    jobs = [_job(implementation, name, cells) for name, own in rows.items() for cells in own]
-    counts, failures = _run(jobs, spec, f"build {implementation.name}")
-    without = sorted(wanted.difference(rows)) if implementation.wrap is None and not implementation.is_default else []
-    return Built(implementation.label, len(rows), counts, failures, without)
+    replays = replays_of_bench()
+    # A file whose name begins with an underscore is no kernel's; the mark has the name of the kernel type.
+    paths = {kernel_type: folder / f"{kernel_type.lstrip('_')}.py" for kernel_type in kernel_types}
+    for kernel_type in kernel_types:
+        if kernel_type not in replays:
+            raise OpAtlasError(
+                f"--ops {kernel_type}: there is no such kernel type with a replay{suggest(kernel_type, replays)}"
+            )
+    of_operators = {operator_file(folder, operator): operator for operator in operators}
+    if there := [path for path in (*paths.values(), *of_operators) if path.exists()]:
+        raise OpAtlasError(f"{there[0]} exists: nothing is written; remove it, or name another folder")
+    rows = sample_rows(kernel_types, database)
+    # Imported here because it imports torch.
+    from opatlas.run.kernel_template import template
 
-
-def _expect_usable(implementation: Implementation, spec: DeviceSpec) -> None:
-    """Raises OpAtlasError if an implementation is not installed or does not run on a device."""
-    if implementation.missing:
-        raise OpAtlasError(f"{implementation.name} is {implementation.missing}")
-    if implementation.devices and spec.kind not in implementation.devices:
-        raise OpAtlasError(f"{implementation.name} runs on {', '.join(implementation.devices)}, and not on {spec}")
-    if implementation.is_default and implementation.name != default_implementation(spec.kind).name:
-        raise OpAtlasError(f"{implementation.name} is not what {spec} measures")
-
-
-def _run(jobs: Sequence[Job], spec: DeviceSpec, label: str) -> tuple[Counter[Status], list[tuple[str, Status, str]]]:
-    """Runs rows on a device. Returns the number of rows by status, and the rows that failed."""
-    # Events and clocks need no profiler, and the one duration is not kept.
-    settings = MeasureSettings(repeat_count=1, cache="warm", instrument=kind_named(spec.kind).events)
-    process = DeviceProcess(spec, settings)
-    counts: Counter[Status] = Counter()
-    failures: list[tuple[str, Status, str]] = []
-    try:
-        for job in track(jobs, label):
-            outcome = process.run(job)
-            counts[outcome.status] += 1
-            if outcome.status not in (Status.MEASURED, Status.UNSUPPORTED):
-                failures.append((job.kernel_type, outcome.status, outcome.explanation))
-    finally:
-        process.close()
-    return counts, failures
-
-
-def _job(implementation: Implementation, kernel_type: str, cells: Mapping[str, str]) -> Job:
-    function = replays_of_bench()[kernel_type]
-    source = implementation.source(kernel_type)
-    return Job(function.__module__, "", function.__name__, kernel_type, cells, _ROW_S, source=source)
-
-
-def _needs_group(function: object) -> bool:
-    spec = replay_spec(function)
-    return spec is None or spec.group is not None or spec.binding is not None
+    texts = {path: template(folder, kernel_type, rows[kernel_type]) for kernel_type, path in paths.items()}
+    texts |= {path: operator_template(folder, operator) for path, operator in of_operators.items()}
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    return list(texts)
