@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from opatlas.row.errors import DeviceGone
-from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription, kind_named
 
 from .item_rows import ItemRows
 from .session import SESSION
@@ -46,7 +46,7 @@ def replay(device: ItemRows) -> ItemRows:
 def npu(device: ItemRows) -> DeviceDescription | None:
     """The NPU that rows are replayed on, set up; None on another device, where rows time a stand-in."""
     description = device.describe()
-    return description if description.kind == "npu" else None
+    return description if kind_named(description.kind).is_native else None
 
 
 @pytest.fixture(scope="session")
