@@ -86,7 +86,7 @@ def make_plan(
                 fold = TableFold(table.table)
                 for position in unmeasured[name]:
                     fold.clear(position)
-                table = _Rows(RowTable(name, table.table.path, fold.rows.frame()), table.in_file)
+                table = _Rows(fold.rows.table(), table.in_file)
             planned = _plan_table(table, wanted, chosen, stale_runs, target, suffix)
             if captures is not None:
                 _take_captured(planned, captures, chosen)

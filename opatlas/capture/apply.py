@@ -16,7 +16,6 @@ from opatlas.capture.attention import SOURCE_PROFILE, source_cell
 from opatlas.capture.cases import PooledCase, PooledCases
 from opatlas.counts import add_counts
 from opatlas.data.cells import positions_by_key
-from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError
@@ -144,13 +143,7 @@ def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Col
 
 
 def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, known: Collection[str]) -> CsvChanges:
-    path = database.csv_path(kernel_type)
-    there = path.exists()
-    table = (
-        database.read(kernel_type)
-        if there
-        else RowTable(kernel_type, path, text_table(_columns_of_new_table(kernel_type)))
-    )
+    table = database.read_or_empty(kernel_type, _columns_of_new_table(kernel_type))
     fold = _CapturedRows(table)
     counts = CsvChanges()
     for case in cases:

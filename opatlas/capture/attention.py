@@ -38,7 +38,7 @@ from opatlas.counts import add_counts
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.pruned import PRUNED_REASON, add_pruned
+from opatlas.data.pruned import PRUNED_REASON
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     ATTENTION_TYPES,
@@ -184,7 +184,7 @@ def row_keys(database: Database) -> set[JoinKey]:
     keys: set[JoinKey] = set()
     for kernel_type in _tables(database):
         with suppress(OpAtlasError):
-            keys.update(key for key in _keys(TableEdit(database.read(kernel_type).frame)) if key is not None)
+            keys.update(key for key in _keys(TableEdit(database.read(kernel_type))) if key is not None)
     return keys
 
 
@@ -242,9 +242,8 @@ def _fill_table(
             ]
     if rows.measured:
         # Pruned rows are written first, so that each measurement is always in pruned/ or in the CSV.
-        old = table.frame.iloc[sorted(rows.measured)]
-        add_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
-        counts.pruned = len(old)
+        fold.set_aside({**row, PRUNED_REASON: _PRUNED} for row in table.rows(sorted(rows.measured)))
+        counts.pruned = len(rows.measured)
     if counts.filled or counts.added:
         fold.write(database)
     add_counts(outcome, counts)

@@ -18,9 +18,8 @@ from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.parameters import DatabaseFolder, Percent
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
-from opatlas.data.rebuild import rebuild
+from opatlas.data.restore import rebuild, unprune
 from opatlas.data.row_history import RowRun, row_histories
-from opatlas.data.unprune import unprune
 from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, percent

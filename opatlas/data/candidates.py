@@ -22,7 +22,6 @@ from opatlas.row.columns import (
     is_profiling_column,
 )
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
@@ -150,7 +149,7 @@ def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candid
     """Returns what some rows of another table have; all of them are appended where they are missing."""
     kind = table.kind
     found = []
-    for position, cells in zip(positions, row_cells(table.frame.iloc[list(positions)]), strict=True):
+    for position, cells in zip(positions, table.rows(positions), strict=True):
         name, has_duration = table.signatures[position], bool(table.replayed.known[position])
         captured = {column: cell for column, cell in cells.items() if is_profiling_column(column)}
         duration = {column: cell for column, cell in cells.items() if kind.is_replayed(column)}

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,17 +23,15 @@ from opatlas.data.edited import EditedLookup
 from opatlas.data.fold import TableFold
 from opatlas.data.ingests import manifest_path, read_ingests
 from opatlas.data.journal import JournalContents
-from opatlas.data.log import COMBINE, ClocksAhead
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, ClocksAhead, Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.data.pruned import add_pruned, pruned_path, pruned_signatures
+from opatlas.data.pruned import add_pruned, pruned_path, pruned_signatures, pruned_types
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
 from opatlas.row.columns import INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
-from opatlas.row.signature import row_cells
 from opatlas.row.slots import unknown_dtypes
 from opatlas.row.table import RowTable
 
@@ -52,15 +49,6 @@ def _collect_errors(problems: list[str]) -> Iterator[None]:
         problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
 
 
-@contextmanager
-def _damaged_logs(problems: list[str]) -> Iterator[None]:
-    """Adds logs that cannot be read to the problems, and continues."""
-    try:
-        yield
-    except log.DamagedLog as error:
-        problems.append(str(error))
-
-
 def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[str]) -> int:
     """Copies the manifests that the target lacks; returns their number."""
     copied = 0
@@ -72,32 +60,6 @@ def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[s
             write_text(path, read_safely(manifest, LARGEST_BYTES).decode())
             copied += 1
     return copied
-
-
-def copy_log(target: Database, source: Database, journal: JournalContents | None, problems: list[str]) -> None:
-    """Adds the log of a source to that of the target.
-
-    Args:
-        journal: the journal from which the tables of the source were made; None for a database.
-
-    Raises:
-        OpAtlasError: the log of the target cannot be written. It may lack rows of its run, and these would count as
-            edited.
-    """
-    for run_id in log.runs(source):
-        with _damaged_logs(problems):
-            contents = log.read(source, run_id)
-            log.add(target, contents.header, contents.records)
-            problems += [f"{log.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
-    events: dict[str, list[log.Event]] = {}
-    for run_id, event in chain(log.events(source, problems), log.replaced_tables(source, problems)):
-        events.setdefault(run_id, []).append(event)
-    for run_id, of_run in events.items():
-        with _damaged_logs(problems):
-            log.add_events(target, run_id, of_run)
-    if journal is not None:
-        with _damaged_logs(problems):
-            log.add(target, journal.header, journal.records)
 
 
 def copy_ingests(target: Database, source: Database, problems: list[str]) -> int:
@@ -227,7 +189,11 @@ def combine(
         for source in sources:
             result.manifests += copy_manifests(target, source.manifests, result.problems)
             try:
-                copy_log(target, source.database, source.journal, result.problems)
+                log.copy(source.database, target, result.problems)
+                if source.journal is not None:
+                    log.add(target, source.journal.header, source.journal.records)
+            except log.DamagedLog as error:
+                result.problems.append(str(error))
             except OpAtlasError as error:
                 result.problems.append(f"{error} (no row of {source.name} was combined)")
                 continue
@@ -300,7 +266,7 @@ def _combine_tables(
             cleared = TableFold(rows)
             for position in positions:
                 cleared.clear(position)
-            rows = RowTable(kernel_type, rows.path, cleared.rows.frame())
+            rows = cleared.rows.table()
             result.edited += len(positions)
         tallies.append(combine_rows(fold, rows, source.name))
     if any(tally.changed for tally in tallies):
@@ -308,7 +274,7 @@ def _combine_tables(
         result.new += [kernel_type] * is_new
     else:
         fold.write_log(target)
-    now = RowTable(kernel_type, path, fold.rows.frame())
+    now = fold.rows.table()
     replayed, captured = (
         ~np.isnan(now.durations_us(name)) for name in (now.kind.duration_columns[0], PROFILING_AVERAGE)
     )
@@ -316,8 +282,8 @@ def _combine_tables(
         with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
         add_counts(counts, DurationCounts(len(now) - first, *with_one))
     if not now.kind.starts_together:
-        for cells in row_cells(now.frame.iloc[there:][[INPUT_DTYPES, OUTPUT_DTYPES]]):
-            result.unknown_dtypes.update(unknown_dtypes(cells))
+        for dtypes in zip(now.cells(INPUT_DTYPES)[there:], now.cells(OUTPUT_DTYPES)[there:], strict=True):
+            result.unknown_dtypes.update(unknown_dtypes(dict(zip((INPUT_DTYPES, OUTPUT_DTYPES), dtypes, strict=True))))
     _count(tallies, there, result)
 
 
@@ -339,12 +305,12 @@ def _count(tallies: Sequence[CombineTally], there: int, result: CombineResult) -
 
 def _combine_pruned(target: Database, sources: Sequence[CombineSource], result: CombineResult) -> None:
     """Adds the pruned rows that the target does not have with equal cells."""
-    types = {path.stem for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")}
+    types = {name for source in sources for name in pruned_types(source.database)}
     for kernel_type in sorted(types):
         paths = [pruned_path(source.database, kernel_type) for source in sources]
         try:
             for _, table in _tables(sources, paths, result):
-                result.pruned += add_pruned(target, kernel_type, table.frame)
+                result.pruned += add_pruned(target, kernel_type, table.rows())
         except OpAtlasError as error:
             result.problems.append(str(error))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from opatlas.data.candidates import Candidate, candidates_of_rows
@@ -32,9 +31,8 @@ from opatlas.row.columns import (
 )
 from opatlas.row.quality import valid_duration
 from opatlas.row.row_kind import row_kind
-from opatlas.row.table import RowTable
+from opatlas.row.table import RowTable, position_array
 
-_TEXT = pa.large_string()
 #: Rows with equal signatures may spell their slots differently; the target's spelling stays.
 _SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
 #: The position of a row in the target, and of the row with its signature in the source.
@@ -152,7 +150,7 @@ class _Combination:
         self._fold = fold
         self._source = source
         self._source_name = source_name
-        self._target = fold.rows.frame()
+        self._target = fold.rows.table()
         positions = fold.positions
         self._missing = [of for of, name in enumerate(source.signatures) if name not in positions]
         pairs = [(at, of) for of, name in enumerate(source.signatures) for at in positions.get(name, ())]
@@ -170,14 +168,15 @@ class _Combination:
         Compares with Arrow: most combinations have few different cells.
         """
         found = np.zeros(len(pairs), dtype=bool)
-        at, of = (pa.array([pair[side] for pair in pairs], type=pa.int64()) for side in (0, 1))
+        at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
+        target, theirs_of = self._target.arrow, self._source.arrow.column
         for name in self._source.columns:
             if name in _SLOTS or name in POOLED:
                 continue
-            theirs = pa.array(self._source.frame[name], type=_TEXT).take(of)
-            ours = pa.array(self._target[name], type=_TEXT).take(at) if name in self._target.columns else ""
+            theirs = theirs_of(name).take(of)
+            ours = target.column(name).take(at) if name in self._target.columns else ""
             other = pc.and_(pc.not_equal(ours, theirs), pc.not_equal(theirs, ""))
-            found |= other.to_numpy(zero_copy_only=False)
+            found |= other.to_numpy()
         return list(found.tolist())
 
     def durations_and_statuses(self) -> None:

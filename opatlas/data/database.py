@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from opatlas.data.csv_files import (
     not_writable,
     read_table,
     text_table,
-    write_frame,
+    write_table,
     write_text,
 )
 from opatlas.data.header import current_names, expect_columns, misspelt_columns, read_header
@@ -142,16 +142,20 @@ class Database:
         path = self.csv_path(kernel_type)
         return RowTable(kernel_type, path, read_table(path, kernel_type))
 
-    def read_or_empty(self, kernel_type: str) -> RowTable:
-        """Reads the rows of a kernel type; no rows if there is no file. Raises TableError."""
+    def read_or_empty(self, kernel_type: str, columns: Sequence[str] = ()) -> RowTable:
+        """Reads the rows of a kernel type; without a file no rows, with some columns, or those of a row's identity.
+
+        Raises:
+            TableError: the file cannot be read.
+        """
         path = self.csv_path(kernel_type)
         if path.exists():
             return self.read(kernel_type)
-        return RowTable(kernel_type, path, text_table(row_kind(kernel_type).identity_columns))
+        return RowTable(kernel_type, path, text_table(columns or row_kind(kernel_type).identity_columns))
 
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""
-        write_frame(table.frame, table.path)
+        write_table(table.arrow, table.path)
 
     def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
         """Returns a new path `reports/{name}_{time}.csv`; paths of the same second are numbered.

@@ -17,8 +17,7 @@ from opatlas.data.cells import duration_cells, microseconds, status_cells
 from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Pooled
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
@@ -47,7 +46,7 @@ from opatlas.row.columns import (
 from opatlas.row.durations import run_medians
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells, signature
+from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.text import parse_real
 
@@ -244,7 +243,7 @@ class Pooling:
         """Pools the rows of a table in memory, and returns them, and whether a cell changed."""
         pooled: list[PooledRow] = []
         is_changed = False
-        for position, (cells, name) in enumerate(zip(row_cells(fold.rows.frame()), fold.signatures, strict=True)):
+        for position, (cells, name) in enumerate(zip(fold.rows.table().rows(), fold.signatures, strict=True)):
             now = dict.fromkeys(POOLED, "")
             of_row = dict(_row_durations(cells))
             if of_row:
