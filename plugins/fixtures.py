@@ -14,7 +14,7 @@ from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription
 
 from .item_rows import ItemRows
-from .replay_session import SESSION
+from .session import SESSION
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,8 @@ from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
 
-from .collector import row_of
+from .cases import Case, row_of
 from .model_options import ANSWERS, ModelSettings
-from .plan import PlannedRow
 from .session_context import SessionContext
 
 #: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
@@ -150,7 +149,7 @@ class ModelRuns:
         """Returns whether the next request of a session would meet the same error."""
         return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
 
-    def _name(self, row: PlannedRow) -> str:
+    def _name(self, row: Case) -> str:
         return self._session.targets[row.target].implementation.name
 
     def _source(self, name: str, path: Path) -> KernelSource:
@@ -207,8 +206,8 @@ class _NotJudged(Exception):
 
 def _judgement(outcome: RowOutcome) -> Judgement:
     """Returns the judgement of a row that ran with a candidate. Raises _NotJudged for a row that cannot run."""
-    if outcome.judgement is not None:
-        return outcome.judgement
+    if (judgement := Judgement.of(outcome)) is not None:
+        return judgement
     if outcome.status not in _CLASSES:
         raise _NotJudged(outcome)
     return Judgement(_CLASSES[outcome.status], text=f"{outcome.explanation}\n{outcome.detail}".strip())
@@ -227,7 +226,7 @@ def _outcome(
         outcome = outcomes[path]
     else:
         judgement = last.judgement
-        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judgement=judgement)
+        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judged=judgement.judged)
     tried = f"stopped after attempt {last.number + 1}: {reason}"
     return replace(outcome, reason=f"{outcome.reason}; {tried}")
 

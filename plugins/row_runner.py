@@ -35,10 +35,9 @@ from opatlas.run.process.profile_executor import ProfileExecutor
 from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line
 
+from .cases import Case, needs_group, row_of, will_run
 from .cluster_rows import Arrived, ClusterRows
-from .collector import needs_group, row_of, will_run
 from .item_rows import ItemRows, RowsInBatches, RowsInTurn
-from .plan import PlannedRow
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
@@ -195,6 +194,7 @@ class RowRunner:
         function = item.function
         # Rows without a replay are looked up in profiles, and never run.
         spec, settings = replay_spec(function), self._context.settings
+        source = source or _source(row, settings.targets[row.target].implementation)
         job = Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
@@ -203,12 +203,13 @@ class RowRunner:
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.row.status is None),
             group=spec.group(row.cells, settings.workload.options) if spec is not None and spec.group else None,
-            source=source or _source(row, settings.targets[row.target].implementation),
+            source=source,
             instrument="" if settings.mixed or settings.read_only else _instrument(row),
             database=str(settings.targets[row.target].path) if row.target else "",
-            task=settings.workload.tasks.get(row.kernel_type),
+            subject=settings.workload.tasks.get(row.kernel_type),
+            judge=spec.judge if spec is not None and source is not None and not source.module else "",
         )
-        if not job.is_of_candidate:
+        if not job.judge:
             return job
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
@@ -238,13 +239,13 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-def _instrument(row: PlannedRow) -> str:
+def _instrument(row: Case) -> str:
     """Returns the instrument of the replayed duration of a row; "" if the row has none."""
     replayed = row.row.replayed
     return replayed.instrument.strip() if replayed is not None else ""
 
 
-def _source(row: PlannedRow, implementation: Implementation) -> KernelSource | None:
+def _source(row: Case, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
     Raises:

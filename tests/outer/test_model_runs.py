@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pandas as pd
 import pytest
+from opatlas.plugins.cases import Case, CaseTable, Fate
 from opatlas.plugins.model_targets import model_implementations, model_settings
 from opatlas.plugins.models import ModelRuns, score_table
-from opatlas.plugins.plan import CasesOfTable, PlannedRow
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
@@ -41,7 +41,7 @@ def models_file(folder: Path, *, models: object = None, **given: object) -> Path
 class _Item:
     """What a loop needs of a test."""
 
-    def __init__(self, row: PlannedRow, sections: list[str]) -> None:
+    def __init__(self, row: Case, sections: list[str]) -> None:
         self.row, self.sections = row, sections
         self.callspec = SimpleNamespace(params={"row": row})
         self.session = SimpleNamespace(items=[])
@@ -79,8 +79,8 @@ class Rows:
         context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
         self.context = context
         runs = ModelRuns(context)
-        table = CasesOfTable(RowTable(task.kernel_type, self.folder, pd.DataFrame(index=range(self.inputs))))
-        items = [_Item(PlannedRow(table, each), self.sections) for each in range(self.inputs)]
+        table = CaseTable(RowTable(task.kernel_type, self.folder, pd.DataFrame(index=range(self.inputs))))
+        items = [_Item(Case(table, each, f"case-{each}", Fate.TO_RUN), self.sections) for each in range(self.inputs)]
         for item in items:
             item.session.items = items
         assert runs.writes(cast("Any", items[position]))
@@ -100,11 +100,11 @@ class Rows:
 
 
 def failed(judgement: Judgement = WRONG) -> RowOutcome:
-    return RowOutcome(Status.FAILED, judgement.text, judgement=judgement)
+    return RowOutcome(Status.FAILED, judgement.text, judged=judgement.judged)
 
 
 def passed() -> RowOutcome:
-    return RowOutcome(Status.MEASURED, judgement=PASS)
+    return RowOutcome(Status.MEASURED, judged=PASS.judged)
 
 
 def block(code: str) -> str:
@@ -130,9 +130,9 @@ def test_a_model_that_fails_is_not_run_again(tmp_path: Path) -> None:
     for number in range(3):
         rows.answer(number, block(f"y = {number}"))
     outcome = rows.run()
-    assert (outcome.status, outcome.judgement) == (Status.FAILED, WRONG)
+    assert (outcome.status, Judgement.of(outcome)) == (Status.FAILED, WRONG)
     again = rows.run()
-    assert (again.status, again.judgement) == (Status.FAILED, WRONG)
+    assert (again.status, Judgement.of(again)) == (Status.FAILED, WRONG)
     assert len(rows.ran) == 3
 
 
@@ -148,8 +148,8 @@ def test_an_answer_without_code_fails_the_row(tmp_path: Path) -> None:
     rows.answer(0, "I cannot.")
     outcome = rows.run()
     assert outcome.status is Status.FAILED
-    assert outcome.judgement is not None
-    assert outcome.judgement.error_class is ErrorClass.ANSWER
+    assert Judgement.of(outcome) is not None
+    assert Judgement.of(outcome).error_class is ErrorClass.ANSWER
 
 
 def test_a_candidate_is_judged_on_all_rows_of_its_task(tmp_path: Path) -> None:

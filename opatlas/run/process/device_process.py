@@ -126,7 +126,7 @@ class DeviceProcess(ChildExecutor):
                     # Every later call in this process would fail.
                     channel.close()
                     self._kill(_LAST_WORDS_S)
-                elif job.ends_process(outcome):
+                elif outcome.changed or outcome.ends_process:
                     # The next row must not be measured in the changed state.
                     self.close()
                 return outcome

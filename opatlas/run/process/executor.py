@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -47,14 +48,12 @@ class BatchExecutor(Executor, Protocol):
 
 
 def run_job(executor: Executor, job: Job, language: str = "") -> RowOutcome:
-    """Runs a job; the candidate of a task only where its source breaks no rule. Raises the errors of the executor.
+    """Runs a job, or lets its judge run it. Raises the errors of the executor.
 
     Args:
-        language: the language whose kernels a candidate must have ("triton", "cuda"); "": any.
+        language: the language that judged kernels must have ("triton", "cuda"); "": any.
     """
-    if not job.is_of_candidate:
+    if not job.judge:
         return executor.run(job)
-    # Sessions without candidates do not import the rules on their sources.
-    from opatlas.run.process.candidate_run import run_candidate
-
-    return run_candidate(executor.run, job, language)
+    run: Callable[[Callable[[Job], RowOutcome], Job, str], RowOutcome] = pkgutil.resolve_name(job.judge)
+    return run(executor.run, job, language)
