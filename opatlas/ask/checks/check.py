@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.cases import PooledCases, pool_cases
+from opatlas.capture.cases import Cases, pool_cases
 from opatlas.data.cells import stored_us
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
@@ -139,14 +139,14 @@ class CheckedDatabase:
         }
 
     @cached_property
-    def _pooled(self) -> tuple[Mapping[str, PooledCases], list[str]]:
+    def _pooled(self) -> tuple[Mapping[str, Cases], list[str]]:
         try:
             return pool_cases(read_ingests(self.database)), []
         except OpAtlasError as error:
             return {}, [str(error)]
 
     @property
-    def pooled(self) -> Mapping[str, PooledCases]:
+    def pooled(self) -> Mapping[str, Cases]:
         """The captured launches that ingests keep, by kernel type; empty if they cannot be read."""
         return self._pooled[0]
 
