@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 
-from opatlas.data.candidates import Candidate, candidates_of_rows
+from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_rows
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.fold_changes import FoldChanges
 from opatlas.row.columns import (
     AVERAGE,
     DURATION,
@@ -136,20 +138,59 @@ def combine_rows(fold: TableFold, source: RowTable, source_name: str) -> Combine
     Args:
         source_name: the name of the source in conflicts.
     """
-    combination = _Combination(fold, source, source_name)
+    combination = _RowCombination(fold, source, source_name)
     combination.durations_and_statuses()
     combination.others()
     return combination.tally
 
 
-class _Combination:
-    """A combination in progress: the rows of the target that differ from those of a source, and the changes."""
+def combine_records(fold: TableFold, candidates: Sequence[Candidate], source_name: str) -> CombineTally:
+    """Folds the records of a journal into a table in memory. The arguments are as for `combine_rows`."""
+    combination = _Combination(fold, source_name)
+    at = [at for each in candidates if each.duration is not None for at in fold.positions.get(each.signature, ())]
+    combination.tally.kept = {position for position in at if fold.has_duration(position)}
+    combination.fold_candidates(candidates)
+    return combination.tally
 
-    def __init__(self, fold: TableFold, source: RowTable, source_name: str) -> None:
+
+class _Combination:
+    """The changes of a combination in progress."""
+
+    def __init__(self, fold: TableFold, source_name: str) -> None:
         self.tally = CombineTally()
         self._fold = fold
-        self._source = source
         self._source_name = source_name
+
+    def fold_candidates(self, candidates: Sequence[Candidate]) -> FoldChanges:
+        """Folds durations, statuses and captures."""
+        there = len(self._fold.rows)
+        changes, tally = self._fold.fold(candidates), self.tally
+        tally.added, tally.touched = changes.appended, changes.changed
+        tally.taken = {at for at in set(changes.measured) - changes.appended if at in changes.changed}
+        tally.kept -= tally.taken
+        tally.profiled = changes.captured - changes.appended
+        tally.statuses = {at: self._fold.rows[STATUS][at] for at in changes.statuses if at < there}
+        column = row_kind(self._fold.kernel_type).duration_columns[0]
+        for at, candidate, _, kept, dropped in changes.choices:
+            if at not in changes.appended:
+                cells = (kept.cells.get(column, ""), kept.run_id, dropped.cells.get(column, ""), dropped.run_id)
+                tally.conflicts.append(self._conflict(at, candidate.signature, column, *cells))
+        return changes
+
+    def _conflict(
+        self, at: int, name: str, what: str, kept: str, kept_run: str, dropped: str, dropped_run: str
+    ) -> Conflict:
+        shapes = self._fold.rows[INPUT_SHAPES][at]
+        source = self._source_name
+        return Conflict(self._fold.kernel_type, name, shapes, what, kept, kept_run, dropped, dropped_run, source)
+
+
+class _RowCombination(_Combination):
+    """Also compares the rows of the target with those of a source, of which most are equal."""
+
+    def __init__(self, fold: TableFold, source: RowTable, source_name: str) -> None:
+        super().__init__(fold, source_name)
+        self._source = source
         self._target = fold.rows.table()
         positions = fold.positions
         self._missing = [of for of, name in enumerate(source.signatures) if name not in positions]
@@ -183,25 +224,9 @@ class _Combination:
         """Folds durations, statuses and captures."""
         rows = sorted({*self._missing, *(of for _, of in self._pairs)})
         candidates = candidates_of_rows(self._source, rows)
-        ours = {at: self._fold.rows[STATUS][at] for at, _ in self._pairs}
         captured = self._unlike_captures(dict(zip(rows, candidates, strict=True)))
-        changes = self._fold.fold(candidates)
-        tally = self.tally
-        tally.added, tally.touched = changes.appended, changes.changed
-        tally.taken = set(changes.measured) - changes.appended
-        tally.kept -= tally.taken
-        tally.profiled = changes.captured - changes.appended
-        tally.statuses = {at: self._fold.rows[STATUS][at] for at in changes.statuses if at in ours}
-        self._conflicts_of_durations(changes)
-        tally.conflicts += [conflict for at, conflict in captured if at not in changes.captured]
-
-    def _conflicts_of_durations(self, changes: FoldChanges) -> None:
-        column = row_kind(self._fold.kernel_type).duration_columns[0]
-        for at, candidate, _, kept, dropped in changes.choices:
-            if at in changes.appended:
-                continue
-            cells = (kept.cells.get(column, ""), kept.run_id, dropped.cells.get(column, ""), dropped.run_id)
-            self.tally.conflicts.append(self._conflict(at, candidate.signature, column, *cells))
+        changes = self.fold_candidates(candidates)
+        self.tally.conflicts += [conflict for at, conflict in captured if at not in changes.captured]
 
     def _unlike_captures(self, candidates: dict[int, Candidate]) -> list[tuple[int, Conflict]]:
         """Returns the rows with other captured cells than the source, unless both have their samples."""
@@ -240,13 +265,6 @@ class _Combination:
                     self.tally.conflicts.append(conflict)
             self.tally.filled += filled
 
-    def _conflict(
-        self, at: int, name: str, what: str, kept: str, kept_run: str, dropped: str, dropped_run: str
-    ) -> Conflict:
-        shapes = self._fold.rows[INPUT_SHAPES][at]
-        source = self._source_name
-        return Conflict(self._fold.kernel_type, name, shapes, what, kept, kept_run, dropped, dropped_run, source)
-
 
 def _same(cell: str, other: str) -> bool:
     """Returns whether two cells are equal, except for quotes of a profiler and the form of numbers (`1.5`, `1.50`)."""
@@ -257,3 +275,31 @@ def _same(cell: str, other: str) -> bool:
         return float(cell) == float(other)
     except ValueError:
         return False
+
+
+_HEADER = (
+    *("Kernel Type", "Signature", INPUT_SHAPES),
+    *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
+)
+
+
+def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float) -> Path | None:
+    """Writes the list of conflicts to `reports/`; returns its path, or None without conflicts.
+
+    Raises:
+        OpAtlasError: the file cannot be written.
+    """
+    if not conflicts:
+        return None
+    path = database.new_report_path("combine_conflicts", at)
+    write_rows(path, _HEADER, map(_cells, conflicts))
+    return path
+
+
+def _cells(conflict: Conflict) -> tuple[str, ...]:
+    ratio = conflict.ratio
+    return (
+        *(conflict.kernel_type, conflict.signature, conflict.input_shapes, conflict.what),
+        *(conflict.kept, conflict.kept_run, conflict.dropped, conflict.dropped_run),
+        *("" if ratio is None else f"{ratio:.4f}", conflict.source),
+    )

@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from opatlas.data.candidates import Candidate, RunCells, crashes_in_a_row, status_part
+from opatlas.data.candidates import Candidate, DurationChoice, FoldChanges, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
-from opatlas.data.fold_changes import DurationChoice, FoldChanges
 from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder
 from opatlas.data.pruned import PRUNED_REASON, add_pruned

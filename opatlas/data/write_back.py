@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.data import journal, log
-from opatlas.data.candidates import Candidate, candidates_of_records
+from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.fold_changes import FoldChanges
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import Log, run_order
 from opatlas.data.own_lines import contradictions, first_of, free_name
