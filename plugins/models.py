@@ -14,8 +14,6 @@ from typing import cast
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.complexity import complexity_of_task
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.generation.answers import RecordedAnswers
 from opatlas.outer.generation.attempt_log import AttemptLog
@@ -23,6 +21,8 @@ from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint,
 from opatlas.outer.generation.models_file import NamedModel
 from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.outer.judging.complexity import complexity_of_task
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.candidate_files import candidate_function
 from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label
@@ -32,7 +32,7 @@ from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
 
-from .cases import Case, row_of
+from .cases import SessionCase, row_of
 from .model_options import ANSWERS, ModelSettings
 from .session_context import SessionContext
 
@@ -102,7 +102,7 @@ class ModelRuns:
         """
         row = row_of(item)
         assert row is not None
-        name, task = self._name(row), self._session.workload.tasks[row.kernel_type]
+        name, task = self._name(row), self._session.source.subjects[row.kernel_type]
         outcomes: dict[Path, RowOutcome] = {}
 
         def run_own(path: Path) -> RowOutcome:
@@ -149,7 +149,7 @@ class ModelRuns:
         """Returns whether the next request of a session would meet the same error."""
         return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
 
-    def _name(self, row: Case) -> str:
+    def _name(self, row: SessionCase) -> str:
         return self._session.targets[row.target].implementation.name
 
     def _source(self, name: str, path: Path) -> KernelSource:

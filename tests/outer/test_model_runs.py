@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pandas as pd
 import pytest
-from opatlas.plugins.cases import Case, CaseTable, Fate
+from opatlas.plugins.cases import CaseTable, Fate, SessionCase
 from opatlas.plugins.model_targets import model_implementations, model_settings
 from opatlas.plugins.models import ModelRuns, score_table
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.candidates.static_rules import RULES
 from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.generation.attempt_log import AttemptLog
 from opatlas.outer.generation.settings import KernelLanguage
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.static_rules import RULES
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
@@ -41,7 +41,7 @@ def models_file(folder: Path, *, models: object = None, **given: object) -> Path
 class _Item:
     """What a loop needs of a test."""
 
-    def __init__(self, row: Case, sections: list[str]) -> None:
+    def __init__(self, row: SessionCase, sections: list[str]) -> None:
         self.row, self.sections = row, sections
         self.callspec = SimpleNamespace(params={"row": row})
         self.session = SimpleNamespace(items=[])
@@ -74,13 +74,15 @@ class Rows:
             models_folder=models.folder(self.folder),
             devices=[SimpleNamespace(name="", kind="cpu")],
             targets=[SimpleNamespace(implementation=implementation)],
-            workload=SimpleNamespace(tasks={task.kernel_type: task}),
+            source=SimpleNamespace(subjects={task.kernel_type: task}),
         )
         context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
         self.context = context
         runs = ModelRuns(context)
         table = CaseTable(RowTable(task.kernel_type, self.folder, pd.DataFrame(index=range(self.inputs))))
-        items = [_Item(Case(table, each, f"case-{each}", Fate.TO_RUN), self.sections) for each in range(self.inputs)]
+        items = [
+            _Item(SessionCase(table, each, f"case-{each}", Fate.TO_RUN), self.sections) for each in range(self.inputs)
+        ]
         for item in items:
             item.session.items = items
         assert runs.writes(cast("Any", items[position]))
