@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_rows
+from opatlas.data.cells import positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
@@ -39,6 +40,7 @@ from opatlas.row.table import RowTable, position_array
 _SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
 #: The position of a row in the target, and of the row with its signature in the source.
 Pair = tuple[int, int]
+_ROWS_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,14 @@ def combine_rows(fold: TableFold, source: RowTable, source_name: str) -> Combine
 
 def combine_records(fold: TableFold, candidates: Sequence[Candidate], source_name: str) -> CombineTally:
     """Folds the records of a journal into a table in memory. The arguments are as for `combine_rows`."""
-    combination = _Combination(fold, source_name)
+    combination = _TableCombination(fold, source_name)
     at = [at for each in candidates if each.duration is not None for at in fold.positions.get(each.signature, ())]
     combination.tally.kept = {position for position in at if fold.has_duration(position)}
     combination.fold_candidates(candidates)
     return combination.tally
 
 
-class _Combination:
+class _TableCombination:
     """The changes of a combination in progress."""
 
     def __init__(self, fold: TableFold, source_name: str) -> None:
@@ -163,13 +165,13 @@ class _Combination:
 
     def fold_candidates(self, candidates: Sequence[Candidate]) -> FoldChanges:
         """Folds durations, statuses and captures."""
-        there = len(self._fold.rows)
         changes, tally = self._fold.fold(candidates), self.tally
-        tally.added, tally.touched = changes.appended, changes.changed
-        tally.taken = {at for at in set(changes.measured) - changes.appended if at in changes.changed}
+        tally.added |= changes.appended
+        tally.touched |= changes.changed
+        tally.taken |= {at for at in changes.measured if at in changes.changed and at not in tally.added}
         tally.kept -= tally.taken
-        tally.profiled = changes.captured - changes.appended
-        tally.statuses = {at: self._fold.rows[STATUS][at] for at in changes.statuses if at < there}
+        tally.profiled |= changes.captured - tally.added
+        tally.statuses |= {at: self._fold.rows[STATUS][at] for at in changes.statuses if at not in tally.added}
         column = row_kind(self._fold.kernel_type).duration_columns[0]
         for at, candidate, _, kept, dropped in changes.choices:
             if at not in changes.appended:
@@ -185,7 +187,7 @@ class _Combination:
         return Conflict(self._fold.kernel_type, name, shapes, what, kept, kept_run, dropped, dropped_run, source)
 
 
-class _RowCombination(_Combination):
+class _RowCombination(_TableCombination):
     """Also compares the rows of the target with those of a source, of which most are equal."""
 
     def __init__(self, fold: TableFold, source: RowTable, source_name: str) -> None:
@@ -196,10 +198,15 @@ class _RowCombination(_Combination):
         self._missing = [of for of, name in enumerate(source.signatures) if name not in positions]
         pairs = [(at, of) for of, name in enumerate(source.signatures) for at in positions.get(name, ())]
         differs = self._differs(pairs)
-        self._pairs = [pair for pair, is_other in zip(pairs, differs, strict=True) if is_other]
+        #: The positions in the target, by that in the source.
+        self._differing: dict[int, list[int]] = {}
+        for (at, of), is_other in zip(pairs, differs, strict=True):
+            if is_other:
+                self._differing.setdefault(of, []).append(at)
         # Of equal rows of the source the first fills other cells.
         first = self._source.by_signature
-        self._first_pairs = [(at, of) for at, of in self._pairs if first[source.signatures[of]] == of]
+        same = ((at, of) for of, every in self._differing.items() for at in every)
+        self._first_pairs = [(at, of) for at, of in same if first[source.signatures[of]] == of]
         known = ~np.isnan(source.replayed.us)
         self.tally.kept = {at for at, of in pairs if known[of] and fold.has_duration(at)}
 
@@ -221,8 +228,22 @@ class _RowCombination(_Combination):
         return list(found.tolist())
 
     def durations_and_statuses(self) -> None:
-        """Folds durations, statuses and captures."""
-        rows = sorted({*self._missing, *(of for _, of in self._pairs)})
+        """Folds durations, statuses and captures.
+
+        Few rows at a time, because candidates take ten times the memory of cells; rows of one signature together.
+        """
+        signatures = self._source.signatures
+        rows = sorted({*self._missing, *self._differing})
+        of_signature = positions_by_key(signatures[row] for row in rows)
+        batch: list[int] = []
+        for positions in of_signature.values():
+            batch += (rows[position] for position in positions)
+            if len(batch) >= _ROWS_AT_A_TIME:
+                self._fold_rows(batch)
+                batch = []
+        self._fold_rows(batch)
+
+    def _fold_rows(self, rows: Sequence[int]) -> None:
         candidates = candidates_of_rows(self._source, rows)
         captured = self._unlike_captures(dict(zip(rows, candidates, strict=True)))
         changes = self.fold_candidates(candidates)
@@ -231,8 +252,8 @@ class _RowCombination(_Combination):
     def _unlike_captures(self, candidates: dict[int, Candidate]) -> list[tuple[int, Conflict]]:
         """Returns the rows with other captured cells than the source, unless both have their samples."""
         found = []
-        for at, of in self._pairs:
-            theirs = candidates[of].captured
+        for at, candidate in ((at, each) for of, each in candidates.items() for at in self._differing.get(of, ())):
+            theirs = candidate.captured
             if theirs is None:
                 continue
             unlike = [
@@ -243,7 +264,7 @@ class _RowCombination(_Combination):
             both_have_samples = self._fold.rows[PROFILING_RUN_ID][at] and theirs.get(PROFILING_RUN_ID, "")
             if unlike and not both_have_samples:
                 what, ours, their = next((each for each in unlike if each[0] == PROFILING_AVERAGE), unlike[0])
-                found.append((at, self._conflict(at, candidates[of].signature, what, ours, "", their, "")))
+                found.append((at, self._conflict(at, candidate.signature, what, ours, "", their, "")))
         return found
 
     def others(self) -> None:
