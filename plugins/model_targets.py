@@ -15,8 +15,7 @@ from opatlas.outer.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
 from opatlas.outer.tasks.task import MODEL_NEW
 from opatlas.row.location import implementation_label
 from opatlas.run.implementations.catalog import ALL, shipped
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import Implementation, default_devices
+from opatlas.run.implementations.implementation import Implementation, KernelSource, default_devices
 
 from .model_options import ModelSettings
 

@@ -27,7 +27,7 @@ from opatlas.outer.tasks.candidate_files import candidate_function
 from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
-from opatlas.run.implementations.contract import KernelSource, content_digest
+from opatlas.run.implementations.implementation import KernelSource, content_digest
 from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
