@@ -13,6 +13,7 @@ import pytest
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
+from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.options import Scope, at_least, changed
 from opatlas.run.devices.device import DeviceSpec, kind_named
@@ -30,7 +31,7 @@ from .target import SessionTarget, devices_of, named_versions, refuse_useless_ve
 from .where import Where
 
 if TYPE_CHECKING:
-    from .model_options import ModelSettings
+    from opatlas.outer.generation.session_models import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,11 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     """
     if option.models is None:
         return None
+    if "models" not in extensions(ROW_SOURCES):
+        raise pytest.UsageError("--models: this installation has nothing that lets models write kernels")
     # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_settings
-
-    return model_settings(option.models, devices[0].kind)
+    found: ModelSettings = extensions(ROW_SOURCES)["models"].load()(option.models, devices[0].kind)
+    return found
 
 
 def benchmarks_off(config: pytest.Config) -> str:

@@ -38,7 +38,7 @@ from .cluster import cluster_of
 from .options import named, refuse
 
 if TYPE_CHECKING:
-    from .model_options import ModelSettings
+    from opatlas.outer.generation.session_models import ModelSettings
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
@@ -202,11 +202,8 @@ def _implementations(
     if models is None:
         broken = BrokenFiles.KEPT if source.counts_missing else BrokenFiles.REFUSED
         return find_implementations(names, kind, source.find, broken=broken)
-    # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_implementations
-
     found = find_implementations(names, kind, source.find) if names else []
-    written = model_implementations(models, source.subjects)
+    written = models.implementations(source.subjects)
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
     return [*found, *written]
