@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opatlas.outer.generation.settings import KernelLanguage
+from opatlas.outer.generation.models_file import KernelLanguage
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.models_file import ModelsFile

@@ -10,8 +10,7 @@ import pytest
 from opatlas.files import expect_folder
 from opatlas.outer.generation.answers import model_folder
 from opatlas.outer.generation.endpoint import Endpoint, EndpointError
-from opatlas.outer.generation.models_file import read_models
-from opatlas.outer.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
+from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, read_models
 from opatlas.outer.tasks.task import MODEL_NEW
 from opatlas.row.location import implementation_label
 from opatlas.run.implementations.catalog import ALL, shipped
