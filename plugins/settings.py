@@ -13,12 +13,13 @@ import pytest
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
+from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.options import Scope, at_least, changed
 from opatlas.run import expert_parallel
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
-from opatlas.run.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.command import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
@@ -30,7 +31,7 @@ from .target import SessionTarget, devices_of, named_versions, refuse_useless_ve
 from .where import Where
 
 if TYPE_CHECKING:
-    from .model_options import ModelSettings
+    from opatlas.outer.generation.session_models import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,11 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     """
     if option.models is None:
         return None
+    if "models" not in extensions(ROW_SOURCES):
+        raise pytest.UsageError("--models: this installation has nothing that lets models write kernels")
     # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_settings
-
-    return model_settings(option.models, devices[0].kind)
+    found: ModelSettings = extensions(ROW_SOURCES)["models"].load()(option.models, devices[0].kind)
+    return found
 
 
 def benchmarks_off(config: pytest.Config) -> str:
@@ -291,9 +293,9 @@ def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpe
     option = config.option
     if option.prof_path is not None:
         return False
-    kinds = {device.kind for device in devices}
-    instruments = {preferred_instrument(kind, option.instrument.name) for kind in kinds & INSTRUMENTS.keys()}
-    others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
+    kinds = [kind for each in {device.kind for device in devices} if (kind := kind_named(each)).instruments]
+    instruments = {kind.preferred_instrument(option.instrument.name) for kind in kinds}
+    others = " or ".join(name for kind in kinds for name in kind.instruments if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
     if MSPROF in instruments and _is_in_process(option, scope):
