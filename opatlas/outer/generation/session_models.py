@@ -25,8 +25,7 @@ from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
 from opatlas.run.implementations.catalog import ALL, shipped
-from opatlas.run.implementations.contract import KernelSource, content_digest
-from opatlas.run.implementations.implementation import Implementation, default_devices
+from opatlas.run.implementations.implementation import Implementation, KernelSource, content_digest, default_devices
 from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
