@@ -14,9 +14,9 @@ from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
 from opatlas.cli.commands import all_commands
-from opatlas.cli.main import USAGE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
+from opatlas.show.output import USAGE
 
 REPOSITORY = Path(__file__).parents[1]
 
