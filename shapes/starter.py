@@ -6,7 +6,7 @@ together take about two minutes on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from opatlas.data.database import Database
@@ -62,14 +62,25 @@ class RowsPart:
         return CatalogKernel(self.kernel_type, (limited,))
 
     def _thinned(self, axis: Axis) -> tuple[int, ...]:
-        if not axis.between or not 1 < self.sizes < len(axis.grid):
+        """Returns the powers of two, which batches mostly are, and others between them; fewer powers if need be."""
+        if not axis.between or not self.sizes:
             return axis.grid
-        return tuple(axis.grid[i * (len(axis.grid) - 1) // (self.sizes - 1)] for i in range(self.sizes))
+        powers = [size for size in axis.grid if size.bit_count() == 1]
+        others = [size for size in axis.grid if size.bit_count() != 1]
+        chosen = {*_spread(powers, self.sizes), *_spread(others, self.sizes - len(powers)), axis.grid[-1]}
+        return tuple(sorted(chosen))
 
     def write(self, database: Database, budget_bytes: int, *, is_npu: bool = True) -> int:
         """Appends the rows that the database lacks, and returns their number. Raises OpAtlasError."""
         request = Request(self.targets, self.rows, 0, budget_bytes, sample_rows, is_npu, forms_of_database=False)
         return len(add_theory_rows(database, self.kernel(), request).signatures)
+
+
+def _spread(sizes: Sequence[int], count: int) -> list[int]:
+    """Returns up to `count` sizes, from the first to the last."""
+    if count < 2 or count >= len(sizes):
+        return [*sizes[: max(count, 0)]]
+    return [sizes[i * (len(sizes) - 1) // (count - 1)] for i in range(count)]
 
 
 #: Two cores of a server reach about 80 GFLOP/s in float32, and 20 in bfloat16 without instructions for bfloat16.
