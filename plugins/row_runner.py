@@ -22,8 +22,7 @@ from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementations.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof import executor as msprof

@@ -16,9 +16,9 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.options import Scope, at_least, changed
-from opatlas.run import expert_parallel
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
+from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.command import SESSION_ROWS
 from opatlas.run.row_source import RowSource
@@ -179,7 +179,7 @@ def settings_of(config: pytest.Config) -> Settings:
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
         mixed=option.mixed,
-        group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
+        group_options=changed(option, (*NODE_OPTIONS, *experts.OPTIONS)),
         source=source,
         named=bool(option.database_path) and source.needs_database,
         versions=named_versions(option.versions),

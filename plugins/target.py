@@ -27,8 +27,7 @@ from opatlas.row.location import (
     slug,
 )
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.directory import BrokenFiles

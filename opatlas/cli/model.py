@@ -23,7 +23,7 @@ from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show.parameters import Count, Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.plan import append_rows

@@ -24,7 +24,7 @@ from opatlas.row.errors import WrongResult
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
-from opatlas.run.implementations.contract import Prepared
+from opatlas.run.implementations.implementation import Prepared
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.text import exception_line
