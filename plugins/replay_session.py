@@ -280,9 +280,9 @@ class ReplaySession:
         is_stopped = self.context.stop_reason not in ("", STOPPED)
         if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
             # With --in-process the body's own exception reaches pytest, for a debugger.
-            from opatlas.run.device_errors import outcome_from_error
+            from opatlas.run.outcome import outcome_of
 
-            outcome = outcome_from_error(call.excinfo.value)
+            outcome = outcome_of(call.excinfo.value)
             if outcome.status is Status.DEVICE_ERROR:
                 self.context.stop("the device reported an error, and --in-process cannot replace its process")
         return outcome

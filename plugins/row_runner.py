@@ -18,7 +18,7 @@ from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.groups.pool import GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.implementations.contract import KernelSource

@@ -34,7 +34,7 @@ from opatlas.row.location import (
 from opatlas.row.versions import TORCH, Component, Versions
 from opatlas.run.collectives import options as collectives
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.process.executor import BatchExecutor, Executor

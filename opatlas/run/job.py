@@ -45,6 +45,8 @@ class Job:
         database: folder of the database that the result belongs to; "": that of the session's first implementation.
         task: the task of the row; None for a row of no task.
         log: a file for the output of a candidate on stderr, and for its current step; "" without one.
+        language: the language whose kernels a candidate must have ("triton", "cuda"); "": any.
+        together: jobs with the same text run on the same device, so that their durations compare; "": on any.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -60,6 +62,8 @@ class Job:
     database: str = ""
     task: Task | None = None
     log: str = ""
+    language: str = ""
+    together: str = ""
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
     @property

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from opatlas.row.errors import Unsupported
-from opatlas.run.device_errors import translated_pytest_exceptions
 from opatlas.run.group import ALONE
 from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.outcome import translated_pytest_exceptions
 from opatlas.run.registry import replay_spec, select_arguments
 
 

@@ -11,7 +11,7 @@ import torch
 
 from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.row.status import Status
-from opatlas.run.device_errors import outcome_from_error
+from opatlas.run.outcome import outcome_of
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import device_environment
@@ -302,7 +302,7 @@ def test_atb_that_cannot_be_loaded_is_reported_with_the_script_to_source(reason,
     try:
         _not_loaded(reason)
     except OSError as error:
-        outcome = outcome_from_error(error)
+        outcome = outcome_of(error)
     assert outcome.status is Status.SKIPPED
     assert words in outcome.reason
 

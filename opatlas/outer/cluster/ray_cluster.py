@@ -20,7 +20,7 @@ from opatlas.row.location import device_kind
 from opatlas.run.devices.device import KINDS, DeviceSpec
 from opatlas.run.devices.nvidia import NvlinkIslands
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process import dealer
 from opatlas.run.process.dealer import DeviceAnswer

@@ -22,7 +22,7 @@ from opatlas.run.devices.device import KINDS, DeviceDescription, DeviceSpec, ope
 from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.groups.pool import GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledSamples, dimensions

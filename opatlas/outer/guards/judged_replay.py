@@ -37,7 +37,7 @@ from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.roofline import device_peak
 from opatlas.row.status import Status
-from opatlas.run.device_errors import error_text, user_traceback
+from opatlas.run.outcome import error_text, user_traceback
 from opatlas.run.devices.cpu import bounded_memory
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group

@@ -21,7 +21,7 @@ from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvidia import NvlinkIslands
 from opatlas.run.group_spec import communication_variables, node_options_problem
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.text import suggest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from opatlas.row.location import DEFAULT_NPU_DEVICE
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import ranks_share
 from opatlas.run.devices.nvidia import NvlinkIslands, find_nvlink_islands
-from opatlas.run.groups.nodes import RANKS_PER_CORE
+from opatlas.run.groups.pool import RANKS_PER_CORE
 
 
 class ImpossibleGroup(ValueError):

@@ -1,30 +1,27 @@
 """Transfers messages between pytest and a process that pytest has started, whose kernels may misuse any descriptor.
 
-A frame is a random token of the channel, the length of the message, and the pickled message. The token distinguishes
-messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a frame. Processes
-that the started process forks or executes do not inherit its end of the channel.
+A frame is a random token of the channel, the length of the message, and the message (messages.py). The token
+distinguishes messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a
+frame. Processes that the started process forks or executes do not inherit its end of the channel.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 import select
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.devices.device_lock import LockHolder
-from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.process.messages import Message, decode, encode
 
 _TOKEN_BYTES = 16
 _LENGTH = struct.Struct("!I")
@@ -70,13 +67,14 @@ class _Frames:
         content = bytes(self._bytes[header : header + length])
         del self._bytes[: header + length]
         try:
-            return pickle.loads(content)
-        except Exception as error:
+            return decode(content)
+        except (ValueError, RecursionError) as error:
             raise ChannelBroken(f"an unreadable message came over the connection ({error!r})") from error
 
 
-def _frame(token: bytes, message: object) -> bytes:
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+def frame(token: bytes, message: Message) -> bytes:
+    """Returns a message as it goes over the channel with this token."""
+    content = encode(message)
     if len(content) > _MOST_BYTES:
         raise ValueError(f"a message of {len(content)} bytes exceeds the limit of {_MOST_BYTES} bytes")
     return token + _LENGTH.pack(len(content)) + content
@@ -98,9 +96,9 @@ class Channel:
         """Returns the descriptor, for `multiprocessing.connection.wait`."""
         return self._socket.fileno()
 
-    def send(self, message: object) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message. Raises OSError if the other end is closed, or does not read the message in time."""
-        self._write(_frame(self._token, message))
+        self._write(frame(self._token, message))
 
     def take(self) -> Any | None:
         """Returns the next message if it has arrived completely, else None.
@@ -183,17 +181,17 @@ class ChildChannel:
         self._token = self._read(_TOKEN_BYTES)
         self._frames = _Frames(self._token)
 
-    def send(self, message: object) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""
         self._expect_own()
-        self._socket.sendall(_frame(self._token, message))
+        self._socket.sendall(frame(self._token, message))
 
     def receive(self) -> Any:
         """Waits for the next message.
 
         Raises:
             EOFError: the other end was closed.
-            ChannelBroken: other code has read from this descriptor, or this process cannot unpickle the message.
+            ChannelBroken: other code has read from this descriptor.
         """
         while (message := self._frames.next()) is None:
             self._frames.add(self._read(_READ_BYTES, at_least=1))
@@ -262,73 +260,35 @@ def _end_process(why: str) -> NoReturn:
         os._exit(1)
 
 
-@dataclass(frozen=True)
-class Start:
-    """The first message to a device process.
+def listen(path: Path, backlog: int) -> socket.socket:
+    """Returns a socket that listens at a path. Raises OSError."""
+    end = _with_short_name(path, socket.socket.bind)
+    end.listen(backlog)
+    return end
 
-    Attributes:
-        spec: the device to open.
-        settings: settings of the measurement.
-        sys_path: pytest's import path.
+
+def connect(path: Path) -> socket.socket:
+    """Returns a socket that is connected to the one at a path.
+
+    Raises:
+        FileNotFoundError, ConnectionRefusedError: no socket listens there.
     """
-
-    spec: DeviceSpec
-    settings: MeasureSettings
-    sys_path: tuple[str, ...]
+    return _with_short_name(path, socket.socket.connect)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """The answer of a device process after the device has passed its probe.
-
-    Attributes:
-        device: description of the device.
-        pid: id of the device process.
-    """
-
-    device: DeviceDescription
-    pid: int
-
-
-@dataclass(frozen=True)
-class NotReady:
-    """The answer of a device process that cannot run rows.
-
-    Attributes:
-        reason: reason in words.
-        unhealthy: whether the device exists, but fails its probe.
-        did_not_meet: whether the device works, but its rank did not meet the other ranks of its group.
-    """
-
-    reason: str
-    unhealthy: bool
-    did_not_meet: bool = False
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Reports that a job waits for its device, whose lock another process holds.
-
-    Attributes:
-        holder: the holder of the lock.
-    """
-
-    holder: LockHolder
-
-
-@dataclass(frozen=True)
-class LockTaken:
-    """Reports that a waiting job has its device. The job's deadline begins with this message."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Any message of a process about a job.
-
-    Attributes:
-        job_id: id of the job; answers to other jobs than the current job are discarded.
-        content: a RowOutcome, Waiting, LockTaken or, from a rank of a group, StepReport.
-    """
-
-    job_id: int
-    content: Any
+def _with_short_name(path: Path, use: Callable[[socket.socket, str], object]) -> socket.socket:
+    """Uses a short name for a path: names of sockets have some 100 characters at most. Linux names open folders."""
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform != "linux":
+            use(end, str(path))
+            return end
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            use(end, f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+    except BaseException:
+        end.close()
+        raise
+    return end

@@ -1,4 +1,8 @@
-"""Maps exceptions of a replay to outcomes of its row."""
+"""The one place where what became of a job gets its status: `outcome_of`.
+
+Whatever runs jobs raises: an error of the row (opatlas/row/errors.py), of the device, of a library, or one of the two
+below about its process. `outcome_of` turns it into the outcome.
+"""
 
 from __future__ import annotations
 
@@ -52,24 +56,60 @@ _ENGINE = str(Path(__file__).parent) + os.sep
 _NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
 
 
-def outcome_from_error(error: BaseException) -> RowOutcome:
-    """Returns the outcome for an exception of a replay. KeyboardInterrupt and SystemExit are raised again."""
+class ProcessDied(ReplayError):
+    """The process that ran the row ended, or its connection is of no use.
+
+    Attributes:
+        exit_code: below 0 for a signal; None if it is not known.
+    """
+
+    status = Status.CRASHED
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class RanTooLong(ReplayError):
+    """The row still ran at its deadline."""
+
+    status = Status.TIMEOUT
+
+
+class GroupGone(ReplayError):
+    """The group that the row needs did not start."""
+
+    status = Status.DEVICE_ERROR
+
+
+def outcome_of(error: BaseException, changed: tuple[str, ...] = ()) -> RowOutcome:
+    """Returns the outcome of a job that raised an exception. KeyboardInterrupt and SystemExit are raised again.
+
+    Args:
+        changed: changes of the process's state by rows.
+    """
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
+    status, reason, detail = _status_of(error)
+    code = error.exit_code if isinstance(error, ProcessDied) else None
+    return RowOutcome(status, reason, detail, changed=changed, exit_code=code)
+
+
+def _status_of(error: BaseException) -> tuple[Status, str, str]:
+    """Returns status, reason and detail."""
     if isinstance(error, ReplayError):
-        return RowOutcome(error.status, exception_message(error))
-    reason = exception_line(error)
-    text = error_text(error)
+        return error.status, exception_message(error), ""
+    reason, text = exception_line(error), error_text(error)
     if is_out_of_memory(text):
-        return RowOutcome(Status.OOM, reason)
+        return Status.OOM, reason, ""
     detail = user_traceback(error)
     if poison := fatal_device_error(text):
-        return RowOutcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
+        return Status.DEVICE_ERROR, f"{poison}: {reason}", detail
     if lacking := missing_kernel(text):
-        return RowOutcome(lacking.status, str(lacking), detail)
+        return lacking.status, str(lacking), detail
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
-        return RowOutcome(Status.UNSUPPORTED, reason, detail)
-    return RowOutcome(Status.FAILED, reason, detail)
+        return Status.UNSUPPORTED, reason, detail
+    return Status.FAILED, reason, detail
 
 
 def user_traceback(error: BaseException) -> str:
