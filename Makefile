@@ -1,5 +1,6 @@
 # make bench      measure this machine: installs OpAtlas into .venv, then runs `pytest bench/`
 # make test       check this checkout: installs what the tests need too, then runs linters and tests
+#                 `make test T=tests/row` runs a part of the tests, in seconds
 # make test-slow  runs the tests that `make test` leaves out: further random kills, the commands of the pages
 # make fuzz       fuzzes everything that OpAtlas reads, a minute for each parser: SECONDS=600 ARGS="trace catalog"
 # make gpu-database DB=FOLDER   makes the rows of a GPU's database, and measures those that have no duration yet
@@ -11,8 +12,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
+# The part of the tests that runs; a part runs without linters.
+T := tests
 # A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
-PYTEST := $(BIN)/python -m pytest tests -q -rs -n 3 --dist=loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(T) -q -rs -n 3 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: help bench test test-slow fuzz coverage gpu-database
 .DELETE_ON_ERROR:
@@ -24,9 +27,11 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m pytest bench/ $(ARGS)
 
 test: $(VENV)/.installed-for-tests
+ifeq ($(T),tests)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+endif
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.installed-for-tests
@@ -38,8 +43,7 @@ fuzz: $(VENV)/.installed-for-tests
 
 # The rows that matter most come first, so that a session that is cut off has them; a further one continues it. Rows that
 # fail do not end it.
-GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe quantized attention norm indexing elementwise topk movement scatter layout \
-               activation comparison reduction)
+GPU_FILES := $(patsubst %,bench/test_%.py,matmul moe quantized attention norm indexing elementwise movement activation reduction)
 LIBRARY_FILES := $(patsubst %,bench/test_%.py,attention norm activation rope cache moe)
 GPU_SESSION = $(BIN)/python -m pytest --update-mode missing-only $(ARGS)
 gpu-database: $(VENV)/.installed

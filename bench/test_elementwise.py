@@ -1,9 +1,13 @@
-"""Replays of elementwise kernels."""
+"""Replays of elementwise kernels, of comparisons and of kernels that make tensors.
+
+Operands of comparisons are whole numbers, so that some are equal.
+"""
 
 from __future__ import annotations
 
 import math
 
+from opatlas.row.columns import OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.run.registry import replays
 
@@ -139,3 +143,90 @@ def test_cast(row, replay):
         # In the range of every integer type, with both signs if it has them: rounding is towards 0.
         x = row.only_input(-100.0 if dtype.is_signed else 0.0, 100.0)
     replay(impl.to, x, dtype, copy=True, expected=formulas.cast)
+
+
+@replays("Equal", "EqualAiCore", npu="torch.eq")
+def test_equal(row, replay):
+    replay(impl.eq, *row.integer_operands(), expected=formulas.equal)
+
+
+@replays("NotEqual", "NotEqualAiCore", npu="torch.ne")
+def test_not_equal(row, replay):
+    replay(impl.ne, *row.integer_operands(), expected=formulas.not_equal)
+
+
+@replays("Greater", "GreaterAiCore", npu="torch.gt")
+def test_greater(row, replay):
+    replay(impl.gt, *row.integer_operands(), expected=formulas.greater)
+
+
+@replays("GreaterEqual", "GreaterEqualAiCore", npu="torch.ge")
+def test_greater_equal(row, replay):
+    replay(impl.ge, *row.integer_operands(), expected=formulas.greater_equal)
+
+
+@replays("Less", "LessAiCore", npu="torch.lt")
+def test_less(row, replay):
+    replay(impl.lt, *row.integer_operands(), expected=formulas.less)
+
+
+@replays("LogicalAnd", "LogicalAndAiCore", npu="torch.logical_and")
+def test_logical_and(row, replay):
+    row.expect_inputs(2)
+    replay(impl.logical_and, *row.integer_operands(), expected=formulas.logical_and)
+
+
+@replays("LogicalOr", "LogicalOrAiCore", npu="torch.logical_or")
+def test_logical_or(row, replay):
+    row.expect_inputs(2)
+    replay(impl.logical_or, *row.integer_operands(), expected=formulas.logical_or)
+
+
+@replays("LogicalNot", "LogicalNotAiCore", npu="torch.logical_not")
+def test_logical_not(row, replay):
+    row.expect_inputs(1)
+    replay(impl.logical_not, row.integers(0, -1, 1), expected=formulas.logical_not)
+
+
+@replays("SelectV2", "SelectV2AiCore", npu="torch.where")
+def test_select(row, replay):
+    row.expect_inputs(3)
+    row.expect_dtype(0, "BOOL")
+    row.expect_broadcast()
+    replay(impl.where, *row.inputs(), expected=formulas.select)
+
+
+@replays("Fill", "FillAiCore", npu="torch.Tensor.fill_")
+def test_fill(row, replay):
+    """Reads the slots sizes of the output, value."""
+    row.expect_inputs(2)
+    row.expect_list(0, len(row.output_shape()), "the output's sizes")
+    replay(impl.fill_, row.destination(), row.number(1, 0.5, 2.0), overwrites=[0], expected=formulas.fill)
+
+
+@replays("ZerosLike", "ZerosLikeAiCore", npu="torch.zeros_like")
+def test_zeros_like(row, replay):
+    replay(impl.zeros_like, row.only_input(), expected=formulas.zeros_like)
+
+
+@replays("OnesLike", "OnesLikeAiCore", npu="torch.ones_like")
+def test_ones_like(row, replay):
+    replay(impl.ones_like, row.only_input(), expected=formulas.ones_like)
+
+
+@replays("Range", "ArangeAiCore", npu="torch.arange")
+def test_range(row, replay):
+    """Counts from 1 in steps of 1; the output says how far."""
+    row.expect_inputs(3)
+    for slot in range(3):
+        row.expect_scalar(slot)
+    row.expect(len(row.output_shape()) == 1, OUTPUT_SHAPES, "the output must have one axis")
+    replay(
+        impl.arange,
+        1,
+        1 + row.output_shape()[0],
+        1,
+        dtype=row.output_dtype(),
+        device=row.device,
+        expected=formulas.arange,
+    )

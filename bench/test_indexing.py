@@ -1,10 +1,11 @@
-"""Replays of kernels that choose elements: by index, by mask, by order."""
+"""Replays of kernels that choose elements or write to chosen ones: by index, by mask, by order."""
 
 from __future__ import annotations
 
 import math
+from math import prod
 
-from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.operands import gathered_axis, indexed_axes, is_grid_index
@@ -94,3 +95,167 @@ def test_largest(row, replay):
     if not along_last and shape_rules.reduction(tuple(x.shape), result, 1) is not None:
         raise Unsupported(f"{row.kernel_type} is replayed along the last axis only")
     replay(impl.max, x, -1, len(result) == x.dim(), output_slots=[1, 0], expected=formulas.largest)
+
+
+@replays("GatherV3", "GatherV3AiCore", "Gather", npu="torch.index_select")
+def test_index_select(row, replay):
+    """Reads the slots source, list of indices, in GatherV3 also the axis, whose value a capture does not have."""
+    row.expect_inputs(2, 3)
+    if len(row.shape(1)) != 1:
+        raise Unsupported(f"{row.kernel_type} is replayed for a list of indices only")
+    axis = gathered_axis(row)
+    indices = row.indices(1, row.shape(0)[axis])
+    replay(impl.index_select, row.tensor(0), axis, indices, expected=formulas.index_select)
+
+
+@replays("GatherElements", "GatherElementsV2", npu="torch.gather")
+def test_gather_elements(row, replay):
+    row.expect_inputs(2)
+    axis = _axis(row, row.shape(0), row.shape(1))
+    indices = row.indices(1, row.shape(0)[axis])
+    replay(impl.gather, row.tensor(0), axis, indices, expected=formulas.gather_elements)
+
+
+@replays("ScatterElementsV2", npu="torch.Tensor.scatter_")
+def test_scatter_elements(row, replay):
+    """Reads the slots target, indices along an axis, updates: as many elements, or one number."""
+    row.expect_inputs(3)
+    target, indices = row.shape(0), row.shape(1)
+    row.expect(row.shape(2) in ((), indices), INPUT_SHAPES, "slot 2 (updates) must have the shape of slot 1 (indices)")
+    axis = _axis(row, target, indices)
+    if indices[axis] > target[axis]:
+        raise Unsupported(_AMBIGUOUS)
+    replay(
+        impl.scatter_,
+        row.tensor(0),
+        axis,
+        row.indices(1, target[axis], along=axis),
+        row.tensor(2) if row.shape(2) else row.number(2),
+        mutates=[0],
+        expected=formulas.scatter_elements,
+    )
+
+
+@replays("ScatterNdUpdate", "ScatterNdUpdateAiCore", npu="torch_npu.npu_scatter_nd_update_")
+def test_scatter_nd_update(row, replay):
+    """Reads the slots target, positions (..., k) along its first k axes, updates (..., other axes)."""
+    row.expect_inputs(3)
+    target, positions = row.shape(0), row.shape(1)
+    axes = positions[-1] if positions else 0
+    row.expect(
+        1 <= axes <= len(target) and row.shape(2) == positions[:-1] + target[axes:],
+        INPUT_SHAPES,
+        f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)",
+    )
+    coordinates = _distinct(row, [1] * axes, [positions[:-1]] * axes, target[:axes])
+    replay(
+        impl.scatter_nd_update,
+        row.tensor(0),
+        impl.stack(coordinates, -1),
+        row.tensor(2),
+        mutates=[0],
+        expected=formulas.scatter_nd_update,
+    )
+
+
+@replays("IndexPutV2", "IndexPutV2AiCore", npu="torch.ops.aten.index_put_.default")
+def test_index_put(row, replay):
+    """Reads the slots target, updates, list of indexed axes, strides, an index tensor for each axis.
+
+    Slot 2 has an element for each axis up to the last indexed one.
+    """
+    target, axes = row.shape(0), indexed_axes(row, list_slot=2, first_slot=4)
+    slots = range(4, 4 + len(axes))
+    shapes = [row.shape(slot) for slot in slots]
+    indexed = shape_rules.broadcast(shapes)
+    row.expect(indexed is not None, INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast")
+    written = target[: axes.start] + indexed + target[axes.stop :]
+    row.expect(
+        shape_rules.broadcast([row.shape(1), written]) == written,
+        INPUT_SHAPES,
+        f"slot 1 does not broadcast to {written}",
+    )
+    row.assume("values are put, not added")
+    replay(
+        impl.index_put,
+        row.tensor(0),
+        [*[None] * axes.start, *_distinct(row, slots, shapes, target[axes.start : axes.stop])],
+        row.tensor(1),
+        mutates=[0],
+        expected=formulas.index_put,
+    )
+
+
+_AMBIGUOUS = "an element is written more than once, and which value it keeps is not defined"
+
+
+def _axis(row, source, indices):
+    """Returns the axis of the indices: the one in which their shape differs from the source; else the last."""
+    row.expect(len(indices) == len(source) and source, INPUT_SHAPES, "slots 0 and 1 (indices) must have as many axes")
+    different = [axis for axis in range(len(source)) if indices[axis] != source[axis]]
+    larger = [axis for axis in different if indices[axis] > source[axis]]
+    row.expect(len(larger) <= 1, INPUT_SHAPES, "slot 1 (indices) is larger than slot 0 along more than one axis")
+    axis = (larger or different or [len(source) - 1])[-1]
+    if len(different) != 1:
+        row.assume(f"indices run along axis {axis}")
+    return axis
+
+
+def _distinct(row, slots, shapes, sizes):
+    """Returns coordinates of distinct elements: an index tensor for each axis of these sizes."""
+    if len(set(shapes)) > 1:
+        # Index tensors that broadcast to each other: if each is distinct along its axes, the elements are distinct.
+        for shape, size in zip(shapes, sizes, strict=True):
+            if prod(shape) > size:
+                raise Unsupported(_AMBIGUOUS)
+        return [row.indices(slot, size, distinct=True) for slot, size in zip(slots, sizes, strict=True)]
+    if prod(shapes[0]) > prod(sizes):
+        raise Unsupported(_AMBIGUOUS)
+    rest = row.indices(slots[0], prod(sizes), distinct=True, shape=shapes[0])
+    coordinates = []
+    for size in reversed(sizes):
+        coordinates.append(rest % size)
+        rest = rest // size
+    return coordinates[::-1]
+
+
+#: The largest k of the kernel.
+_LARGEST_K = 1024
+
+
+@replays("TopKV2", "TopKV2AiCore", npu="torch.topk")
+def test_top_k(row, replay):
+    """Reads the slots x, k. The last axis of the output is k."""
+    row.expect_inputs(1, 2)
+    x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
+    row.expect(
+        x.dim() and len(values) == x.dim() and values[:-1] == x.shape[:-1] and values[-1] <= x.shape[-1],
+        OUTPUT_SHAPES,
+        f"output 0 must have the shape {tuple(x.shape)} of slot 0, or fewer elements along the last axis",
+    )
+    replay(impl.top_k, x, values[-1], -1, expected=formulas.top_k)
+
+
+@replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
+def test_apply_top_k_top_p(row, replay, custom_opp):
+    """Reads the slots sorted logits (B, V), their positions before the sort, p (B), k (B); p or k may be absent.
+
+    The call takes unsorted logits and sorts them in another kernel.
+    """
+    row.expect_inputs(3, 4)
+    logits = row.tensor(0, -4.0, 4.0)
+    row.expect(
+        logits.dim() == 2 and row.shape(1) == logits.shape,
+        INPUT_SHAPES,
+        "slots 0 and 1 must have one shape, with two axes",
+    )
+    given = {name: slot for name, slot in (("p", 2), ("k", 3)) if row.has(slot)}
+    row.expect(given, INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
+    for name, slot in given.items():
+        row.expect_shape(slot, logits.shape[:1], meaning=name)
+    limits = {}
+    if "p" in given:
+        limits["p"] = row.tensor(2, 0.5, 0.99)
+    if "k" in given:
+        limits["k"] = row.integers(3, 1, min(_LARGEST_K, logits.shape[1]))
+    replay(impl.apply_top_k_top_p, logits, **limits, expected=formulas.apply_top_k_top_p)

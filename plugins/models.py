@@ -207,8 +207,8 @@ class _NotJudged(Exception):
 
 def _judgement(outcome: RowOutcome) -> Judgement:
     """Returns the judgement of a row that ran with a candidate. Raises _NotJudged for a row that cannot run."""
-    if outcome.judgement is not None:
-        return outcome.judgement
+    if (judgement := Judgement.of(outcome)) is not None:
+        return judgement
     if outcome.status not in _CLASSES:
         raise _NotJudged(outcome)
     return Judgement(_CLASSES[outcome.status], text=f"{outcome.explanation}\n{outcome.detail}".strip())
@@ -227,7 +227,7 @@ def _outcome(
         outcome = outcomes[path]
     else:
         judgement = last.judgement
-        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judgement=judgement)
+        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judged=judgement.judged)
     tried = f"stopped after attempt {last.number + 1}: {reason}"
     return replace(outcome, reason=f"{outcome.reason}; {tried}")
 

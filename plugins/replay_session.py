@@ -163,7 +163,7 @@ class ReplaySession:
         message = f"{outcome.status}: {row.place}: {outcome.explanation}"
         if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
             pytest.skip(message)
-        if outcome.judgement is not None and not outcome.judgement.passed and not self.context.settings.strict:
+        if outcome.judged is not None and not outcome.judged.passed and not self.context.settings.strict:
             # The candidate does not pass, and the session did its work.
             pytest.xfail(message)
         if outcome.status not in (Status.MEASURED, Status.CHECKED):
@@ -304,7 +304,7 @@ class ReplaySession:
             run_id=self.context.run_id,
             finished_at=time.time(),
             measurement=outcome.measurement,
-            judged=outcome.judgement.cells if outcome.judgement is not None else {},
+            judged=outcome.judged.cells if outcome.judged is not None else {},
             host=host,
         )
 

@@ -195,6 +195,7 @@ class RowRunner:
         function = item.function
         # Rows without a replay are looked up in profiles, and never run.
         spec, settings = replay_spec(function), self._context.settings
+        source = source or _source(row, settings.targets[row.target].implementation)
         job = Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
@@ -203,12 +204,13 @@ class RowRunner:
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.row.status is None),
             group=spec.group(row.cells, settings.workload.options) if spec is not None and spec.group else None,
-            source=source or _source(row, settings.targets[row.target].implementation),
+            source=source,
             instrument="" if settings.mixed or settings.read_only else _instrument(row),
             database=str(settings.targets[row.target].path) if row.target else "",
-            task=settings.workload.tasks.get(row.kernel_type),
+            subject=settings.workload.tasks.get(row.kernel_type),
+            judge=spec.judge if spec is not None and source is not None and not source.module else "",
         )
-        if not job.is_of_candidate:
+        if not job.judge:
             return job
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))

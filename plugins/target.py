@@ -15,6 +15,7 @@ from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.options import given
+from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
     ROOT,
@@ -196,14 +197,14 @@ def _implementations(
     names: Sequence[str], kind: str, workload: Workload, models: ModelSettings | None
 ) -> list[Implementation]:
     """Returns the implementations that a user names, and the models as implementations. Raises OpAtlasError."""
+    find = find_candidates(list(workload.tasks.values())) if workload.tasks else None
     if models is None:
-        tasks = list(workload.tasks.values())
         broken = BrokenFiles.KEPT if workload.counts_missing else BrokenFiles.REFUSED
-        return find_implementations(names, kind, tasks, broken=broken)
+        return find_implementations(names, kind, find, broken=broken)
     # Sessions without models do not import the client of endpoints.
     from .model_targets import model_implementations
 
-    found = find_implementations(names, kind, list(workload.tasks.values())) if names else []
+    found = find_implementations(names, kind, find) if names else []
     written = model_implementations(models, workload.tasks)
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")

@@ -26,14 +26,6 @@ LAYERS = ("row", "data", "capture", "theory", "run", "ask", "show", "outer", "cl
 #: Imports of a folder above that are still there: the list may only shrink.
 STILL_UPWARD = frozenset(
     {
-        ("opatlas.run.job", "opatlas.outer.candidates.judgement"),
-        ("opatlas.run.job", "opatlas.outer.tasks.task"),
-        ("opatlas.run.implementations.catalog", "opatlas.outer.tasks.task"),
-        ("opatlas.run.implementations.directory", "opatlas.outer.tasks.candidate_files"),
-        ("opatlas.run.implementations.directory", "opatlas.outer.tasks.task"),
-        ("opatlas.run.process.candidate_run", "opatlas.outer.candidates.error_class"),
-        ("opatlas.run.process.candidate_run", "opatlas.outer.candidates.judgement"),
-        ("opatlas.run.process.candidate_run", "opatlas.outer.candidates.static_rules"),
         ("opatlas.show.site.diagnosis", "opatlas.outer.diagnosis.advice"),
         ("opatlas.show.site.diagnosis", "opatlas.outer.diagnosis.diagnosis"),
         ("opatlas.show.site.diagnosis", "opatlas.outer.diagnosis.kernels"),

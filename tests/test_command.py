@@ -13,7 +13,7 @@ from captures import launch, write_capture
 from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
-from opatlas.cli.commands import COMMANDS
+from opatlas.cli.commands import all_commands
 from opatlas.cli.guard import USAGE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
@@ -35,7 +35,7 @@ def opatlas(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProc
 def test_help_names_every_command_with_its_purpose() -> None:
     done = opatlas("--help")
     assert done.returncode == 0
-    for name, known in COMMANDS.items():
+    for name, known in all_commands().items():
         assert name in done.stdout
         assert known.about in done.stdout
 

@@ -13,7 +13,7 @@ from declared_options import command_options, count, pytest_parser, shown
 from doc_commands import ROOT
 from opatlas.plugins import options, theory
 
-from opatlas.cli.commands import COMMANDS
+from opatlas.cli.commands import all_commands
 from opatlas.cli.main import main
 from opatlas.options import Scope, given
 
@@ -40,7 +40,7 @@ def test_every_option_of_a_command_has_a_help() -> None:
     assert [(name, option) for name, known in command_options().items() for option in known if not known[option]] == []
 
 
-@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.function])
+@pytest.mark.parametrize("name", [name for name, command in all_commands().items() if command.function])
 def test_the_help_of_a_command_has_its_exit_statuses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     statuses = capsys.readouterr().out.partition("Exit status:")[2]

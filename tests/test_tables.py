@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from captures import launched, write_capture
 
-from opatlas.cli.commands import COMMANDS
+from opatlas.cli.commands import all_commands
 from opatlas.cli.main import main
 from tests.ask.tables import product_rows, write_table
 
@@ -52,7 +52,7 @@ def commands(folder: Path) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *all_commands()])
 def test_help_fits_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

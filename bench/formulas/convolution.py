@@ -1,9 +1,12 @@
-"""Convolutions and their gradients, written out as sums (Goodfellow, Bengio and Courville 2016, chapter 9).
+"""Formulas of convolutions and poolings of feature maps, and of their gradients.
+
+Convolutions are written out as sums (Goodfellow, Bengio and Courville 2016, chapter 9):
 
     y[n, o, i, j] = b[o] + sum over c, u, v of x[n, g + c, i s - p + u, j s - p + v] w[o, c, u, v]
 
 with strides s and paddings p of both axes, x zero outside, and g the first channel of o's group.
-The gradients are the derivatives of this sum: sums of the same products over other indices.
+The gradients are the derivatives of this sum: sums of the same products over other indices. Poolings are as in torch's
+documentation of MaxPool2d and AdaptiveAvgPool3d.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 import torch
 
-from opatlas.run.formula import At, per_element, to_float64
+from opatlas.run.formula import At, each, per_element, to_float64
 
 #: Maximum number of products in float64 at a time.
 _PIECE = 1 << 21
@@ -126,3 +129,104 @@ def _inside(index: torch.Tensor, size: int) -> torch.Tensor:
 
 def _range(size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(size, device=like.device)
+
+
+def _kernel_size(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+    return kernel[0] * kernel[1]
+
+
+@per_element(exact=True, terms=_kernel_size)
+def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+    """Computes y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
+    return _largest(at, x, *windows)[0].to(x.dtype)
+
+
+@per_element(exact=True, terms=_kernel_size)
+def max_pool2d_positions(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+    """Returns the position of the largest number in its plane, counted along the lines; numbers of a window differ."""
+    return _largest(at, x, *windows)[1]
+
+
+max_pool2d = each(max_pool2d_values, max_pool2d_positions)
+
+
+def _squared_kernel_size(gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+    return (kernel[0] * kernel[1]) ** 2
+
+
+@per_element(terms=_squared_kernel_size)
+def max_pool2d_backward(
+    at: At,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *_: Any,
+) -> torch.Tensor:
+    """Computes dx[n, c, h, w] = sum of dy over the windows whose largest number is x[n, c, h, w]."""
+    n, c, h, w = (index[:, None, None] for index in at)
+    steps_i, steps_j = h + padding[0] - _lines(kernel, x), w + padding[1] - _columns(kernel, x)
+    i, j = steps_i // stride[0], steps_j // stride[1]
+    exists = (steps_i % stride[0] == 0) & (i >= 0) & (i < gradient.shape[2])
+    exists = exists & (steps_j % stride[1] == 0) & (j >= 0) & (j < gradient.shape[3])
+    windows = torch.broadcast_tensors(n, c, i * exists, j * exists)
+    positions = _largest(tuple(index.reshape(-1) for index in windows), x, kernel, stride, padding)[1]
+    chosen = exists & (positions.reshape(exists.shape) == h * x.shape[3] + w)
+    return (to_float64(gradient[windows]) * chosen).sum(dim=(1, 2))
+
+
+def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
+    return x[0, 0].numel()
+
+
+@per_element(terms=_volume)
+def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    """Computes along each axis result i, the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
+    n, c, *spatial = at
+    means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
+    d, h, w = (mean[i] for mean, i in zip(means, spatial, strict=True))
+    return torch.einsum("sdhw,sd,sh,sw->s", to_float64(x[n, c]), d, h, w)
+
+
+def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
+    return gradient[0, 0].numel()
+
+
+@per_element(terms=_volume_of_gradient)
+def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Computes dx = sum over the results of dy times the weight of x in the mean."""
+    n, c, *spatial = at
+    means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
+    d, h, w = (mean[:, i].T for mean, i in zip(means, spatial, strict=True))
+    return torch.einsum("sdhw,sd,sh,sw->s", to_float64(gradient[n, c]), d, h, w)
+
+
+def _largest(
+    at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the largest number of the windows at (n, c, i, j), and its position in its plane."""
+    n, c, i, j = (index[:, None, None] for index in at)
+    h = i * stride[0] - padding[0] + _lines(kernel, x)
+    w = j * stride[1] - padding[1] + _columns(kernel, x)
+    exists = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
+    values = to_float64(x[n, c, h * exists, w * exists]).masked_fill(~exists, -torch.inf)
+    largest, position = values.flatten(1).max(dim=1)
+    return largest, (h * x.shape[3] + w).flatten(1).gather(1, position[:, None])[:, 0]
+
+
+def _lines(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(kernel[0], device=x.device)[:, None]
+
+
+def _columns(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(kernel[1], device=x.device)
+
+
+def _means(source: int, result: int, x: torch.Tensor) -> torch.Tensor:
+    """Returns the weights of the numbers of an axis in each mean, (result, source)."""
+    weights = torch.zeros(result, source, dtype=torch.float64, device=x.device)
+    for i in range(result):
+        first, end = i * source // result, -(-(i + 1) * source // result)
+        weights[i, first:end] = 1 / (end - first)
+    return weights

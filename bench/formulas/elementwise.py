@@ -1,4 +1,4 @@
-"""Elementwise formulas."""
+"""Formulas of elementwise kernels, of comparisons and of kernels that make tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.run.formula import pointwise
+from opatlas.run.formula import At, per_element, pointwise
 
 
 @pointwise
@@ -126,3 +126,72 @@ def _float64(x: Any) -> torch.Tensor:
 
 def _floor_of_quotient(x: Any, y: Any) -> torch.Tensor:
     return (_float64(x) / _float64(y)).floor()
+
+
+@pointwise
+def equal(x: Any, y: Any) -> Any:
+    return ~((x < y) | (x > y))
+
+
+@pointwise
+def not_equal(x: Any, y: Any) -> Any:
+    return (x < y) | (x > y)
+
+
+@pointwise
+def less(x: Any, y: Any) -> Any:
+    return ~((x > y) | (x == y))
+
+
+@pointwise
+def greater(x: Any, y: Any) -> Any:
+    return ~((x < y) | (x == y))
+
+
+@pointwise
+def greater_equal(x: Any, y: Any) -> Any:
+    return ~(x < y)
+
+
+@pointwise
+def logical_and(x: Any, y: Any) -> Any:
+    return (x != 0) & (y != 0)
+
+
+@pointwise
+def logical_or(x: Any, y: Any) -> Any:
+    return (x != 0) | (y != 0)
+
+
+@pointwise
+def logical_not(x: Any) -> Any:
+    return x == 0
+
+
+@pointwise
+def select(condition: Any, x: Any, y: Any) -> Any:
+    """Returns x where the condition holds, y elsewhere."""
+    chosen = condition.to(torch.float64)
+    return chosen * x + (1 - chosen) * y
+
+
+@per_element(exact=True)
+def zeros_like(at: At, x: torch.Tensor) -> torch.Tensor:
+    return x.new_tensor(0)
+
+
+@per_element(exact=True)
+def ones_like(at: At, x: torch.Tensor) -> torch.Tensor:
+    return x.new_tensor(1)
+
+
+@per_element(exact=True)
+def fill(at: At, destination: torch.Tensor, value: float) -> torch.Tensor:
+    return destination.new_tensor(value)
+
+
+@per_element()
+def arange(at: At, start: float, end: float, step: float, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns start + i step."""
+    (i,) = at
+    return start + i.to(torch.float64) * step

@@ -1,14 +1,17 @@
-"""Formulas of kernels that choose elements."""
+"""Formulas of kernels that choose elements or write to chosen ones: by index, by mask, by order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy
 import torch
 
 from opatlas.run.formula import At, per_element, per_row
 from opatlas.run.result_check import Picks
+
+from .cache import overwrite
 
 
 @per_element(exact=True)
@@ -74,3 +77,113 @@ def largest(x: torch.Tensor, dim: int, keepdim: bool) -> tuple[torch.Tensor, Pic
     assert dim == -1
     value = x.amax(dim=-1, keepdim=True)
     return value, Picks(x, value)
+
+
+Tensor = torch.Tensor
+
+
+@per_element(exact=True)
+def index_select(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """Computes y[..., i, ...] = x[..., indices[i], ...]."""
+    source = (*at[:axis], indices[at[axis]].to(torch.int64), *at[axis + 1 :])
+    return x[source]
+
+
+@per_element(exact=True)
+def gather_elements(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """Computes y[..., i, ...] = x[..., indices[..., i, ...], ...]."""
+    source = (*at[:axis], indices[at].to(torch.int64), *at[axis + 1 :])
+    return x[source]
+
+
+def _element_places(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> At:
+    """Returns the coordinates of all written elements, in the order of the indices."""
+    own = torch.unravel_index(torch.arange(indices.numel(), device=x.device), indices.shape)
+    return (*own[:axis], indices.flatten().to(torch.int64), *own[axis + 1 :])
+
+
+@per_element(exact=True, written=_element_places)
+def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> Tensor:
+    """Computes y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
+    positions = _flat(_element_places(x, axis, indices, updates), x.shape)
+    values = torch.as_tensor(updates, dtype=x.dtype, device=x.device).expand(indices.shape)
+    return overwrite(at, x, x.dim(), positions, lambda i: values[torch.unravel_index(i, indices.shape)])
+
+
+def _row_places(x: Tensor, indices: Tensor, updates: Tensor) -> At:
+    return tuple(indices.reshape(-1, indices.shape[-1]).to(torch.int64).T)
+
+
+@per_element(exact=True, written=_row_places)
+def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Computes y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
+    axes = indices.shape[-1]
+    rows = updates.reshape(-1, *x.shape[axes:])
+    return overwrite(at, x, axes, _flat(_row_places(x, indices, updates), x.shape), lambda *source: rows[source])
+
+
+def _put_places(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
+    """Returns the indices of all written elements; 0 along the axes before them, which are written whole."""
+    tensors = torch.broadcast_tensors(*(index for index in indices if index is not None))
+    flat = [index.flatten().to(torch.int64) for index in tensors]
+    return (*[torch.zeros_like(flat[0])] * (len(indices) - len(flat)), *flat)
+
+
+@per_element(exact=True, written=_put_places)
+def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
+    """Computes y[a, indices 0 [p], ..., b] = values[a, p, b], and x elsewhere: numpy's assignment by arrays."""
+    first = sum(index is None for index in indices)
+    count = len(indices) - first
+    shape = torch.broadcast_shapes(*(index.shape for index in indices if index is not None))
+    whole = values.expand(*x.shape[:first], *shape, *x.shape[first + count :])
+
+    def value_at(p: Tensor, *rest: Tensor) -> Tensor:
+        source = (*rest[:first], *torch.unravel_index(p, shape), *rest[first:])
+        return whole[source]
+
+    # `overwrite` takes the indexed axes first.
+    order = [*range(first, first + count), *range(first), *range(first + count, x.dim())]
+    moved = x.permute(order)
+    positions = _flat(_put_places(x, indices, values)[first:], moved.shape)
+    return overwrite(tuple(at[axis] for axis in order), moved, count, positions, value_at)
+
+
+def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:
+    """Returns the position of each element in the flattened axes of `coordinates`."""
+    sizes = shape[: len(coordinates)]
+    positions = torch.zeros_like(coordinates[0])
+    for i, index in enumerate(coordinates):
+        positions = positions + index * prod(sizes[i + 1 :])
+    return positions
+
+
+@per_row("x")
+def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
+    """Returns the k largest numbers of a row, descending, and their positions; equal numbers in any order."""
+    assert dim == -1
+    values = x.sort(dim=-1, descending=True).values[:, :k]
+    return values, Picks(x, values, distinct=True)
+
+
+@per_row("logits", "p", "k")
+def apply_top_k_top_p(
+    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Computes the nine steps of torch_npu.npu_top_k_top_p.
+
+    A logit becomes minus infinity below the k-th largest logit, or where the sum of the probabilities in ascending
+    order is at most 1 - p. The largest logit stays.
+    """
+    kept = logits.clone()
+    for i, row in enumerate(logits):
+        ascending = row.argsort(stable=True)
+        remaining = row.clone()
+        if k is not None:
+            remaining[row < row[ascending[-int(k[i])]]] = -torch.inf
+        if p is not None:
+            powers = (remaining - remaining.max()).exp()[ascending]
+            dropped = powers.cumsum(0) / powers.sum() <= 1 - p[i]
+            dropped[-1] = False
+            remaining[ascending[dropped]] = -torch.inf
+        kept[i] = remaining
+    return kept

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from opatlas.cli.commands import COMMANDS
+from opatlas.cli.commands import BUILT_IN, all_commands
 from opatlas.cli.guard import run_guarded
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.show.output import Output
@@ -27,10 +27,11 @@ def make_app(running: str = "") -> App:
     """
     app = _new_app("opatlas", "A versioned database of measured operator durations.")
     app.help_epilogue = "opatlas COMMAND --help lists the options of a command; opatlas --version prints the version."
-    headings = dict.fromkeys(command.group for command in COMMANDS.values())
+    commands = BUILT_IN if running in BUILT_IN else all_commands()
+    headings = dict.fromkeys(command.group for command in commands.values())
     groups = {name: Group(name, sort_key=key) for key, name in enumerate(headings, 1)}
-    for key, (name, command) in enumerate(COMMANDS.items()):
-        function = f"opatlas.cli.{command.function}" if command.function else _of_pytest
+    for key, (name, command) in enumerate(commands.items()):
+        function = command.function or _of_pytest
         about = {} if name == running else {"help": command.about}
         app.command(function, name=name, group=groups[command.group], sort_key=key, **about)
     _add_output(app)

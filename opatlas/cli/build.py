@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.cli.kernel_rows import smallest_rows, starter_database
+from opatlas.ask.kernel_rows import smallest_rows, starter_database
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.progress import track

@@ -14,10 +14,10 @@ from cyclopts import Parameter
 
 from opatlas.ask.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding
 from opatlas.ask.checks.results import CheckResults
-from opatlas.cli.parameters import DatabaseFolder
 from opatlas.errors import usage_errors
 from opatlas.installation import require_extra
 from opatlas.show import Fields, Output, Result, Table
+from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Part
 
 #: pytest's exit statuses after its cases: all passed, some failed.

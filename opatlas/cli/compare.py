@@ -14,7 +14,6 @@ from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
 from opatlas.ask.compare.export import json_value
 from opatlas.ask.compare.states import compared_states, pairs_below
 from opatlas.ask.compare.step import ModelStep, read_step
-from opatlas.cli.parameters import Names, Percent
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.formats import microseconds
 from opatlas.row.location import default_path
@@ -23,6 +22,7 @@ from opatlas.row.versions import detect
 from opatlas.run.devices.discovery import available_devices, database_name
 from opatlas.show import Output, Result, Table, print_note
 from opatlas.show import compared as tables
+from opatlas.show.parameters import Names, Percent
 from opatlas.show.result import Part
 
 

@@ -11,9 +11,8 @@ from typing import Annotated, Literal, TypeVar
 import numpy as np
 from cyclopts import Group, Parameter
 
+from opatlas.ask.kernel_rows import sample_rows
 from opatlas.capture.capture_reader import DURATION
-from opatlas.cli.kernel_template import sample_rows
-from opatlas.cli.parameters import Count, reads
 from opatlas.cli.superkernel import compare_scopes, find_scopes
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError, describe_error
@@ -34,6 +33,7 @@ from opatlas.row.columns import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, S
 from opatlas.row.errors import ReplayError
 from opatlas.row.named_databases import meant_device, named_folder
 from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ from cyclopts import Parameter
 from opatlas.ask.compare.regressions import Regressions, find_regressions
 from opatlas.ask.compare.steps import LEAST_RUNS
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.cli.parameters import DatabaseFolder, Percent
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
 from opatlas.data.rebuild import rebuild
@@ -27,6 +26,7 @@ from opatlas.formats import change, microseconds, percent
 from opatlas.row.named_databases import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Output, Result, Table, print_note
+from opatlas.show.parameters import DatabaseFolder, Percent
 from opatlas.show.result import Part
 
 #: More rows are listed in a line each.

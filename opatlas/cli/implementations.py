@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from opatlas.cli.build import Built, build_ahead
 from opatlas.cli.kernel_template import suite_operators, write_templates
-from opatlas.cli.parameters import Names
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 from opatlas.outer.suites.overload import is_folder
@@ -23,6 +22,7 @@ from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.implementation import DEFAULTS, TORCH, Implementation
 from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
 from opatlas.run.registry import replay_spec
+from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 
 _NOT_RUN = "not run"

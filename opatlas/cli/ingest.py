@@ -19,7 +19,6 @@ from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.launches import LaunchCounts, SkipReason
 from opatlas.capture.time_shares import TimeShare, rows_without_replay, without_shapes
 from opatlas.capture.unmatched import Unmatched, find_unmatched, write_unmatched
-from opatlas.cli.parameters import reads
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.ingests import CaptureVersions
 from opatlas.data.write_back import recover
@@ -32,6 +31,7 @@ from opatlas.row.siblings import spellings
 from opatlas.row.versions import Versions, detect
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.output import print_note
+from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import printable
 

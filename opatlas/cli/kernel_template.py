@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from opatlas.cli.kernel_rows import smallest_rows, starter_database
+from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
-from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.outer.suites.listing import suite_rows
 from opatlas.outer.suites.overload import overload_of
 from opatlas.outer.suites.template import operator_file, operator_template
 from opatlas.row.columns import FUNCTIONAL
-from opatlas.row.location import list_databases
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.text import suggest
 
@@ -58,23 +56,3 @@ def write_templates(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     return list(texts)
-
-
-def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[str, Mapping[str, str]]:
-    """Returns a small row of each kernel type. Raises OpAtlasError where no database has one."""
-    found: dict[str, Mapping[str, str]] = {}
-    for path in [database] if database is not None else list_databases():
-        lacking = set(kernel_types).difference(found)
-        found |= {name: rows[0] for name, rows in smallest_rows(Database(path), lacking).items()}
-    if database is None and (lacking := set(kernel_types).difference(found)):
-        with starter_database() as starter:
-            found |= {name: rows[0] for name, rows in smallest_rows(starter, lacking).items()}
-    if without := [name for name in kernel_types if name not in found]:
-        where = database or "no default database"
-        has = "has no row" if database is not None else "has a row"
-        missing = ",".join(without)
-        raise OpAtlasError(
-            f"{where} {has} of {', '.join(without)}, from which the arguments would be read: "
-            f"`opatlas shapes --ops {missing} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
-        )
-    return found

@@ -14,7 +14,6 @@ from opatlas.ask.query.database import OpenDatabase, model_cost
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows, Step
-from opatlas.cli.parameters import Count, Names
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, code_digest
 from opatlas.errors import UsageError
@@ -25,6 +24,7 @@ from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
 from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.show.parameters import Count, Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.plan import append_rows
 from opatlas.theory.sources import resolve_model

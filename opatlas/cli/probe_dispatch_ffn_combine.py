@@ -12,7 +12,6 @@ from cyclopts import Parameter
 
 from opatlas import options
 from opatlas.cli.app import run_tool
-from opatlas.cli.parameters import Count, reads
 from opatlas.errors import OpAtlasError
 from opatlas.outer.doctor.shape_probe import ShapeProbe
 from opatlas.row.errors import DeviceGone
@@ -24,6 +23,7 @@ from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.groups.pool import GroupPool
 from opatlas.run.instruments.instrument import EVENTS, MeasureSettings
 from opatlas.run.process.device_pool import ExcludedDevices
+from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Result, Table
 from opatlas.text import parse_whole
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, load_constraints

@@ -14,12 +14,12 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cache import folder
 from opatlas.ask.query.result import How, NoAnswer, QueryResult
-from opatlas.cli.parameters import Names
 from opatlas.data.csv_files import read_frame
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.formats import microseconds
 from opatlas.progress import note_after
 from opatlas.row.communication import BY_NAME
+from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import parse_whole
 

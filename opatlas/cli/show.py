@@ -14,7 +14,6 @@ from cyclopts import Parameter
 
 from opatlas.ask.checks.overview import Overview, read_overview
 from opatlas.cli.kernels import HEADERS, kernels_with_replay
-from opatlas.cli.parameters import DatabaseFolder
 from opatlas.data.database import Database
 from opatlas.data.origin import are_one_device
 from opatlas.errors import UsageError
@@ -22,6 +21,7 @@ from opatlas.formats import percent
 from opatlas.row.location import ROOT, list_databases
 from opatlas.row.named_databases import expect_database
 from opatlas.run.kernel_facts import WITHOUT_REPLAY
+from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
-from opatlas.outer.tasks.task import Task
-from opatlas.row.columns import SAMPLE
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.group_spec import GroupSpec
@@ -31,6 +29,18 @@ MOST_CHARACTERS = 1_000
 MOST_CHARACTERS_OF_DETAIL = 100_000
 
 
+class Subject(Protocol):
+    """What a row is about besides its cells, such as a file with a task. Only its replay knows more of it."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the files that it reads."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether these files are here, and as they were when the session began, on this host or on another."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One row to replay.
@@ -43,9 +53,10 @@ class Job:
         instrument: name of the instrument that measured the stored duration and must measure the new duration; "": any.
         source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
         database: folder of the database that the result belongs to; "": that of the session's first implementation.
-        task: the task of the row; None for a row of no task.
-        log: a file for the output of a candidate on stderr, and for its current step; "" without one.
-        language: the language whose kernels a candidate must have ("triton", "cuda"); "": any.
+        subject: what the row is about besides its cells; None mostly.
+        judge: what runs a job whose kernel is judged ("module:function", `ReplaySpec.judge`); "": nobody.
+        log: a file for what a judged kernel writes on stderr, and for its current step; "" without one.
+        language: the language that a judged kernel must have ("triton", "cuda"); "": any.
         together: jobs with the same text run on the same device, so that their durations compare; "": on any.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
@@ -60,7 +71,8 @@ class Job:
     instrument: str = ""
     source: KernelSource | None = None
     database: str = ""
-    task: Task | None = None
+    subject: Subject | None = None
+    judge: str = ""
     log: str = ""
     language: str = ""
     together: str = ""
@@ -68,23 +80,23 @@ class Job:
 
     @property
     def phase_file(self) -> str:
-        """The file that names the step of a candidate, next to its log."""
+        """The file that names the step of a judged kernel, next to its log."""
         return f"{self.log}.phase"
 
-    @property
-    def is_of_candidate(self) -> bool:
-        """Whether a kernel in a user's file is judged: for a task, or for an operator of a suite."""
-        is_judged = self.task is not None or SAMPLE in self.cells
-        return is_judged and self.source is not None and not self.source.module
 
-    def ends_process(self, outcome: RowOutcome) -> bool:
-        """Returns whether the process of the job runs no further one.
+@dataclass(frozen=True)
+class Judged:
+    """What was found of a kernel that is judged.
 
-        A candidate for a task may do anything to its process. The thousands of cases of a suite share a process until
-        a guard objects.
-        """
-        is_hack = outcome.judgement is not None and outcome.judgement.error_class is ErrorClass.HACK
-        return bool(outcome.changed) or (self.is_of_candidate and (self.task is not None or is_hack))
+    Attributes:
+        cells: the cells of the row that tell it.
+        passed: whether the kernel is right and was measured.
+        details: numbers and texts for who judges, which nobody else reads.
+    """
+
+    cells: Mapping[str, str]
+    passed: bool
+    details: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,8 @@ class RowOutcome:
         changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); this process runs no
             further row.
         exit_code: the exit code of a process that died, below 0 for a signal; None otherwise.
-        judgement: the judgement of the candidate of a task or an operator; None if the row does not get so far.
+        judged: what was found of the kernel, where kernels are judged; None if the row does not get so far.
+        ends_process: whether the kernel may have done anything to its process, which runs no further row.
     """
 
     status: Status
@@ -108,7 +121,8 @@ class RowOutcome:
     measurement: Measurement | None = None
     pending: PendingSamples | None = None
     changed: tuple[str, ...] = ()
-    judgement: Judgement | None = None
+    judged: Judged | None = None
+    ends_process: bool = False
     exit_code: int | None = None
 
     @property

@@ -61,6 +61,8 @@ class ReplaySpec:
         group: returns the group of devices that a row needs. The body runs on each rank of the group, and may ask for
             `group` (opatlas/run/group.py). None: rows need one device.
         binding: makes `row` and `replay` of the function. None: rows are calls of a kernel (ReplayRow, Replay).
+        judge: what runs a row with a kernel in a user's file: "module:function", called with what runs a job, the job,
+            and the language that the kernel must have. "": kernels are not judged.
 
     tests/npu makes each call with the real torch_npu on tensors on device "meta". These tensors have no values: a
     replay gets a number from `row.number`, not from `tensor.item()`. The body raises `Unsupported` for a row that only
@@ -72,6 +74,7 @@ class ReplaySpec:
     group: GroupOf | None = None
     binding: Binding | None = None
     column: str = ""
+    judge: str = ""
 
 
 def replays(
@@ -80,13 +83,14 @@ def replays(
     group: GroupOf | None = None,
     binding: Binding | None = None,
     column: str = "",
+    judge: str = "",
 ) -> Callable[[Function], Function]:
     """Marks a test function as the replay of the rows of `kernel_types`, or of all rows with a column."""
     if bool(kernel_types) == bool(column) or not all(isinstance(name, str) for name in kernel_types):
         raise TypeError(f"@replays takes the kernel types as strings, or a column, got {kernel_types!r}, {column!r}")
 
     def mark(function: Function) -> Function:
-        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group, binding, column))
+        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group, binding, column, judge))
         return function
 
     return mark

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +105,7 @@ class InTurn(Scheduler):
         while self._waiting and wanted is not None:
             job = self._waiting.popleft()
             try:
-                outcome = self._judged(job) if job.is_of_candidate else self._outcome(job)
+                outcome = self._judged(job) if job.judge else self._outcome(job)
             except DeviceGone:
                 self.cancel()
                 raise
@@ -117,11 +118,8 @@ class InTurn(Scheduler):
         return list(jobs)
 
     def _judged(self, job: Job) -> RowOutcome:
-        """Runs the candidate of a task, where its source breaks no rule."""
-        # Sessions without candidates do not import the rules on their sources.
-        from opatlas.run.process.candidate_run import run_candidate
-
-        return run_candidate(self._outcome, job)
+        judge: Callable[[Callable[[Job], RowOutcome], Job, str], RowOutcome] = pkgutil.resolve_name(job.judge)
+        return judge(self._outcome, job, job.language)
 
     def _outcome(self, job: Job) -> RowOutcome:
         try:

@@ -1,4 +1,4 @@
-"""Rows of real captures, measurements and reports, where these lie next to the checkout.
+"""Rows of real captures and measurements, where these lie next to the checkout.
 
 Nothing of them is part of the project; `shared/data/SOURCES.md` there describes them.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from opatlas.row.columns import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.signature import normalized_kernel_type, signature
 from opatlas.row.slots import EMPTY_WORDS, slot_words
-from tests.bench.a3_reports import rows_of_report
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -26,7 +25,6 @@ class RealRow:
 
     Attributes:
         times: how many rows of the source have its signature.
-        time_us: their device time; 0 where the source is not a capture.
     """
 
     source: str
@@ -34,7 +32,6 @@ class RealRow:
     cells: dict[str, str]
     signature: str
     times: int = 0
-    time_us: float = 0.0
 
 
 @dataclass
@@ -44,18 +41,16 @@ class Source:
     Attributes:
         rows: the distinct ones.
         unrecorded: by kernel type, how many rows have no input shapes; "" where the type is missing too.
-        unrecorded_us: their device time.
     """
 
     name: str
     rows: list[RealRow] = field(default_factory=list)
     unrecorded: Counter[str] = field(default_factory=Counter)
-    unrecorded_us: Counter[str] = field(default_factory=Counter)
 
 
 @cache
 def sources() -> tuple[Source, ...]:
-    """Captures, measurements of a 910B, reports of an A3; none where the folder is not there."""
+    """Captures, and measurements of a 910B; none where the folder is not there."""
     found = []
     for path in sorted(DATA.glob("ascend_profiler/*/*.csv")):
         if "kernel_details" in path.name or "op_summary" in path.name:
@@ -63,8 +58,6 @@ def sources() -> tuple[Source, ...]:
     for path in sorted(DATA.glob("910b/*.csv")):
         # `GroupedMatmul_MoE_W8A8.csv` has the measured kernel in its name.
         found.append(_source(path, ((path.stem.partition("_")[0], row) for row in _read(path))))
-    for path in sorted(DATA.glob("a3/a3_*_per_shape.csv")):
-        found.append(_source(path, rows_of_report(path)))
     return tuple(found)
 
 
@@ -75,24 +68,12 @@ def _source(path: Path, rows: Iterator[tuple[str, dict[str, str]]]) -> Source:
         cells = {column: row.get(column) or "" for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)}
         if not _is_recorded(cells):
             source.unrecorded[kernel_type] += 1
-            source.unrecorded_us[kernel_type] += _time_us(row)
             continue
         text = signature(kernel_type, cells)
         known = distinct.setdefault((kernel_type, text), RealRow(source.name, kernel_type, cells, text))
         known.times += 1
-        known.time_us += _time_us(row)
     source.rows = list(distinct.values())
     return source
-
-
-def _time_us(row: dict[str, str]) -> float:
-    """Device time of the launch that a captured row is."""
-    for column in ("Duration(us)", "Task Duration(us)"):
-        try:
-            return float((row.get(column) or "").strip())
-        except ValueError:
-            continue
-    return 0.0
 
 
 def _is_recorded(cells: dict[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Small rows of real captures, measurements and reports, where these lie next to the checkout."""
+"""Small rows of real captures and measurements, where these lie next to the checkout."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from replaying import runner
+import torch
+from replaying import replay_of, runner
 
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.row.errors import ReplayError
 from opatlas.row.signature import digest
-from tests.bench.account import MEASURED, NO_REPLAY, REFUSED, bytes_of, fate_of, problem_of, reason_for_no_replay
+from opatlas.row.status import Status
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from tests.bench.real_rows import RealRow, sources
 
 LARGEST_BYTES = 16 << 20
@@ -22,7 +27,7 @@ FORM_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 #: So many rows of a form run by default, the smallest; the others are slow tests.
 ROWS_OF_A_FORM = 2
 #: Kernel types whose rows are refused before any tensor is made, however large.
-REFUSED_AT_ONCE = ("GroupedMatmul", "_triton_rope")
+REFUSED_AT_ONCE = ("GroupedMatmul",)
 
 #: Kernel type, words of the refusal, and why it is right.
 EXPECTED_REFUSALS = (
@@ -35,16 +40,6 @@ EXPECTED_REFUSALS = (
         "FlashAttentionScore",
         "'DT_BF16' is not a dimension",
         "a line of the capture lacks a cell, so all further ones are in the wrong columns",
-    ),
-    (
-        "_triton_rope",
-        "is not a dtype that can be replayed",
-        "the profiler wrote a number for the key's dtype, another one each time",
-    ),
-    (
-        "_triton_rope",
-        "captures of this Triton kernel hold meaningless dtypes there",
-        "the key has the dtype of the query, and the same launches are on record with numbers in its place",
     ),
 )
 
@@ -65,11 +60,25 @@ def form_of(row: RealRow) -> tuple[str, ...]:
 pytestmark = pytest.mark.skipif(not ROWS, reason="no real rows next to the checkout")
 
 
+def bytes_of(row: RealRow) -> int:
+    """Of all tensors of a row; 0 where its slots leave it open, and the replay has to say so."""
+    try:
+        return ReplayRow(row.kernel_type, row.cells, torch.device("cpu")).bytes()
+    except ReplayError:
+        return 0
+
+
+def outcome_of(row: RealRow) -> RowOutcome:
+    module, _, name = replay_of(row.kernel_type).rpartition(".")
+    return runner().run(Job(module, "", name, row.kernel_type, row.cells, timeout_s=600))
+
+
 def parameters() -> list[Any]:
-    """Returns the small rows; `python -m tests.bench.account` replays the large ones."""
+    """Returns the small rows of kernel types that have a replay."""
     forms: Counter[tuple[str, ...]] = Counter()
     found = []
-    for row in sorted(filter(is_small, ROWS), key=bytes_of):
+    with_replay = (row for row in ROWS if row.kernel_type in replays_of_bench() and is_small(row))
+    for row in sorted(with_replay, key=bytes_of):
         forms[form_of(row)] += 1
         name = f"{row.source}-{row.kernel_type}-{digest(row.kernel_type, row.signature)}"
         found.append(pytest.param(row, id=name, marks=[pytest.mark.slow] * (forms[form_of(row)] > ROWS_OF_A_FORM)))
@@ -78,38 +87,25 @@ def parameters() -> list[Any]:
 
 @pytest.mark.parametrize("row", parameters())
 def test_real_row(row):
-    fate = fate_of(row, bytes_of(row), runner())
-    if fate.fate == REFUSED:
-        assert _is_expected(fate), f"{row.cells}\n{fate.reason}"
+    outcome = outcome_of(row)
+    if outcome.status in (Status.INVALID, Status.UNSUPPORTED):
+        assert any(_matches(entry, row, outcome) for entry in EXPECTED_REFUSALS), f"{row.cells}\n{outcome.reason}"
     else:
-        assert fate.fate in (MEASURED, NO_REPLAY), f"{row.cells}\n{fate.reason}"
+        assert outcome.status is Status.MEASURED, f"{row.cells}\n{outcome.reason}"
 
 
 def test_each_kernel_type_has_a_replay_or_a_reason_for_none():
     kernel_types = {row.kernel_type for row in ROWS} | {name for source in sources() for name in source.unrecorded}
-    assert sorted(name for name in kernel_types if reason_for_no_replay(name) is None) == []
+    assert kernel_types - {""} <= set(replays_of_bench()) | set(WITHOUT_REPLAY)
 
 
 def test_each_expected_refusal_occurs():
     """Otherwise the list would be out of date."""
-    seen = set()
-    for row in ROWS:
-        if row.kernel_type in {kernel_type for kernel_type, _, _ in EXPECTED_REFUSALS}:
-            fate = fate_of(row, bytes_of(row), runner()) if is_small(row) else None
-            seen |= {entry for entry in EXPECTED_REFUSALS if fate is not None and _matches(entry, fate)}
-    assert [entry for entry in EXPECTED_REFUSALS if entry not in seen] == []
+    refusing = {kernel_type for kernel_type, _, _ in EXPECTED_REFUSALS}
+    outcomes = [(row, outcome_of(row)) for row in ROWS if row.kernel_type in refusing and is_small(row)]
+    assert all(any(_matches(entry, *pair) for pair in outcomes) for entry in EXPECTED_REFUSALS)
 
 
-def test_reasons_of_a_kind_are_grouped():
-    first = "column 'Output Shapes' is '1,2048': no product of (1, 2048) has this shape; correct it"
-    second = "column 'Output Shapes' is '16,4': no product of (16, 4) has this shape; correct it"
-    assert problem_of(first) == problem_of(second) != problem_of(first.replace("product", "sum"))
-
-
-def _is_expected(fate) -> bool:
-    return any(_matches(entry, fate) for entry in EXPECTED_REFUSALS)
-
-
-def _matches(entry, fate) -> bool:
+def _matches(entry: tuple[str, str, str], row: RealRow, outcome: RowOutcome) -> bool:
     kernel_type, words, _ = entry
-    return fate.kernel_type == kernel_type and re.search(re.escape(words), fate.reason) is not None
+    return row.kernel_type == kernel_type and words in outcome.reason

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=500, help="so many at most (default: %(default)s)")
     parser.add_argument("--device", default="cuda", help="default: %(default)s")
     arguments = parser.parse_args()
-    drawn = draw_rows(arguments.database, arguments.rows, seed=0, keep=lambda row: True)
+    drawn = draw_rows(arguments.database, arguments.rows, seed=0, most_bytes=math.inf)
     with tempfile.TemporaryDirectory() as folder:
         first, second = (measured(drawn, Path(folder, name), arguments.device) for name in ("first", "second"))
     off = sorted((abs(second[key] / first[key] - 1), key) for key in first.keys() & second.keys())

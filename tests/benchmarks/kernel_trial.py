@@ -22,6 +22,7 @@ import torch
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_replay import bind
 from opatlas.row.columns import BASE, TASK_INPUTS
@@ -61,14 +62,16 @@ def judge(task_path: Path, path: Path, lock: Path | None) -> Judgement:
         OpAtlasError: there is no such task, candidate or device.
     """
     [task] = read_tasks(task_path)
-    [implementation] = read_directory(path, [task])
+    [implementation] = read_directory(path, find_candidates([task]))
     settings = MeasureSettings(repeat_count=_SAMPLES if lock else _FEW, time_limit_s=_LIMIT_S)
     device = open_device(DeviceSpec("cuda" if torch.cuda.is_available() else "cpu"), settings)
     instrument = _InstrumentAlone(device.instrument(), lock) if lock else device.instrument()
     cells = {**dict.fromkeys(BASE, ""), TASK_INPUTS: "0"}
 
     def outcome(source: KernelSource | None) -> RowOutcome:
-        job = Job("opatlas.bench.test_tasks", "", "test_task", task.kernel_type, cells, 0.0, source=source, task=task)
+        job = Job(
+            "opatlas.bench.test_tasks", "", "test_task", task.kernel_type, cells, 0.0, source=source, subject=task
+        )
         _, replay = bind(job, device, instrument, settings, ALONE)
         with torch.no_grad(), replay.bounded_memory():
             replay()
@@ -76,7 +79,7 @@ def judge(task_path: Path, path: Path, lock: Path | None) -> Judgement:
         return found
 
     found = outcome(implementation.sources[task.kernel_type])
-    judgement = found.judgement
+    judgement = Judgement.of(found)
     if judgement is None:
         return Judgement(ErrorClass.RUNTIME, "not measured", Level.CORRECT, found.reason)
     if not judgement.passed:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
-from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.device_process import DeviceProcess
@@ -62,9 +62,9 @@ def test_an_honest_kernel_passes(tmp_path: Path, gpu) -> None:
     path = tmp_path / "honest.py"
     path.write_text(_HONEST)
     outcome = _judged(gpu, job_of_candidate(PLANTED / "tasks" / "softmax.py", path))
-    assert outcome.judgement is not None, outcome.reason
-    assert outcome.judgement.error_class is ErrorClass.PASS, outcome.judgement.text
-    assert outcome.judgement.kernel_share == 1
-    assert outcome.judgement.notes == ()
+    assert Judgement.of(outcome) is not None, outcome.reason
+    assert Judgement.of(outcome).error_class is ErrorClass.PASS, Judgement.of(outcome).text
+    assert Judgement.of(outcome).kernel_share == 1
+    assert Judgement.of(outcome).notes == ()
     assert outcome.measurement is not None
     assert outcome.measurement.execution.kernel_names == ("row_softmax",)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.outer.tasks.candidate_files import CandidateFile, find_candidates
+from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import read_tasks
+from opatlas.run.implementations.directory import KernelInFile
 
 TASK = "class Model: ...\ndef get_inputs(): return []\n"
 
@@ -29,6 +30,6 @@ def test_a_candidate_has_the_name_of_its_task(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
     [task] = read_tasks(tmp_path / "set")
-    [found] = find_candidates(tmp_path / "own", [tmp_path / "own" / path], [task])
-    assert isinstance(found, CandidateFile)
-    assert (found.task, found.function, found.candidate) == (task, function, candidate)
+    [found] = find_candidates([task])(tmp_path / "own", [tmp_path / "own" / path])
+    assert isinstance(found, KernelInFile)
+    assert (found.kernel_type, found.function, found.candidate) == (task.kernel_type, function, candidate)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from planted_trials import PLANTED, job_of_candidate
 
-from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.task_replay import bind
 from opatlas.row.errors import NoKernelLaunched
 from opatlas.run.devices.device import DeviceSpec, open_device
@@ -35,6 +35,6 @@ def test_right_results_without_a_kernel_are_a_hack(tmp_path: Path) -> None:
     _, replay = bind(job_of_candidate(task, path), device, _NoRecords(), settings, ALONE)
     with torch.no_grad():
         replay()
-    judgement = replay.outcome.judgement
+    judgement = Judgement.of(replay.outcome)
     assert (judgement.error_class, judgement.sub_class) == (ErrorClass.HACK, "no-kernel")
     assert judgement.within_1e3

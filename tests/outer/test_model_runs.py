@@ -100,11 +100,11 @@ class Rows:
 
 
 def failed(judgement: Judgement = WRONG) -> RowOutcome:
-    return RowOutcome(Status.FAILED, judgement.text, judgement=judgement)
+    return RowOutcome(Status.FAILED, judgement.text, judged=judgement.judged)
 
 
 def passed() -> RowOutcome:
-    return RowOutcome(Status.MEASURED, judgement=PASS)
+    return RowOutcome(Status.MEASURED, judged=PASS.judged)
 
 
 def block(code: str) -> str:
@@ -130,9 +130,9 @@ def test_a_model_that_fails_is_not_run_again(tmp_path: Path) -> None:
     for number in range(3):
         rows.answer(number, block(f"y = {number}"))
     outcome = rows.run()
-    assert (outcome.status, outcome.judgement) == (Status.FAILED, WRONG)
+    assert (outcome.status, Judgement.of(outcome)) == (Status.FAILED, WRONG)
     again = rows.run()
-    assert (again.status, again.judgement) == (Status.FAILED, WRONG)
+    assert (again.status, Judgement.of(again)) == (Status.FAILED, WRONG)
     assert len(rows.ran) == 3
 
 
@@ -148,8 +148,8 @@ def test_an_answer_without_code_fails_the_row(tmp_path: Path) -> None:
     rows.answer(0, "I cannot.")
     outcome = rows.run()
     assert outcome.status is Status.FAILED
-    assert outcome.judgement is not None
-    assert outcome.judgement.error_class is ErrorClass.ANSWER
+    assert Judgement.of(outcome) is not None
+    assert Judgement.of(outcome).error_class is ErrorClass.ANSWER
 
 
 def test_a_candidate_is_judged_on_all_rows_of_its_task(tmp_path: Path) -> None:

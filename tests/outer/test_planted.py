@@ -10,14 +10,14 @@ import pytest
 import torch
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
-from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.candidates.candidate_run import run_candidate
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.candidates.static_rules import static_check
 from opatlas.row.status import Status
 from opatlas.run import result_check
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments import kernel_records, timers
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.process.candidate_run import run_candidate
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.runner import Runner
 
@@ -90,10 +90,10 @@ def test_an_honest_candidate_passes(task: Path, tmp_path: Path) -> None:
         candidate = tmp_path / f"honest_{number}.py"
         candidate.write_text(task.read_text().replace("class Model(", "class ModelNew("))
         outcome = runner.run(job_of_candidate(task, candidate))
-        assert outcome.judgement is not None, outcome.reason
-        assert outcome.judgement.passed, outcome.judgement.text
-        assert outcome.judgement.level is Level.MEASURED
-        assert outcome.judgement.notes == ()
+        assert Judgement.of(outcome) is not None, outcome.reason
+        assert Judgement.of(outcome).passed, Judgement.of(outcome).text
+        assert Judgement.of(outcome).level is Level.MEASURED
+        assert Judgement.of(outcome).notes == ()
         assert outcome.changed == ()
 
 
@@ -109,8 +109,8 @@ def test_a_process_of_its_own_judges_alike(number: int, tmp_path: Path) -> None:
     finally:
         process.close()
     kernel.expect(by_calls)
-    assert with_rules.judgement is not None
+    assert Judgement.of(with_rules) is not None
     if kernel.static:
-        assert str(with_rules.judgement.error_class) == kernel.static.partition(" ")[0]
+        assert str(Judgement.of(with_rules).error_class) == kernel.static.partition(" ")[0]
     else:
         kernel.expect(with_rules)

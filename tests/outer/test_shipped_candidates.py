@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.candidates.candidate_run import run_candidate
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.outer.tasks.task_rows import TaskRows, task_rows
 from opatlas.row.status import Status
@@ -16,7 +18,6 @@ from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.implementations.directory import read_directory
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.candidate_run import run_candidate
 from opatlas.run.process.executor import Executor
 from opatlas.run.runner import Runner
 
@@ -90,10 +91,10 @@ def job_of(task: Task, candidate: Path | None, cells: dict[str, str]) -> Job:
     if candidate is not None:
         [source] = [
             each.sources[task.kernel_type]
-            for each in read_directory(CANDIDATES, list(TASKS.values()))
+            for each in read_directory(CANDIDATES, find_candidates(list(TASKS.values())))
             if each.name == f"candidates-{candidate.stem}"
         ]
-    return Job("opatlas.bench.test_tasks", "", "test_task", task.kernel_type, cells, 60, source=source, task=task)
+    return Job("opatlas.bench.test_tasks", "", "test_task", task.kernel_type, cells, 60, source=source, subject=task)
 
 
 def test_there_are_twelve_tasks_and_a_right_candidate_for_each() -> None:
@@ -112,7 +113,7 @@ def test_a_candidate_gets_its_verdict(path: Path, executor: InThisProcess, rows:
     expected = verdicts(path)
     for number, cells in enumerate(rows.rows[task.kernel_type]):
         outcome = run_candidate(executor.run, job_of(task, path, dict(cells)))
-        judgement = outcome.judgement
+        judgement = Judgement.of(outcome)
         assert judgement is not None, outcome.reason
         assert fits(judgement.name, expected[min(number, len(expected) - 1)]), judgement.text
         assert judgement.passed == (outcome.status is Status.MEASURED)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
@@ -85,19 +85,18 @@ def judged(
 @pytest.mark.parametrize("guard", CHEATS)
 def test_a_way_to_cheat_is_a_hack_and_ends_the_process(guard: str, runner: Runner, tmp_path: Path) -> None:
     outcome = judged(runner, tmp_path, CHEATS[guard])
-    assert outcome.judgement is not None, outcome.reason
-    assert (outcome.judgement.error_class, outcome.judgement.sub_class) == (ErrorClass.HACK, guard)
+    assert Judgement.of(outcome) is not None, outcome.reason
+    assert (Judgement.of(outcome).error_class, Judgement.of(outcome).sub_class) == (ErrorClass.HACK, guard)
     assert outcome.status is Status.FAILED
-    source = KernelSource("kit 1", "", "kernel.py", "kernel")
-    assert Job("", "", "", MUL, {SAMPLE: ""}, 1.0, source=source).ends_process(outcome)
+    assert outcome.ends_process
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_has_its_class(name: str, runner: Runner, tmp_path: Path) -> None:
     outcome = judged(runner, tmp_path, WRONG[name])
-    assert outcome.judgement is not None, outcome.reason
-    assert outcome.judgement.cells[ERROR_CLASS] == name
-    assert outcome.judgement.cells[LEVEL] == ("L1" if name.startswith("runtime") else "L2")
+    assert Judgement.of(outcome) is not None, outcome.reason
+    assert Judgement.of(outcome).cells[ERROR_CLASS] == name
+    assert Judgement.of(outcome).cells[LEVEL] == ("L1" if name.startswith("runtime") else "L2")
 
 
 @pytest.mark.parametrize(
@@ -122,9 +121,9 @@ def test_an_honest_kernel_passes(
     kernel_type: str, arguments: str, text: str, is_functional: bool, runner: Runner, tmp_path: Path
 ) -> None:
     outcome = judged(runner, tmp_path, text, arguments, kernel_type=kernel_type, is_functional=is_functional)
-    assert outcome.judgement is not None, outcome.reason
-    assert (outcome.status, outcome.judgement.level) == (Status.MEASURED, Level.MEASURED), outcome.reason
-    assert outcome.judgement.passed
+    assert Judgement.of(outcome) is not None, outcome.reason
+    assert (outcome.status, Judgement.of(outcome).level) == (Status.MEASURED, Level.MEASURED), outcome.reason
+    assert Judgement.of(outcome).passed
     assert not outcome.changed
     assert outcome.measurement is not None
     if text is SET_UP:
@@ -135,11 +134,11 @@ def test_a_result_without_elements_is_right_and_not_timed(runner: Runner, tmp_pa
     empty = "((T([0, 16], f32), T([16], f32)), {})"
     outcome = judged(runner, tmp_path, "def kernel(x, y):\n    return x * y\n", empty)
     assert outcome.status is Status.CHECKED
-    assert outcome.judgement is not None
-    assert (outcome.judgement.passed, outcome.judgement.level) == (True, Level.CORRECT)
+    assert Judgement.of(outcome) is not None
+    assert (Judgement.of(outcome).passed, Judgement.of(outcome).level) == (True, Level.CORRECT)
 
 
 def test_a_call_that_a_kernel_refuses_is_unsupported(runner: Runner, tmp_path: Path) -> None:
     refusing = "from opatlas import Unsupported\n\n\ndef kernel(x, y):\n    raise Unsupported('no')\n"
     outcome = judged(runner, tmp_path, refusing)
-    assert (outcome.status, outcome.judgement) == (Status.UNSUPPORTED, None)
+    assert (outcome.status, Judgement.of(outcome)) == (Status.UNSUPPORTED, None)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.outer.candidates.candidate_run import run_candidate
 from opatlas.outer.candidates.error_class import Phase
-from opatlas.outer.candidates.judgement import ErrorClass, Level
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import Task, TaskKind
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.candidate_run import run_candidate
 
 SOURCE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
 CRASHED = RowOutcome(Status.CRASHED, "the device process died", exit_code=-6)
@@ -55,10 +55,14 @@ def test_the_log_and_the_end_decide(tmp_path, phase, stderr, outcome, error_clas
     path.write_text(SOURCE)
     task = Task("relu", "tasks", path, TaskKind.TORCH, "0" * 12)
     source = KernelSource("mine 1", "", str(path), "ModelNew")
-    job = Job("m", "m.py", "f", "tasks.relu", {}, 1, source=source, task=task, log=str(tmp_path / "log"))
+    job = Job("m", "m.py", "f", "tasks.relu", {}, 1, source=source, subject=task, log=str(tmp_path / "log"))
     found = run_candidate(Ends(phase, stderr, outcome).run, job)
-    assert found.judgement is not None
-    assert (found.status, found.judgement.error_class, found.judgement.level) == (outcome.status, error_class, level)
+    assert Judgement.of(found) is not None
+    assert (found.status, Judgement.of(found).error_class, Judgement.of(found).level) == (
+        outcome.status,
+        error_class,
+        level,
+    )
     assert sorted(each.name for each in tmp_path.iterdir()) == ["relu.py"]
 
 
@@ -67,8 +71,8 @@ def test_a_source_that_breaks_a_rule_is_not_run(tmp_path: Path) -> None:
     path.write_text(SOURCE.replace("return x", "return x x"))
     task = Task("relu", "tasks", path, TaskKind.TORCH, "0" * 12)
     job = Job(
-        "m", "m.py", "f", "tasks.relu", {}, 1, source=KernelSource("mine 1", "", str(path), "ModelNew"), task=task
+        "m", "m.py", "f", "tasks.relu", {}, 1, source=KernelSource("mine 1", "", str(path), "ModelNew"), subject=task
     )
     found = run_candidate(Ends(Phase.IMPORT, "", CRASHED).run, job)
-    assert found.judgement is not None
-    assert (found.status, found.judgement.error_class) == (Status.FAILED, ErrorClass.SYNTAX)
+    assert Judgement.of(found) is not None
+    assert (found.status, Judgement.of(found).error_class) == (Status.FAILED, ErrorClass.SYNTAX)

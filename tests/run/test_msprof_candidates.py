@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from planted_trials import job_of_candidate
 
-from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.row.status import Status
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -40,5 +40,5 @@ def test_the_rules_on_sources_hold_under_msprof(tmp_path: Path, source: str, run
     session = MsprofSession(lambda launcher: process, MeasureSettings(), tmp_path)  # type: ignore[arg-type, return-value]
     outcome = session.run([job], lambda outcome: False).outcomes[job.id]
     assert process.jobs == [job] * runs
-    judgement = outcome.judgement
+    judgement = Judgement.of(outcome)
     assert (judgement is None) if runs else judgement is not None and judgement.error_class is ErrorClass.SYNTAX

@@ -36,12 +36,12 @@ def job(tmp_path: Path) -> Job:
     (task,) = read_tasks(tmp_path / "task.py")
     path, helper = str(tmp_path / "kernel.py"), str(tmp_path / "helper.py")
     source = KernelSource("mine", "", path, "f", helpers=(helper,), digest=content_digest([path, helper]))
-    return Job("module", "module.py", "test", task.kernel_type, {}, 1.0, source=source, task=task)
+    return Job("module", "module.py", "test", task.kernel_type, {}, 1.0, source=source, subject=task)
 
 
 def test_a_host_with_the_files_of_the_head_lacks_none(job: Job) -> None:
     assert other_file(job) == ""
-    assert other_file(replace(job, source=None, task=None)) == ""
+    assert other_file(replace(job, source=None, subject=None)) == ""
 
 
 @pytest.mark.parametrize("name", ["kernel.py", "helper.py", "task.py"])

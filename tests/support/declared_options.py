@@ -14,7 +14,7 @@ from cyclopts import App
 from opatlas.plugins import options, theory
 
 from opatlas.cli.app import make_app
-from opatlas.cli.commands import COMMANDS
+from opatlas.cli.commands import all_commands
 
 
 class _PytestParser:
@@ -49,7 +49,9 @@ def command_options() -> dict[str, dict[str, str]]:
     The options of all commands have the name "".
     """
     found = {"": _options(make_app().meta)}
-    return found | {name: _options(make_app(name)[name]) for name, command in COMMANDS.items() if command.function}
+    return found | {
+        name: _options(make_app(name)[name]) for name, command in all_commands().items() if command.function
+    }
 
 
 def _options(app: App) -> dict[str, str]:

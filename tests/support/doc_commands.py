@@ -18,7 +18,7 @@ import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
 from opatlas.cli.app import make_app
-from opatlas.cli.commands import COMMANDS
+from opatlas.cli.commands import all_commands
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
@@ -306,9 +306,9 @@ def _of_opatlas(words: Sequence[str]) -> str:
     """For every command but those that run pytest."""
     if words in (["--help"], ["--version"]):
         return ""
-    if not words or words[0] not in COMMANDS:
-        return f"opatlas has no command {words[:1]}; there are {', '.join(COMMANDS)}"
-    if COMMANDS[words[0]].tests or "--help" in words:
+    if not words or words[0] not in all_commands():
+        return f"opatlas has no command {words[:1]}; there are {', '.join(all_commands())}"
+    if all_commands()[words[0]].tests or "--help" in words:
         return ""
     app = make_app(words[0])
     try:

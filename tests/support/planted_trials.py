@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.columns import TASK_DIGEST, TASK_INPUTS
 from opatlas.run.implementations.contract import KernelSource
@@ -53,7 +53,7 @@ class PlantedKernel:
 
     def expect(self, outcome: RowOutcome) -> None:
         """Asserts that an outcome matches the header."""
-        judgement = outcome.judgement
+        judgement = Judgement.of(outcome)
         assert judgement is not None, f"{outcome.reason}\n{outcome.detail}"
         assert judgement.error_class is self.error_class, f"{outcome.reason}\n{outcome.detail}"
         assert self.sub_class in ("", judgement.sub_class)
@@ -89,8 +89,9 @@ def job_of_candidate(task: Path, path: Path, row: int = 0) -> Job:
         found.kernel_type,
         {TASK_DIGEST: found.digest, TASK_INPUTS: str(row)},
         timeout_s=120,
-        task=found,
+        subject=found,
         source=KernelSource("planted 1", "", str(path), "ModelNew"),
+        judge="opatlas.outer.candidates.candidate_run:run_candidate",
         log=str(path.with_suffix(".log")),
     )
 

@@ -1,4 +1,4 @@
-"""Convolutions of feature maps (N, C, H, W) with weights (O, C / groups, KH, KW), and their gradients."""
+"""Convolutions and poolings of feature maps (N, C, H, W) and volumes (N, C, D, H, W), and their gradients."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def convolution_backward(
     wanted: torch.Tensor
     (wanted,) = (result for result in results if result is not None)
     return wanted.to(dtype)
+
+
+adaptive_average_pool3d = torch.ops.aten._adaptive_avg_pool3d
+adaptive_average_pool3d_backward = torch.ops.aten._adaptive_avg_pool3d_backward
+max_pool2d = torch.ops.aten.max_pool2d_with_indices
+max_pool2d_backward = torch.ops.aten.max_pool2d_with_indices_backward

@@ -1,10 +1,11 @@
-"""Kernels that move data: copies, where torch itself may return views."""
+"""Kernels that move data: copies, where torch itself may return views, and changes of layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional
 
 
 def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
@@ -26,3 +27,77 @@ def transpose_copy(x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
 def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Returns x, repeated along its axes of size 1 and along new leading axes."""
     return x.expand(*shape).clone(memory_format=torch.contiguous_format)
+
+
+def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+    """Returns x in the layout of `destination`, whose values do not count; the numbers of axes give the layouts.
+
+    NC1HWC0 has 5 axes and its plain tensor 4; FRACTAL_Z has 4 and 4; FRACTAL_NZ has two more than its plain tensor.
+    """
+    match destination.dim() - x.dim():
+        case 1:
+            return _to_nc1hwc0(x, destination.shape)
+        case -1:
+            return _from_nc1hwc0(x, destination.shape)
+        case 2:
+            return _to_nz(x, destination.shape)
+        case -2:
+            return _from_nz(x, destination.shape)
+    if _is_fractal_z(destination.shape, x.shape):
+        return _to_fractal_z(x, destination.shape)
+    return _from_fractal_z(x, destination.shape)
+
+
+def strided_copy(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Returns a contiguous copy of a view."""
+    return torch.as_strided(x, shape, stride, offset).clone(memory_format=torch.contiguous_format)
+
+
+def _pad(x: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
+    # torch's pad copies x also without padding.
+    return functional.pad(x, padding) if any(padding) else x
+
+
+def _to_nc1hwc0(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    n, c1, h, w, c0 = shape
+    padded = _pad(x, (0, 0, 0, 0, 0, c1 * c0 - x.shape[1]))
+    return padded.reshape(n, c1, c0, h, w).permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _from_nc1hwc0(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    n, c, h, w = shape
+    return x.permute(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c].contiguous()
+
+
+def _is_fractal_z(stored: torch.Size, plain: torch.Size) -> bool:
+    o, c, h, w = plain
+    positions, o1, o0, c0 = stored
+    return (positions, o1, o0) == (-(-c // c0) * h * w, -(-o // 16), 16)
+
+
+def _to_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    o, c, h, w = x.shape
+    positions, o1, o0, c0 = shape
+    c1 = positions // (h * w)
+    padded = _pad(x, (0, 0, 0, 0, 0, c1 * c0 - c, 0, o1 * o0 - o))
+    return padded.reshape(o1, o0, c1, c0, h, w).permute(2, 4, 5, 0, 1, 3).reshape(shape).contiguous()
+
+
+def _from_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    o, c, h, w = shape
+    _, o1, o0, c0 = x.shape
+    blocks = x.reshape(-1, h, w, o1, o0, c0).permute(3, 4, 0, 5, 1, 2)
+    return blocks.reshape(o1 * o0, -1, h, w)[:o, :c].contiguous()
+
+
+def _to_nz(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    *batch, k1, m1, m0, k0 = shape
+    m, k = x.shape[-2:]
+    padded = _pad(x, (0, k1 * k0 - k, 0, m1 * m0 - m))
+    return padded.reshape(*batch, m1, m0, k1, k0).movedim(-2, -4).contiguous()
+
+
+def _from_nz(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    *batch, m, k = shape
+    _, m1, m0, _ = x.shape[-4:]
+    return x.movedim(-4, -2).reshape(*batch, m1 * m0, -1)[..., :m, :k].contiguous()

@@ -10,6 +10,7 @@ import msgspec
 
 from opatlas.row.columns import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
 from opatlas.row.errors import ReplayError
+from opatlas.run.job import Judged, RowOutcome
 
 #: Microseconds in a file. Ratios of them are finite.
 _Microseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
@@ -94,6 +95,16 @@ class Judgement:
             WITHIN_1E3: "" if self.within_1e3 is None else "yes" if self.within_1e3 else "no",
             KERNEL_SHARE: "" if self.kernel_share is None else f"{self.kernel_share:.3f}",
         }
+
+    @classmethod
+    def of(cls, outcome: RowOutcome) -> Judgement | None:
+        """Returns the judgement that an outcome carries; None if it has none."""
+        return None if outcome.judged is None else msgspec.convert(outcome.judged.details, cls)
+
+    @property
+    def judged(self) -> Judged:
+        """The judgement as an outcome carries it."""
+        return Judged(self.cells, self.passed, msgspec.to_builtins(self))
 
     @property
     def passed(self) -> bool:

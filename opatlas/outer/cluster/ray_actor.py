@@ -107,7 +107,7 @@ class HostActor:
 
     def _expect_same_files(self, job: Job) -> None:
         """Raises DeviceGone where a file of a job is not as on the head."""
-        files = (job.source.digest if job.source else "", job.task.digest if job.task else "")
+        files = (job.source.digest if job.source else "", job.subject.digest if job.subject else "")
         if files not in self._same_files:
             if other := other_file(job):
                 raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
@@ -197,7 +197,7 @@ class DeviceActor(HostActor):
     def _with_own_files(self, job: Job) -> Job:
         """Returns a job whose log is on this host. Raises DeviceGone as `_expect_same_files` does."""
         self._expect_same_files(job)
-        if not job.is_of_candidate:
+        if not job.judge:
             return job
         if self._folder is None:
             self._folder = TemporaryFolder("actor")
@@ -206,7 +206,7 @@ class DeviceActor(HostActor):
 
 def other_file(job: Job) -> str:
     """Returns the kernel or the task of a job that this host lacks, or has with other content; "" mostly."""
-    source, task = job.source, job.task
+    source, subject = job.source, job.subject
     if source is not None and source.digest:
         try:
             is_same = content_digest((source.path, *source.helpers)) == source.digest
@@ -214,7 +214,7 @@ def other_file(job: Job) -> str:
             is_same = False
         if not is_same:
             return source.folder or source.path
-    return str(task.path) if task is not None and not task.is_unchanged else ""
+    return str(subject) if subject is not None and not subject.is_unchanged else ""
 
 
 def _undo_limits_of_ray() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,7 +37,7 @@ from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.roofline import device_peak
 from opatlas.row.status import Status
-from opatlas.run.outcome import error_text, user_traceback
+from opatlas.run.outcome import error_text, outcome_of, user_traceback
 from opatlas.run.devices.cpu import bounded_memory
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
@@ -68,6 +68,9 @@ class ReferenceFailed(ReplayError):
 
 class JudgedReplay(ABC):
     """Judges the candidate of a row when it is called, and leaves the result in `outcome`."""
+
+    #: Whether the process of a candidate runs no further row, whatever was found of it.
+    _is_alone: ClassVar[bool] = False
 
     def __init__(
         self, job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
@@ -100,25 +103,28 @@ class JudgedReplay(ABC):
 
         Raises:
             MissingPrecondition: the row needs a package that is not installed.
-            ReferenceFailed: the reference cannot be run.
-            Unsupported: the candidate refuses the row.
+            ReplayError: the row cannot run, whatever the candidate.
         """
         self._prepare()
+        is_hack = False
         try:
             with logged(self._job.log):
-                self.outcome = self._judge()
-        except (MissingPrecondition, ReferenceFailed, Unsupported):
-            raise
+                outcome = self._judge()
+        except (MissingPrecondition, ReferenceFailed, Unsupported) as error:
+            outcome = outcome_of(error)
         except CandidateRejected as error:
             passed = Level.STATIC if self._phase in (Phase.IMPORT, Phase.CONSTRUCTION) else Level.COMPILE
             text = f"{self._phase}: {error}" if error.error_class is not ErrorClass.MISMATCH else str(error)
-            self.outcome = self._failed(Judgement(error.error_class, error.sub_class, passed, text))
+            outcome = self._failed(Judgement(error.error_class, error.sub_class, passed, text))
+            is_hack = error.error_class is ErrorClass.HACK
         except OutOfMemory as error:
-            self.outcome = self._failed(Judgement(ErrorClass.OOM, "", Level.STATIC, str(error)))
+            outcome = self._failed(Judgement(ErrorClass.OOM, "", Level.STATIC, str(error)))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            self.outcome = self._failed(classify(self._failure(error)), error)
+            outcome = self._failed(classify(self._failure(error)), error)
+        ends_process = self._job.source is not None and (self._is_alone or is_hack)
+        self.outcome = replace(outcome, ends_process=ends_process)
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -264,7 +270,7 @@ class JudgedReplay(ABC):
             kernel_share=share,
             notes=tuple(notes),
         )
-        return replace(outcome, judgement=judgement)
+        return replace(outcome, judged=judgement.judged)
 
     def _share(self, samples: Samples) -> float | None:
         source = self._job.source
@@ -293,7 +299,7 @@ class JudgedReplay(ABC):
         if judgement.notes:
             # They explain the verdict: a long text must not push them out of the cell.
             text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))
-        return RowOutcome(status, f"{judgement.name}: {text}", detail, judgement=judgement)
+        return RowOutcome(status, f"{judgement.name}: {text}", detail, judged=judgement.judged)
 
     def _failure(self, error: BaseException) -> CandidateFailure:
         frames = traceback.extract_tb(error.__traceback__)

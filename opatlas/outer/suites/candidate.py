@@ -139,7 +139,7 @@ class SuiteCandidate(JudgedReplay):
             self._compare(first, self._reference(inputs.values(Variant(0))[0], {}))
             judgement = Judgement(ErrorClass.PASS, level=Level.CORRECT, within_1e3=True)
             reason = "the results have no elements: there is nothing to time"
-            return RowOutcome(Status.CHECKED, reason, judgement=judgement)
+            return RowOutcome(Status.CHECKED, reason, judged=judgement.judged)
         samples = self._take(trial, guard, self._reference, self._compare, self._own_results)
         own = Call(self._row.overload, *inputs.values(Variant(0))[0])
         self._expect_possible(samples, inputs, lambda: own)

@@ -43,7 +43,7 @@ def bind_case(
 ) -> tuple[SuiteRow, SuiteReplay | SuiteCandidate]:
     """Makes `row` and `replay` of a case. Raises InvalidRow and Unsupported."""
     row = SuiteRow(job.kernel_type, job.cells, device.torch_device)
-    if not job.is_of_candidate:
+    if job.source is None or job.source.module:
         return row, SuiteReplay(row, device, instrument, settings, group, job.source)
     return row, SuiteCandidate(row, job, device, instrument, settings, group)
 

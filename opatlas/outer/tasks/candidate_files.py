@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.outer.tasks.task import MODEL, MODEL_NEW, Task, part_of_name
+from opatlas.run.implementations.directory import Finder, KernelInFile
 
 _LARGEST_BYTES = 4 << 20
 #: The function of a candidate in AKG's form has a name that ends so.
@@ -17,51 +17,48 @@ _KERNEL, _AKG_ENDS = "kernel", ("_torch", "_numpy", "_mindspore")
 _DECORATORS_OF_KERNELS = frozenset({"jit", "autotune", "heuristics"})
 
 
-@dataclass(frozen=True)
-class CandidateFile:
-    """A file with a candidate for a task.
+def find_candidates(tasks: Sequence[Task]) -> Finder:
+    """Returns what finds the candidates for tasks in a folder.
 
-    Attributes:
-        task: the task.
-        candidate: name of the candidate; "" for the only one of a folder.
-        path: the file.
-        function: the class or function to be called; ModelNew for a file that cannot be read as Python.
-    """
-
-    task: Task
-    candidate: str
-    path: Path
-    function: str
-
-
-def find_candidates(root: Path, files: Iterable[Path], tasks: Sequence[Task]) -> Iterator[CandidateFile | str]:
-    """Yields the candidates among files, and a sentence for each file that is named after no task.
-
-    Args:
-        root: the folder of the files, or the only file.
-        files: Python files; those whose names begin with `_` are helpers.
-        tasks: the tasks of the session.
+    `DIR/level1/19_ReLU.py`, `DIR/19_ReLU.py`              the candidate `DIR` for the task level1/19_ReLU
+    `DIR/level1/19_ReLU/fast.py`, `DIR/19_ReLU/fast.py`    the candidate `DIR-fast`
     """
     by_name = _by_name(tasks)
-    for path in files:
-        within = (path.relative_to(root) if path != root else Path(path.name)).with_suffix("").parts
-        if any(part.startswith("_") for part in within):
-            continue
-        # As the names of tasks are made from files: a candidate may have the name of the task's file (26_GELU_.py).
-        names = [part_of_name(part).lower() for part in within]
-        task, candidate = by_name.get("/".join(names)), ""
-        if task is None and len(within) > 1:
-            task, candidate = by_name.get("/".join(names[:-1])), within[-1]
-        if task is None:
-            task, candidate = by_name.get(names[-1]), ""
-        if task is None:
-            yield f"{path}: no task is called {'/'.join(within)}"
-            continue
-        function = candidate_function(path)
-        if not function:
-            yield f"{path}: has no class {MODEL_NEW}, and no function {_KERNEL}"
-            continue
-        yield CandidateFile(task, candidate, path, function)
+
+    def find(root: Path, files: Sequence[Path]) -> Iterator[KernelInFile | str]:
+        count, notes = 0, []
+        for path in files:
+            found = _candidate(path, root, by_name)
+            if isinstance(found, str):
+                notes.append(found)
+            count += isinstance(found, KernelInFile)
+            if found is not None:
+                yield found
+        if not count:
+            why = f" ({notes[0]})" if notes else ""
+            raise OpAtlasError(f"{root}: holds no candidate{why}: name a file after a task ({tasks[0].name}.py)")
+
+    return find
+
+
+def _candidate(path: Path, root: Path, by_name: Mapping[str, Task]) -> KernelInFile | str | None:
+    """Returns the candidate in a file, or why there is none; None for a helper, whose name begins with `_`."""
+    within = (path.relative_to(root) if path != root else Path(path.name)).with_suffix("").parts
+    if any(part.startswith("_") for part in within):
+        return None
+    # As the names of tasks are made from files: a candidate may have the name of the task's file (26_GELU_.py).
+    names = [part_of_name(part).lower() for part in within]
+    task, candidate = by_name.get("/".join(names)), ""
+    if task is None and len(within) > 1:
+        task, candidate = by_name.get("/".join(names[:-1])), within[-1]
+    if task is None:
+        task, candidate = by_name.get(names[-1]), ""
+    if task is None:
+        return f"{path}: no task is called {'/'.join(within)}"
+    function = candidate_function(path)
+    if not function:
+        return f"{path}: has no class {MODEL_NEW}, and no function {_KERNEL}"
+    return KernelInFile(task.kernel_type, candidate, path, function)
 
 
 def candidate_function(path: Path) -> str:

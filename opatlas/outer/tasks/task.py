@@ -81,6 +81,9 @@ class Task:
     is_dynamic: bool = False
     configuration: Path | None = None
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     @property
     def full_name(self) -> str:
         """The set and the name ("kernelbench/level1/19_ReLU")."""

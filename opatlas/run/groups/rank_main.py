@@ -200,7 +200,7 @@ def _serve(
     """
     while True:
         try:
-            job: Job = channel.receive().job
+            job: Job = channel.receive().whole
         except EOFError:
             _leave_group()
             return

@@ -174,7 +174,7 @@ class RunningGroup:
     def send(self, job: Job) -> None:
         """Sends a job to all ranks. Raises ChannelBroken or OSError."""
         for channel in self._ranks.values():
-            channel.send(Run(job))
+            channel.send(Run.of(job))
 
     def used(self) -> AbstractContextManager[None]:
         """Returns a context in which the ranks run a job."""

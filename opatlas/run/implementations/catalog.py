@@ -9,10 +9,9 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.tasks.task import Task
 from opatlas.row.location import implementation_label, public_version
 from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.directory import BrokenFiles, read_directory
+from opatlas.run.implementations.directory import BrokenFiles, Finder, read_directory
 from opatlas.run.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
 from opatlas.run.implementations.marks import Marks, read_marks
 from opatlas.text import suggest
@@ -65,21 +64,21 @@ def named_implementations(name: str) -> list[Implementation]:
 
 
 def find_implementations(
-    names: Sequence[str], kind: str, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
+    names: Sequence[str], kind: str, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
 ) -> list[Implementation]:
     """Returns the implementations that a user names, in this order, each once.
 
     Args:
         names: names, folders and files of a user, or "all"; empty: the default of the device.
         kind: the kind of the device.
-        tasks: what is measured, in place of rows of kernels: folders and files of a user hold candidates for them.
+        find: finds the kernels in folders and files of a user; None: those of kernel types.
         broken: what becomes of files of a user that are not Python.
 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
     found: dict[str, Implementation] = {}
-    named = [each for name in names for each in _named(name, kind, tasks, broken=broken)]
+    named = [each for name in names for each in _named(name, kind, find, broken=broken)]
     for implementation in named or [default_implementation(kind)]:
         other = found.setdefault(implementation.name, implementation)
         if other != implementation:
@@ -87,7 +86,7 @@ def find_implementations(
     return list(found.values())
 
 
-def _named(name: str, kind: str, tasks: Sequence[Task], *, broken: BrokenFiles) -> Iterable[Implementation]:
+def _named(name: str, kind: str, find: Finder | None, *, broken: BrokenFiles) -> Iterable[Implementation]:
     default = default_implementation(kind)
     if name == default.name:
         return [default]
@@ -101,15 +100,15 @@ def _named(name: str, kind: str, tasks: Sequence[Task], *, broken: BrokenFiles) 
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return _read_own(name, tasks, broken=broken)
+        return _read_own(name, find, broken=broken)
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
 
 
 def _read_own(
-    place: str, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
+    place: str, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
 ) -> list[Implementation]:
     """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
-    found = read_directory(Path(place), tasks, broken=broken)
+    found = read_directory(Path(place), find, broken=broken)
     taken = {ALL, *DEFAULT_DEVICES, *shipped()}
     for each in found:
         if each.name in taken:

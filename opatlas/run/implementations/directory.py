@@ -5,11 +5,6 @@
 `DIR/add__Tensor/add__Tensor_implementation_v1.py`         BackendBench's layout: the function `add__Tensor_kernel_impl`
 `FILE.py`                                                  one file with marks
 
-For tasks (docs/candidates.md) the files are named after tasks, with a class `ModelNew` or a function:
-
-`DIR/level1/19_ReLU.py`, `DIR/19_ReLU.py`                  the candidate `DIR` for the task level1/19_ReLU
-`DIR/level1/19_ReLU/fast.py`, `DIR/19_ReLU/fast.py`        the candidate `DIR-fast`
-
 Other source files of the folder are helpers, which kernels import or compile. They belong to each implementation in it.
 """
 
@@ -18,15 +13,13 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.tasks.candidate_files import CandidateFile, find_candidates
-from opatlas.outer.tasks.task import Task
 from opatlas.row.columns import is_file_name
 from opatlas.row.location import implementation_label
 from opatlas.run.implementations.contract import KernelSource, digest_of_digests
@@ -127,7 +120,7 @@ class BrokenFiles(Enum):
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class KernelInFile:
     """The function of one kernel type in a file; `candidate` is "" or the name of a candidate."""
 
     kernel_type: str
@@ -136,13 +129,20 @@ class _Kernel:
     function: str
 
 
+#: Finds the kernels in a folder or file, given the path and the Python files in it; yields these, and a note on each
+#: file without one. Raises OpAtlasError where there is no kernel.
+Finder = Callable[[Path, Sequence[Path]], Iterable[KernelInFile | str]]
+
+
 def read_directory(
-    place: Path, tasks: Sequence[Task] = (), *, broken: BrokenFiles = BrokenFiles.REFUSED
+    place: Path, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
 ) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
     The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
-    With `tasks` the files are candidates for them. Such a file need not be Python: its judgement says so.
+
+    Args:
+        find: finds the kernels, whose files need not be Python; None: those of kernel types.
 
     Raises:
         OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
@@ -150,17 +150,19 @@ def read_directory(
     root = place.resolve()
     name = _NAME.sub("_", root.stem if root.is_file() else root.name).strip("_") or "kernels"
     notes: list[str] = []
-    found: dict[str, list[_Kernel]] = defaultdict(list)
-    if tasks:
-        kernels: Iterable[_Kernel] = _of_tasks(root, tasks, notes)
+    found: dict[str, list[KernelInFile]] = defaultdict(list)
+    if find is not None:
+        files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
+        kernels: Iterable[KernelInFile | str] = find(root, files)
     else:
         kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes, broken)
     for kernel in kernels:
-        found[kernel.candidate].append(kernel)
+        if isinstance(kernel, str):
+            notes.append(kernel)
+        else:
+            found[_candidate_name(kernel.candidate)].append(kernel)
     if not found:
         why = f" ({notes[0]})" if notes else ""
-        if tasks:
-            raise OpAtlasError(f"{place}: holds no candidate{why}: name a file after a task ({tasks[0].name}.py)")
         raise OpAtlasError(f"{place}: holds no kernel{why}: add a file KernelType.py with a function {KERNEL}")
     of_kernels = {kernel.path for kernels in found.values() for kernel in kernels}
     helpers = [path for path in _source_files(root) if path not in of_kernels] if root.is_dir() else []
@@ -178,7 +180,7 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 
 def _implementation(
-    name: str, candidate: str, kernels: list[_Kernel], root: Path, helpers: Sequence[Path], notes: list[str]
+    name: str, candidate: str, kernels: list[KernelInFile], root: Path, helpers: Sequence[Path], notes: list[str]
 ) -> Implementation:
     own_name = f"{name}-{candidate}" if candidate else name
     digest, digests = sha256(), {}
@@ -205,17 +207,7 @@ def _implementation(
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
 
 
-def _of_tasks(root: Path, tasks: Sequence[Task], notes: list[str]) -> Iterator[_Kernel]:
-    """Yields the candidates for tasks in a folder or file."""
-    files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
-    for each in find_candidates(root, files, tasks):
-        if isinstance(each, CandidateFile):
-            yield _Kernel(each.task.kernel_type, _candidate_name(each.candidate), each.path, each.function)
-        else:
-            notes.append(each)
-
-
-def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_Kernel]:
+def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[KernelInFile]:
     """Yields the kernels in the files of a folder, and of its folders of kernel types and of overloads of torch."""
     for entry in sorted(root.iterdir()):
         if entry.name.startswith((".", "_")) and not (entry.is_dir() and _OVERLOAD.fullmatch(entry.name)):
@@ -239,7 +231,7 @@ def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_K
                 notes.append(str(error))
 
 
-def _of_operator(folder: str, path: Path, notes: list[str], broken: BrokenFiles) -> Iterator[_Kernel]:
+def _of_operator(folder: str, path: Path, notes: list[str], broken: BrokenFiles) -> Iterator[KernelInFile]:
     """Yields the kernels of a file in a folder that is named after an overload of torch."""
     function, suffix = f"{folder}_kernel_impl", _CANDIDATE.search(path.stem)
     candidate = _candidate_name(suffix[1] if suffix else path.stem)
@@ -254,15 +246,15 @@ def _of_operator(folder: str, path: Path, notes: list[str], broken: BrokenFiles)
     if not problem or broken is BrokenFiles.KEPT:
         # The folder is the kernel type of the operator's rows in a suite.
         for kernel_type in (folder, *(() if problem else OVERLOADS.get(folder, ()))):
-            yield _Kernel(kernel_type, candidate, path, function)
+            yield KernelInFile(kernel_type, candidate, path, function)
 
 
-def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = "") -> Iterator[_Kernel]:
+def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = "") -> Iterator[KernelInFile]:
     """Yields the marked kernels of a file; without marks the file or its folder names the kernel type."""
     marks = read_marks(path)
     if marks.functions:
         for marked, function in marks.functions.items():
-            yield _Kernel(marked, candidate, path, function)
+            yield KernelInFile(marked, candidate, path, function)
         return
     function = _only_function(marks)
     kernel_type = kernel_type or path.stem
@@ -270,7 +262,7 @@ def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = ""
         public = ", ".join(marks.public) or "none"
         notes.append(f"{path}: has no mark, and no function {KERNEL} (its public functions: {public})")
         return
-    yield _Kernel(kernel_type, candidate, path, function)
+    yield KernelInFile(kernel_type, candidate, path, function)
 
 
 def _only_function(marks: Marks) -> str:

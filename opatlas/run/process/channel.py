@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from opatlas.run.process.messages import Message, decode, encode
+from opatlas.run.process.messages import TO_PROCESS, TO_PYTEST, Message, decode, encode
 
 _TOKEN_BYTES = 16
 _LENGTH = struct.Struct("!I")
@@ -41,8 +41,9 @@ class ChannelBroken(Exception):
 class _Frames:
     """Parses messages from bytes."""
 
-    def __init__(self, token: bytes) -> None:
+    def __init__(self, token: bytes, kinds: Any) -> None:
         self._token = token
+        self._kinds = kinds
         self._bytes = bytearray()
 
     def __len__(self) -> int:
@@ -67,7 +68,7 @@ class _Frames:
         content = bytes(self._bytes[header : header + length])
         del self._bytes[: header + length]
         try:
-            return decode(content)
+            return decode(content, self._kinds)
         except (ValueError, RecursionError) as error:
             raise ChannelBroken(f"an unreadable message came over the connection ({error!r})") from error
 
@@ -89,7 +90,7 @@ class Channel:
         self._socket = end
         self._socket.setblocking(False)
         self._token = token
-        self._frames = _Frames(token)
+        self._frames = _Frames(token, TO_PYTEST)
         self._write(token)
 
     def fileno(self) -> int:
@@ -179,7 +180,7 @@ class ChildChannel:
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_fork)
         self._token = self._read(_TOKEN_BYTES)
-        self._frames = _Frames(self._token)
+        self._frames = _Frames(self._token, TO_PROCESS)
 
     def send(self, message: Message) -> None:
         """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""

@@ -54,7 +54,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
         gc.enable()
         while True:
             try:
-                job: Job = channel.receive().job
+                job: Job = channel.receive().whole
             except EOFError:
                 return
             outcome = _run(channel, runner, job)

@@ -130,7 +130,7 @@ class DeviceProcess(Opened):
                 child = self._child or self._open()
                 try:
                     self._expect_idle(child)
-                    child.channel.send(Run(job))
+                    child.channel.send(Run.of(job))
                 except (ChannelBroken, EOFError, OSError) as error:
                     how = self._kill(0.0 if isinstance(error, ChannelBroken) else _LAST_WORDS_S)
                     continue
@@ -154,7 +154,7 @@ class DeviceProcess(Opened):
                     # Every later call in this process would fail.
                     child.channel.close()
                     self._kill(_LAST_WORDS_S)
-                elif job.ends_process(outcome):
+                elif outcome.changed or outcome.ends_process:
                     # The next row must not be measured in the changed state.
                     self.close()
                 return outcome

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,31 @@ class Start(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """Runs a job."""
+    """Runs a job.
+
+    Attributes:
+        job: without its subject.
+        subject, kind: the subject, and its class as "module:name"; b"" for a job without one.
+    """
 
     job: Job
+    subject: bytes = b""
+    kind: str = ""
+
+    @classmethod
+    def of(cls, job: Job) -> Run:
+        subject = job.subject
+        if subject is None:
+            return cls(job)
+        kind = f"{type(subject).__module__}:{type(subject).__qualname__}"
+        return cls(replace(job, subject=None), encode(subject), kind)
+
+    @property
+    def whole(self) -> Job:
+        """The job with its subject, whose class is imported: for processes, whose messages are pytest's."""
+        if not self.kind:
+            return self.job
+        return replace(self.job, subject=decode(self.subject, pkgutil.resolve_name(self.kind)))
 
 
 class Ready(Message, frozen=True):
@@ -140,10 +164,11 @@ class DeviceOpened(Message, frozen=True):
     """Sent by a rank after its device has passed the probe, before it meets the other ranks."""
 
 
-_KINDS = (
-    Start | Run | Ready | NotReady | Waiting | LockTaken | Step | Finished
-    | Launch | LauncherReady | RanksEnded | RankHello | DeviceOpened
-)  # fmt: skip
+#: Those that pytest sends, and those that it gets, by which no class can be named.
+TO_PROCESS = Start | Run | Launch
+TO_PYTEST = (
+    Ready | NotReady | Waiting | LockTaken | Step | Finished | LauncherReady | RanksEnded | RankHello | DeviceOpened
+)
 
 
 def encode(message: object) -> bytes:
@@ -155,8 +180,8 @@ def encode(message: object) -> bytes:
         return json.dumps(msgspec.to_builtins(message, enc_hook=_plain)).encode("ascii")
 
 
-def decode(content: bytes, kind: Any = _KINDS) -> Any:
-    """Returns the message in bytes that may come from anybody.
+def decode(content: bytes, kind: Any) -> Any:
+    """Returns the value of a kind, such as TO_PYTEST, in bytes that may come from anybody.
 
     Raises:
         ValueError, RecursionError: they are none.

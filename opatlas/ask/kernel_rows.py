@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from opatlas.data.database import Database
 from opatlas.data.row_copy import read_rows
-from opatlas.errors import CellError
+from opatlas.errors import CellError, OpAtlasError
 from opatlas.row.columns import INPUT_DTYPES
+from opatlas.row.location import list_databases
 from opatlas.row.roofline import tensor_bytes
 from opatlas.row.slots import row_slots
 
@@ -50,4 +52,24 @@ def smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[str
                 sizes[dtypes] = (size, cells)
         if sizes:
             found[kernel_type] = [cells for _, cells in sorted(sizes.values(), key=lambda sized: sized[0])]
+    return found
+
+
+def sample_rows(kernel_types: Sequence[str], database: Path | None) -> Mapping[str, Mapping[str, str]]:
+    """Returns a small row of each kernel type. Raises OpAtlasError where no database has one."""
+    found: dict[str, Mapping[str, str]] = {}
+    for path in [database] if database is not None else list_databases():
+        lacking = set(kernel_types).difference(found)
+        found |= {name: rows[0] for name, rows in smallest_rows(Database(path), lacking).items()}
+    if database is None and (lacking := set(kernel_types).difference(found)):
+        with starter_database() as starter:
+            found |= {name: rows[0] for name, rows in smallest_rows(starter, lacking).items()}
+    if without := [name for name in kernel_types if name not in found]:
+        where = database or "no default database"
+        has = "has no row" if database is not None else "has a row"
+        missing = ",".join(without)
+        raise OpAtlasError(
+            f"{where} {has} of {', '.join(without)}, from which the arguments would be read: "
+            f"`opatlas shapes --ops {missing} --rows 4 --database-path DB` makes rows, --database-path DB takes them"
+        )
     return found

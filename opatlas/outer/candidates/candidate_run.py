@@ -35,19 +35,19 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     except OSError as error:
         return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
     helpers = tuple(name for helper in job.source.helpers if (name := Path(helper).stem))
-    judgement, notes = _judge_source(text, path, helpers, language)
-    if judgement is not None:
-        return _outcome(judgement)
+    refused, notes = _judge_source(text, path, helpers, language)
+    if refused is not None:
+        return _outcome(refused)
     outcome = run(job)
-    if outcome.judgement is None and outcome.status.crash:
+    if outcome.judged is None and outcome.status.crash:
         outcome = _judged_end(outcome, job)
     _remove_logs(job)
-    if outcome.judgement is None or not notes:
+    judgement = Judgement.of(outcome)
+    if judgement is None or not notes:
         return outcome
-    judged = replace(outcome.judgement, notes=(*notes, *outcome.judgement.notes))
-    if not judged.passed:
-        return replace(outcome, judgement=judged)
-    return replace(outcome, judgement=judged, reason="; ".join(filter(None, (outcome.reason, *notes))))
+    judged = replace(judgement, notes=(*notes, *judgement.notes)).judged
+    reason = "; ".join(filter(None, (outcome.reason, *notes))) if judgement.passed else outcome.reason
+    return replace(outcome, judged=judged, reason=reason)
 
 
 @lru_cache(maxsize=16)
@@ -59,7 +59,7 @@ def _judge_source(
 
 
 def _outcome(judgement: Judgement) -> RowOutcome:
-    return RowOutcome(Status.FAILED, f"{judgement.name}: {judgement.text}", judgement=judgement)
+    return RowOutcome(Status.FAILED, f"{judgement.name}: {judgement.text}", judged=judgement.judged)
 
 
 def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
@@ -77,7 +77,7 @@ def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
     )
     judgement = classify(failure)
     said = f"{judgement.name}: {judgement.text} ({outcome.reason})"
-    return replace(outcome, reason=said, judgement=judgement)
+    return replace(outcome, reason=said, judged=judgement.judged)
 
 
 def _read(name: str) -> str:
