@@ -13,12 +13,12 @@ import pytest
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription
 
-from .item_rows import ItemRows
 from .replay_session import SESSION
+from .row_runner import RowRunner
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[ItemRows]:
+def device(request: pytest.FixtureRequest) -> Iterator[RowRunner]:
     """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
@@ -37,13 +37,13 @@ def row(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def replay(device: ItemRows) -> ItemRows:
+def replay(device: RowRunner) -> RowRunner:
     """The same as `device`. In the device process a replay calls its `replay` with kernel, arguments and formula."""
     return device
 
 
 @pytest.fixture(scope="session")
-def npu(device: ItemRows) -> DeviceDescription:
+def npu(device: RowRunner) -> DeviceDescription:
     """The description of the NPU that rows are replayed on; skips the test on another device."""
     description = device.describe()
     if description.kind != "npu":
@@ -52,7 +52,7 @@ def npu(device: ItemRows) -> DeviceDescription:
 
 
 @pytest.fixture(scope="session")
-def custom_opp(device: ItemRows) -> None:
+def custom_opp(device: RowRunner) -> None:
     """Skips replays of custom operators on an NPU that cannot register them, with the remedy as reason.
 
     Where the operators may be there, the row itself tries (opatlas/run/devices/npu_operators.py). Other devices need no
@@ -63,7 +63,7 @@ def custom_opp(device: ItemRows) -> None:
 
 
 @pytest.fixture(scope="session")
-def group(device: ItemRows) -> ItemRows:
+def group(device: RowRunner) -> RowRunner:
     """The same as `device`. In the device process a replay with `@replays(..., group=...)` gets its rank's view.
 
     Each row says which group it needs, and is skipped where there are too few devices (opatlas/run/groups/).

@@ -16,7 +16,7 @@ from opatlas.run.registry import replay_spec
 from opatlas.text import pluralize
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed
-from .cluster_rows import sort_longest_first
+from .cluster import sort_longest_first
 from .collector import REFUSED, needs_group, row_of, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer

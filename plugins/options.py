@@ -19,7 +19,7 @@ from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
-from opatlas.run.msprof.command import METRICS
+from opatlas.run.msprof.sessions import METRICS
 from opatlas.text import parse_whole
 
 from .selection import Shard

@@ -32,10 +32,9 @@ from opatlas.run.job import RowOutcome
 from opatlas.run.registry import replay_spec
 from opatlas.show.row_summary import summarize_row
 
-from .cluster_rows import host_of
+from .cluster import host_of
 from .collector import Collector, lacks_replay, row_of
 from .interrupts import STOPPED, Interrupts
-from .item_rows import ItemRows
 from .ledger import NOT_RUN, Ledger
 from .mixing import check_replaced
 from .plan import Plan, PlannedRow
@@ -137,9 +136,9 @@ class ReplaySession:
                 plan.notes += judged.notes
         self.ledger.collect(selected, without_replay)
 
-    def rows(self) -> ItemRows:
-        """Returns what runs the rows. Raises DeviceGone where pytest's own process cannot open its device."""
-        return self._runner.rows()
+    def rows(self) -> RowRunner:
+        """Returns what runs the rows."""
+        return self._runner
 
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for a row. The time of opening belongs to no row."""

@@ -18,7 +18,7 @@ from opatlas.run import expert_parallel
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group_spec import NODE_OPTIONS
 from opatlas.run.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
-from opatlas.run.msprof.command import SESSION_ROWS
+from opatlas.run.msprof.sessions import SESSION_ROWS
 
 from .cluster import cluster_notes
 from .model_options import ModelSettings

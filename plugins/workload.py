@@ -34,10 +34,9 @@ from opatlas.row.location import (
 from opatlas.row.versions import TORCH, Component, Versions
 from opatlas.run.collectives import options as collectives
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.groups.pool import GroupNodes
-from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.implementations.implementation import Implementation
-from opatlas.run.process.executor import BatchExecutor, Executor
+from opatlas.run.scheduler import Scheduler, SingleOrGroup
 from opatlas.show.result import Fields
 from opatlas.text import pluralize
 
@@ -122,8 +121,8 @@ class Workload(ABC):
         """Returns how records are written back in a session of an update mode."""
 
     @abstractmethod
-    def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
-        """Returns the executor of the rows.
+    def scheduler(self, single: Scheduler, groups: GroupPool) -> Scheduler:
+        """Returns the scheduler of the rows.
 
         Args:
             single: for rows that need one device.
@@ -166,8 +165,8 @@ class KernelWorkload(Workload):
     def write_back_mode(self, mode: UpdateMode) -> UpdateMode:
         return mode
 
-    def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
-        return ExclusiveExecutor(single, groups)
+    def scheduler(self, single: Scheduler, groups: GroupPool) -> Scheduler:
+        return SingleOrGroup(single, groups)
 
     def unmatched(self, count: int) -> str:
         return f"{pluralize(count, 'record matches', 'records match')} no row of the database: not added"
@@ -294,7 +293,7 @@ class CollectiveWorkload(Workload):
         """Returns ALL: a message that the database lacks is added."""
         return UpdateMode.ALL
 
-    def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
+    def scheduler(self, single: Scheduler, groups: GroupPool) -> Scheduler:
         return groups
 
     def unmatched(self, count: int) -> str:

@@ -11,15 +11,25 @@ import re
 import sys
 import traceback
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from opatlas.row.errors import MissingPrecondition, ReplayError
+from opatlas.row.errors import MissingPrecondition, ReplayError, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.run.devices.npu_operators import missing_kernel
+from opatlas.run.instruments.attribution import (
+    AnotherCase,
+    NoSamples,
+    OwnKernel,
+    ProfiledSamples,
+    own_kernel,
+    whole_call,
+)
 from opatlas.run.job import RowOutcome
+from opatlas.run.stand_in import add_device_kernels
 from opatlas.text import cut_middle, exception_line, exception_message
 
 #: Longest searched part of an exception's message, because searching megabytes takes seconds.
@@ -143,3 +153,39 @@ def translated_pytest_exceptions() -> Iterator[None]:
                 "the row cannot run, and raise an exception where it should"
             ) from error
         raise
+
+
+def add_profiled_samples(
+    outcome: RowOutcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
+) -> RowOutcome:
+    """Completes an outcome with the samples in a profile.
+
+    Args:
+        outcome: the outcome with pending samples.
+        kernel_type, cells: the row.
+        found: the row's samples in the profile.
+    """
+    assert outcome.measurement is not None
+    execution = outcome.measurement.execution
+    own: OwnKernel | AnotherCase | NoSamples
+    if isinstance(found, NoSamples):
+        own = found
+    else:
+        own = whole_call(found) if execution.is_library else own_kernel(kernel_type, cells, found)
+    if isinstance(own, NoSamples):
+        reason = f"launched and right, but not measured: {own.reason}"
+        return outcome_of(ReplayError(reason), outcome.changed)
+    if isinstance(own, AnotherCase):
+        return outcome_of(Unsupported(own.reason), outcome.changed)
+    measurement = replace(
+        outcome.measurement,
+        samples_us=own.durations_us,
+        device_kernels=own.device_kernels,
+        helper_kernels=own.helper_kernels,
+        stand_in=add_device_kernels(outcome.measurement.stand_in, own.device_kernels),
+        ran_as=own.ran_as,
+        execution=replace(execution, kernel_names=own.kernel_names),
+        counters=own.counters,
+        assumptions=(*outcome.measurement.assumptions, *own.assumptions),
+    )
+    return replace(outcome, measurement=measurement, pending=None)

@@ -110,7 +110,7 @@ class Runner:
         try:
             return self.run_raising(job)
         except BaseException as error:
-            outcome = replace(outcome_of(error), changed=self._reported)
+            outcome = outcome_of(error, self._reported)
         if outcome.status is Status.OOM:
             # The exception's frames, which referenced the row's tensors, no longer exist here.
             self._device.release_memory()

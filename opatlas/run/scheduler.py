@@ -236,27 +236,27 @@ class Relay(Scheduler):
                     if first.id == wanted:
                         return
                     continue
+            is_done = wanted is None
             try:
+                # To its end: a batch has rows behind the wanted one.
                 for done in self._hand_on(wanted):
+                    is_done |= done.job.id == wanted and done.outcome.pending is None
                     yield self._changed(done)
-                    if done.job.id == wanted and done.outcome.pending is None:
-                        return
             except DeviceGone as error:
                 self._waiting.extendleft(reversed(self._given.values()))
                 self._given.clear()
                 self._release()
                 if self._gives_up(error):
                     refused = self._refused(error)
+                    is_done |= refused.job.id == wanted
                     yield refused
-                    if refused.job.id == wanted:
-                        return
             except GeneratorExit:
                 raise
             except BaseException:
                 # The wait was interrupted, and the scheduler has forgotten its jobs.
                 self._given.clear()
                 raise
-            if wanted is None:
+            if is_done:
                 return
 
     def _hand_on(self, wanted: int | None) -> Iterator[Done]:

@@ -15,10 +15,10 @@ import opatlas.run.runner
 from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS, OUTPUT_SHAPES
 from opatlas.row.errors import WrongResult
 from opatlas.row.status import Status
-from opatlas.run.outcome import outcome_of
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
+from opatlas.run.outcome import outcome_of
 from opatlas.run.registry import replay_spec
 from opatlas.run.replay import Replay
 from opatlas.run.runner import Runner

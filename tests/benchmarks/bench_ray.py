@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from opatlas.run.process.dealer import BATCH_S, Dealer, DeviceAnswer
+
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.dealer import BATCH_S, Dealer, DeviceAnswer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 

@@ -21,7 +21,7 @@ from opatlas.run.devices.discovery import VISIBLE
 from opatlas.run.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.run.instruments.npu_profilers import profiling
 from opatlas.run.instruments.stop_rule import StopRule
-from opatlas.run.msprof.command import METRICS
+from opatlas.run.msprof.sessions import METRICS
 
 SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (

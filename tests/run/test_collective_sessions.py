@@ -17,11 +17,10 @@ from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.pool import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.device_pool import ExcludedDevices
+from opatlas.run.scheduler import ExcludedDevices
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 MODULE = ROOT / "bench" / "test_collectives.py"

@@ -11,7 +11,6 @@ import torch
 
 from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.row.status import Status
-from opatlas.run.outcome import outcome_of
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import device_environment
@@ -23,6 +22,7 @@ from opatlas.run.devices.npu_operators import (
     registration_obstacle,
     remedy,
 )
+from opatlas.run.outcome import outcome_of
 from opatlas.run.process.child import start
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from opatlas.row.errors import InvalidRow
 from opatlas.row.status import Status
-from opatlas.run.outcome import error_text, outcome_of
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.run.outcome import error_text, outcome_of
 
 # As torch 2.11 with CUDA 13.0 raised them on an H100; torch 2.6 to 2.8 leave out the line about the search.
 TORCH_HINTS = """

@@ -12,9 +12,9 @@ from replaying import job_of, runner
 
 from opatlas.row.errors import InvalidRow
 from opatlas.row.status import Status
-from opatlas.run.outcome import error_text, outcome_of
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.run.job import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, RowOutcome
+from opatlas.run.outcome import error_text, outcome_of
 from opatlas.run.registry import replays
 from opatlas.text import cut_middle
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import group_replays
 import pytest
 import wrong_exchanges
+from opatlas.run.groups.messages import connect, listen
 from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import wait_for
@@ -33,7 +34,6 @@ from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups import running as module
-from opatlas.run.groups.messages import connect, listen
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.groups.running import end_reason
 from opatlas.run.instruments.instrument import MeasureSettings

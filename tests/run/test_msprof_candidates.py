@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from opatlas.run.msprof.executor import MsprofSession
 from planted_trials import job_of_candidate
 
 from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.row.status import Status
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.executor import MsprofSession
 
 TASK = Path(__file__).parents[2] / "examples" / "tasks" / "softmax.py"
 

@@ -37,7 +37,6 @@ from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.roofline import device_peak
 from opatlas.row.status import Status
-from opatlas.run.outcome import error_text, outcome_of, user_traceback
 from opatlas.run.devices.cpu import bounded_memory
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
@@ -45,6 +44,7 @@ from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome
 from opatlas.run.kernel_call import load_kernel
+from opatlas.run.outcome import error_text, outcome_of, user_traceback
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle, without_build_command

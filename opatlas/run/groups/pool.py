@@ -182,7 +182,9 @@ class GroupPool(Relay):
         return True
 
     def _refused(self, error: OpAtlasError) -> Done:
-        return super()._refused(GroupGone(str(error)) if isinstance(error, DeviceGone) else error)
+        done = super()._refused(GroupGone(str(error)) if isinstance(error, DeviceGone) else error)
+        # It ran nowhere, and the description may be that of an earlier group.
+        return done._replace(device=replace(done.device, facts={}))
 
     def _changed(self, done: Done) -> Done:
         """Adds a remark if another instrument than the default took the samples."""
