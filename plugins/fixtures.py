@@ -13,8 +13,8 @@ import pytest
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription
 
-from .replay_session import SESSION
 from .row_runner import RowRunner
+from .session import SESSION
 
 
 @pytest.fixture(scope="session")

@@ -32,9 +32,8 @@ from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
 
-from .collector import row_of
+from .cases import Case, row_of
 from .model_options import ANSWERS, ModelSettings
-from .plan import PlannedRow
 from .session_context import SessionContext
 
 #: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
@@ -150,7 +149,7 @@ class ModelRuns:
         """Returns whether the next request of a session would meet the same error."""
         return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
 
-    def _name(self, row: PlannedRow) -> str:
+    def _name(self, row: Case) -> str:
         return self._session.targets[row.target].implementation.name
 
     def _source(self, name: str, path: Path) -> KernelSource:

@@ -22,7 +22,7 @@ from opatlas.run.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSe
 from opatlas.run.msprof.sessions import METRICS
 from opatlas.text import parse_whole
 
-from .selection import Shard
+from .select import Shard
 from .where import parse_where
 
 #: The original tool's environment variable for --repeat-count.

@@ -16,12 +16,12 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.show.result import Fields
 
+from .cases import Plan
 from .collector import Collector
-from .plan import Plan
 from .pytest_internals import write_parts
 from .records import SessionRecords
-from .requested_rows import RequestedRows
 from .row_runner import RowRunner
+from .select import requested_rows
 from .session_context import SessionContext
 
 _SHOWN = 5
@@ -65,7 +65,7 @@ class UncollectedSamples:
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
     ) -> None:
         settings, database = self._context.settings, self._context.database
-        requested = RequestedRows(config, self._collector)
+        requested = requested_rows(config, self._collector.known_replays())
         for sample in samples.unmatched():
             kernel_type, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
             if settings.ops and kernel_type not in settings.ops:

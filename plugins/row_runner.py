@@ -32,9 +32,8 @@ from opatlas.run.registry import replay_spec
 from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler
 from opatlas.text import exception_line
 
+from .cases import Case, needs_group, row_of, will_run
 from .cluster import cluster_of
-from .collector import needs_group, row_of, will_run
-from .plan import PlannedRow
 from .pytest_internals import take_output
 from .session_context import SessionContext
 
@@ -320,13 +319,13 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-def _instrument(row: PlannedRow) -> str:
+def _instrument(row: Case) -> str:
     """Returns the instrument of the replayed duration of a row; "" if the row has none."""
     replayed = row.row.replayed
     return replayed.instrument.strip() if replayed is not None else ""
 
 
-def _source(row: PlannedRow, implementation: Implementation) -> KernelSource | None:
+def _source(row: Case, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
     Raises:

@@ -31,7 +31,7 @@ from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.process_end import die_with_parent, parent_of
 from opatlas.text import printable_lines
 
-from .plan import Plan
+from .cases import Plan
 from .run_manifest import Surroundings, new_manifest
 from .settings import Settings, is_distributed, settings_of
 from .shared_folder import SharedFolder

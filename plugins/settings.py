@@ -23,7 +23,7 @@ from opatlas.run.msprof.sessions import SESSION_ROWS
 from .cluster import cluster_notes
 from .model_options import ModelSettings
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .selection import Choice, Shard, keyword_filter
+from .select import Choice, Shard, keyword_filter
 from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where
 from .workload import KernelWorkload, ProfiledWorkload, Workload, make_workload, workload_type

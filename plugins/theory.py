@@ -31,8 +31,8 @@ from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 from .options import OPTIONS as REPLAY_OPTIONS
 from .options import outside, refuse
 from .pytest_internals import write_parts
-from .replay_session import SESSION
-from .selection import keyword_filter
+from .select import keyword_filter
+from .session import SESSION
 from .target import devices_of, refuse_useless_versions
 from .xdist import has_replays
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from opatlas.plugins.run_manifest import options_of
-from opatlas.plugins.selection import Shard
+from opatlas.plugins.select import Shard
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
 from opatlas.plugins.workload import CollectiveWorkload

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pandas as pd
 import pytest
+from opatlas.plugins.cases import Case, CaseTable, Fate
 from opatlas.plugins.model_targets import model_implementations, model_settings
 from opatlas.plugins.models import ModelRuns, score_table
-from opatlas.plugins.plan import CasesOfTable, PlannedRow
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
@@ -41,7 +41,7 @@ def models_file(folder: Path, *, models: object = None, **given: object) -> Path
 class _Item:
     """What a loop needs of a test."""
 
-    def __init__(self, row: PlannedRow, sections: list[str]) -> None:
+    def __init__(self, row: Case, sections: list[str]) -> None:
         self.row, self.sections = row, sections
         self.callspec = SimpleNamespace(params={"row": row})
         self.session = SimpleNamespace(items=[])
@@ -79,8 +79,8 @@ class Rows:
         context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
         self.context = context
         runs = ModelRuns(context)
-        table = CasesOfTable(RowTable(task.kernel_type, self.folder, pd.DataFrame(index=range(self.inputs))))
-        items = [_Item(PlannedRow(table, each), self.sections) for each in range(self.inputs)]
+        table = CaseTable(RowTable(task.kernel_type, self.folder, pd.DataFrame(index=range(self.inputs))))
+        items = [_Item(Case(table, each, f"case-{each}", Fate.TO_RUN), self.sections) for each in range(self.inputs)]
         for item in items:
             item.session.items = items
         assert runs.writes(cast("Any", items[position]))

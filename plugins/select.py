@@ -1,10 +1,14 @@
-"""The rows that a user chose of a database."""
+"""The rows that a user chose: by shard, update mode, --where, named files and -k."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +100,37 @@ def meant(expression: str, names: Iterable[str]) -> str:
     known = list(names)
     words = [word for word in re.findall(r"[^\s()]+", expression) if word not in ("and", "or", "not")]
     return "".join(suggest(word, known) for word in words if not any(word.lower() in name.lower() for name in known))
+
+
+def named_paths(config: pytest.Config) -> list[Path]:
+    """Returns the files and folders that a user named; none if a name is neither, such as that of a package."""
+    named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+    return [path.resolve() for path in named] if all(path.exists() for path in named) else []
+
+
+def requested_rows(config: pytest.Config, replays: Mapping[str, Any]) -> Callable[[str, str], bool]:
+    """Returns whether the user requested a row, by kernel type and id, for rows that never become items of pytest.
+
+    A row is requested if a named file replays its kernel type, and -k selects it.
+
+    Args:
+        replays: the replay functions by kernel type.
+    """
+    is_selected, paths = keyword_filter(config.option.keyword), named_paths(config)
+
+    @cache
+    def words_of(kernel_type: str) -> str | None:
+        """Returns the words that -k searches for a kernel type; None where no named file holds its replay."""
+        function = replays.get(kernel_type)
+        if function is None:
+            return None if any(path.is_file() for path in paths) else ""
+        file = Path(inspect.getfile(function)).resolve()
+        if paths and not any(path in (file, *file.parents) for path in paths):
+            return None
+        return f"{function.__module__} {function.__name__}"
+
+    def is_requested(kernel_type: str, case_id: str) -> bool:
+        words = words_of(kernel_type)
+        return words is not None and is_selected(f"{case_id} {words}")
+
+    return is_requested

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from opatlas.formats import microseconds, percent
 from opatlas.outer.superkernel.advice import ScopeAdvice, advise
@@ -14,6 +17,7 @@ from opatlas.outer.superkernel.kernel_types import StepPhase, read_module_map
 from opatlas.outer.superkernel.report import analysis_as_json, comparison_as_json
 from opatlas.outer.superkernel.timeline import read_timeline
 from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.show.site.pages import ReportPage
 
 #: The kernel types that are named beside a cut.
 _TYPES_SHOWN = 3
@@ -22,10 +26,10 @@ _PUBLIC = Table(
 )
 
 
-def find_scopes(capture: Path, module_map: Path | None, phase: StepPhase | None) -> Result:
+def find_scopes(capture: Path, module_map: Path | None, phase: str | None) -> Result:
     """Returns the scopes of a capture. Raises OpAtlasError."""
     module_of = None if module_map is None else read_module_map(module_map)
-    analysis = analyse(read_timeline(capture), module_of=module_of, phase=phase)
+    analysis = analyse(read_timeline(capture), module_of=module_of, phase=None if phase is None else StepPhase(phase))
     advice = advise(analysis)
     return Result(list(_parts(analysis, advice)), analysis_as_json(analysis, advice))
 
@@ -35,6 +39,16 @@ def compare_scopes(old: Path, new: Path) -> Result:
     comparison = compare_captures(old, new)
     status = 1 if comparison.verdict is CheckState.FAILED else 0
     return Result(list(_comparison_parts(comparison)), comparison_as_json(comparison), status=status)
+
+
+class SuperKernelPage(ReportPage):
+    """The page of `opatlas report` that shows the scopes of a capture."""
+
+    def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> dict[str, Any] | None:
+        if capture is None:
+            return None
+        analysis = analyse(read_timeline(capture))
+        return analysis_as_json(analysis, advise(analysis))
 
 
 def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
