@@ -66,6 +66,7 @@ class Scheduler(Protocol):
 
     def prepare(self) -> None:
         """Opens the device if necessary, so that no job's deadline includes it. Raises DeviceGone if that fails."""
+        return
 
     @abstractmethod
     def submit(self, job: Job) -> None:
@@ -85,6 +86,7 @@ class Scheduler(Protocol):
 
     def close(self) -> None:
         """Ends after the running jobs, and releases the device."""
+        return
 
     def run(self, job: Job) -> RowOutcome:
         """Submits a job, and returns its outcome. Raises DeviceGone."""

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from opatlas.run.process.dealer import BATCH_S, Dealer, DeviceAnswer
-
+from opatlas.outer.cluster.dealer import BATCH_S, Dealer, DeviceAnswer
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from opatlas.run.process.dealer import Dealer, DeviceAnswer
 
+from opatlas.outer.cluster import dealer
+from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process import dealer
 
 
 class Lost(Exception):

@@ -115,7 +115,7 @@ def record_session(spec: DeviceSpec, settings: MeasureSettings, folder: Path) ->
     exported = monotonic()
     return RecordedSession(
         {job.kernel_type: outcomes[job.id] for job in jobs if job.id in outcomes},
-        {job.kernel_type: launched[job.id].pending for job in jobs if job.id in launched and launched[job.id].pending},
+        {job.kernel_type: pending for job in jobs if job.id in launched and (pending := launched[job.id].pending)},
         read_output(folder, exports=False),
         opened_s=opened - began,
         rows_s=ended_rows - opened,

@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -119,20 +119,20 @@ class Channel:
             self._frames.add(data)
         return message
 
-    def receive(self, limit_s: float | None, end: int | None = None) -> Any | None:
+    def receive(self, limit_s: float | None, ends: Sequence[int] = ()) -> Any | None:
         """Waits for the next message, and returns None if the message does not arrive completely in time.
 
         Args:
             limit_s: longest wait in seconds; None: no limit.
-            end: a descriptor that becomes readable when the other process has ended; the channel alone does not show
-                the end if a fork of the process holds the channel open.
+            ends: descriptors of which one becomes readable when the other process has ended; the channel alone does
+                not show the end if a fork of the process holds the channel open.
 
         Raises:
             EOFError: the other end was closed, or the process has ended.
             OSError, ChannelBroken: as in `take`.
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        own, ends = self.fileno(), [] if end is None else [end]
+        own = self.fileno()
         while (message := self.take()) is None:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:

@@ -120,8 +120,8 @@ class DeviceProcess(Opened):
         self._child: Child | None = None
         #: The process itself, which a keeper, and perhaps a launcher, has started.
         self._device_pid: int | None = None
-        #: Readable when the process has ended (`open_pidfd`).
-        self._pidfd: int | None = None
+        #: Of its keeper, and under a launcher of the process itself: readable when they have ended (`open_pidfd`).
+        self._ends: list[int] = []
         self._exit_code: int | None = None
 
     def _run(self, job: Job) -> RowOutcome:
@@ -178,7 +178,7 @@ class DeviceProcess(Opened):
         """
         waiting: LockWait | None = None
         while True:
-            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._pidfd)
+            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._ends)
             if answer is None and waiting is not None:
                 waiting.check_limit()
                 continue
@@ -204,7 +204,7 @@ class DeviceProcess(Opened):
             EOFError: the process has ended or is ending.
             ChannelBroken: the process sent an unexpected message.
         """
-        if child.has_ended or (self._pidfd is not None and wait([self._pidfd], 0)):
+        if child.has_ended or wait(self._ends, 0):
             raise EOFError
         if not child.channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
@@ -238,11 +238,10 @@ class DeviceProcess(Opened):
             child = self._child = Child(self._command, device_environment(self._start_message.spec))
         except OSError as error:
             return NotReady(f"no process can be started: {error}")
-        # Until the process names itself its keeper, whose end means that of the process.
         self._watch(child.keeper.pid)
         try:
             child.channel.send(self._start_message)
-            answer = child.channel.receive(_START_TIMEOUT_S, self._pidfd)
+            answer = child.channel.receive(_START_TIMEOUT_S, self._ends)
         except ChannelBroken as broken:
             return NotReady(str(broken))
         except (EOFError, OSError):
@@ -261,10 +260,9 @@ class DeviceProcess(Opened):
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
 
     def _watch(self, pid: int) -> None:
-        """Watches for the end of a process, and no longer for the end of an earlier process."""
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-        self._pidfd = open_pidfd(pid)
+        """Watches for the end of a process."""
+        if (end := open_pidfd(pid)) is not None:
+            self._ends.append(end)
 
     def _kill(self, patience_s: float = 0.0) -> str:
         """Ends the process with all its descendants, and waits for their end.
@@ -282,11 +280,12 @@ class DeviceProcess(Opened):
                 patience_s = self._launcher.patience_s if self._has_ended(PROFILED_END_TIMEOUT_S) else 0.0
             self._exit_code = self._child.end(patience_s)
             how = self._child.describe_end(self._exit_code)
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-        self._child = self._pidfd = self._device_pid = None
+        for end in self._ends:
+            os.close(end)
+        self._ends.clear()
+        self._child = self._device_pid = None
         return how
 
     def _has_ended(self, within_s: float) -> bool:
         """Returns whether the device process, without its launcher, ends in time; True if the system does not say."""
-        return self._pidfd is None or bool(wait([self._pidfd], within_s))
+        return not self._ends or bool(wait(self._ends, within_s))
