@@ -23,7 +23,7 @@ from opatlas.run.devices.npu_operators import (
     remedy,
 )
 from opatlas.run.outcome import outcome_of
-from opatlas.run.process.child import start
+from opatlas.run.process.child import Child
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"
 
@@ -151,9 +151,8 @@ def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
     _, opp = vllm_ascend
     seen = tmp_path / "seen"
     code = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(os.environ['LD_LIBRARY_PATH'])"
-    process, channel = start(lambda fd: [sys.executable, "-c", code], device_environment(DeviceSpec("npu")))
-    channel.close()
-    assert process.wait(60) == 0
+    child = Child(lambda fd: [sys.executable, "-c", code], device_environment(DeviceSpec("npu")))
+    assert child.end(60) == 0
     assert seen.read_text().split(":")[0] == f"{opp}/op_api/lib"
 
 

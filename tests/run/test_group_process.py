@@ -21,7 +21,6 @@ from pathlib import Path
 import group_replays
 import pytest
 import wrong_exchanges
-from opatlas.run.groups.messages import connect, listen
 from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import wait_for
@@ -38,7 +37,8 @@ from opatlas.run.groups.process import GroupProcess
 from opatlas.run.groups.running import end_reason
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.process.channel import Channel, NotReady
+from opatlas.run.process.channel import Channel, connect, listen
+from opatlas.run.process.messages import NotReady
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),

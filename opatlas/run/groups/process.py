@@ -156,7 +156,7 @@ class GroupProcess(Opened):
                 elif isinstance(answer, Step):
                     steps[local_rank] = answer
                 elif isinstance(answer, Finished):
-                    outcomes[local_rank] = answer.outcome
+                    outcomes[local_rank] = answer.whole
                     if answer.outcome.status is not Status.MEASURED:
                         self._note_failure()
                         deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)

@@ -218,7 +218,7 @@ def _serve(
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
         flush_streams()
-        channel.send(Finished(job.id, outcome))
+        channel.send(Finished.of(job, outcome))
 
 
 def _with_changes_elsewhere(outcome: RowOutcome, group: Group) -> RowOutcome:

@@ -69,13 +69,13 @@ def _run(channel: ChildChannel, runner: Runner, job: Job) -> RowOutcome:
 
     if (refused := runner.refused(job)) is not None:
         # Answered without waiting for the device.
-        channel.send(Finished(job.id, refused))
+        channel.send(Finished.of(job, refused))
         return refused
     taken, waiting = (lambda: channel.send(LockTaken(job.id))), (lambda holder: channel.send(Waiting(job.id, holder)))
     with runner.locked(waiting, taken), channel.end_forks():
         outcome = runner.run(job)
     flush_streams()
-    channel.send(Finished(job.id, outcome))
+    channel.send(Finished.of(job, outcome))
     return outcome
 
 

@@ -192,7 +192,7 @@ class DeviceProcess(Opened):
             if not isinstance(answer, (Finished, Waiting, LockTaken)) or answer.job_id != job.id:
                 raise ChannelBroken("an unexpected answer came over the connection")
             if isinstance(answer, Finished):
-                return answer.outcome
+                return answer.whole
             if waiting is not None:
                 waiting.end()
             waiting = self._waits.begin(answer.holder) if isinstance(answer, Waiting) else None

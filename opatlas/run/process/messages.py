@@ -119,9 +119,29 @@ class Step(OfJob, frozen=True):
 
 
 class Finished(OfJob, frozen=True):
-    """The outcome of a job."""
+    """The outcome of a job.
+
+    Attributes:
+        outcome: with one sample in place of pending ones: a measurement of a record has at least one.
+    """
 
     outcome: RowOutcome
+
+    @classmethod
+    def of(cls, job: Job, outcome: RowOutcome) -> Finished:
+        return cls(job.id, _with_samples(outcome, (1.0,)))
+
+    @property
+    def whole(self) -> RowOutcome:
+        """The outcome, whose samples may be pending."""
+        return _with_samples(self.outcome, ())
+
+
+def _with_samples(outcome: RowOutcome, samples_us: tuple[float, ...]) -> RowOutcome:
+    """Returns an outcome with these samples, if its own are pending."""
+    if outcome.pending is None or outcome.measurement is None:
+        return outcome
+    return replace(outcome, measurement=replace(outcome.measurement, samples_us=samples_us))
 
 
 class Launch(Message, frozen=True):
