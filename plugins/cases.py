@@ -110,7 +110,7 @@ class CaseResult:
     waited: Mapping[str, float]
 
 
-class Case:
+class SessionCase:
     """One row of a target. The object refers to its table and copies nothing, because there may be very many rows.
 
     Attributes:
@@ -148,7 +148,7 @@ class Case:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Workers of xdist get the plan: they know nothing of accounts and results.
-        return Case, (self.rows, self.position, self.id, self.fate, self.known_failure, self.staleness)
+        return SessionCase, (self.rows, self.position, self.id, self.fate, self.known_failure, self.staleness)
 
     @property
     def row(self) -> Row:
@@ -252,7 +252,7 @@ class CaseTable:
     target: int = 0
     suffix: str = ""
     label: str = ""
-    cases: list[Case] = field(default_factory=list)
+    cases: list[SessionCase] = field(default_factory=list)
     captured: Floats = field(default_factory=lambda: np.empty(0))
     captured_time_us: float | None = 0.0
     notes: list[str] = field(default_factory=list)
@@ -272,7 +272,7 @@ class CaseTable:
         return {name: self.table.cells(name) for name in _CALL if name in self.table.columns}
 
     @property
-    def to_run(self) -> list[Case]:
+    def to_run(self) -> list[SessionCase]:
         return of_fate(self.cases, Fate.TO_RUN)
 
     def has_other_duration(self, position: int) -> bool:
@@ -331,7 +331,7 @@ class Plan:
     error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
 
     @cached_property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SessionCase]:
         """The cases of all tables: the list of the session."""
         return [case for table in self.tables.values() for case in table.cases]
 
@@ -362,11 +362,11 @@ class Plan:
         self.prepared += other.prepared
 
 
-def row_of(item: pytest.Item) -> Case | None:
+def row_of(item: pytest.Item) -> SessionCase | None:
     """Returns the case of an item; None for other tests."""
     callspec = getattr(item, "callspec", None)
     row = getattr(item, "row", None) if callspec is None else callspec.params.get("row")
-    return row if isinstance(row, Case) else None
+    return row if isinstance(row, SessionCase) else None
 
 
 def will_run(item: pytest.Item) -> bool:
@@ -383,17 +383,17 @@ def needs_group(item: pytest.Item) -> bool:
     return spec is not None and spec.group is not None
 
 
-def of_fate(cases: Iterable[Case], fate: Fate) -> list[Case]:
+def of_fate(cases: Iterable[SessionCase], fate: Fate) -> list[SessionCase]:
     """Returns the cases of a fate."""
     return [case for case in cases if case.fate is fate]
 
 
-def ledger(cases: Iterable[Case]) -> Counter[str]:
+def ledger(cases: Iterable[SessionCase]) -> Counter[str]:
     """Returns the number of collected rows by what became of them; the sum is the number of collected rows."""
     return Counter(case.account for case in cases if case.account)
 
 
-def ledger_line(cases: Iterable[Case], unit: str) -> str:
+def ledger_line(cases: Iterable[SessionCase], unit: str) -> str:
     """Returns the ledger as a sum: `195 rows collected = 193 measured + 2 failed`."""
     counts = ledger(cases)
     terms = " + ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
@@ -401,24 +401,24 @@ def ledger_line(cases: Iterable[Case], unit: str) -> str:
     return f"{counts.total()} {unit if counts.total() == 1 else f'{unit}s'} collected = {terms}"
 
 
-def unresolved(cases: Iterable[Case]) -> Counter[str]:
+def unresolved(cases: Iterable[SessionCase]) -> Counter[str]:
     """Returns the number of rows that an earlier session failed to measure and this one did not run, by status."""
     idle = [case for case in cases if case.fate is not Fate.OTHER_SHARD and case.fate is not Fate.REPEATED]
     idle = [case for case in idle if case.account in ("", NOT_RUN, WITHOUT_REPLAY)]
     return Counter(dict(Counter(status for case in idle if (status := case.unresolved)).most_common()))
 
 
-def results_of(cases: Iterable[Case]) -> Iterator[tuple[Case, CaseResult]]:
+def results_of(cases: Iterable[SessionCase]) -> Iterator[tuple[SessionCase, CaseResult]]:
     """Yields the cases that were run, with their results."""
     return ((case, case.result) for case in cases if case.result is not None)
 
 
-def figures_of(cases: Iterable[Case]) -> dict[str, RowSummary]:
+def figures_of(cases: Iterable[SessionCase]) -> dict[str, RowSummary]:
     """Returns the numbers of measured rows, by case id."""
     return {case.id: found.figures for case, found in results_of(cases) if found.figures is not None}
 
 
-def causes(cases: Iterable[Case]) -> list[Cause]:
+def causes(cases: Iterable[SessionCase]) -> list[Cause]:
     """Returns the causes of rows that were not measured, the most frequent first."""
     failed = [
         (case, f"{found.status}: {_first_line(found.reason)}", found.status)
@@ -432,7 +432,7 @@ def causes(cases: Iterable[Case]) -> list[Cause]:
     )
 
 
-def assumptions(cases: Iterable[Case]) -> list[Cause]:
+def assumptions(cases: Iterable[SessionCase]) -> list[Cause]:
     """Returns the assumptions about measured rows, the most frequent first."""
     assumed = ((case, text) for case, found in results_of(cases) for text in found.assumptions)
     return _counted((case, text, _PARTICULAR.sub("N", text)) for case, text in assumed)
@@ -442,9 +442,9 @@ def _first_line(reason: str) -> str:
     return shortened(reason.partition("\n")[0], _REASON_SHOWN)
 
 
-def _counted(texts: Iterable[tuple[Case, str, str]]) -> list[Cause]:
+def _counted(texts: Iterable[tuple[SessionCase, str, str]]) -> list[Cause]:
     """Counts texts of cases, given with what such texts have in common."""
-    found: dict[tuple[str, str], list[tuple[Case, str]]] = {}
+    found: dict[tuple[str, str], list[tuple[SessionCase, str]]] = {}
     for case, text, common in texts:
         found.setdefault((case.rows.label, common), []).append((case, text))
     causes = []
@@ -456,6 +456,6 @@ def _counted(texts: Iterable[tuple[Case, str, str]]) -> list[Cause]:
     return causes
 
 
-def count_by(cases: Iterable[Case], key: Callable[[Case], str]) -> Counter[str]:
+def count_by(cases: Iterable[SessionCase], key: Callable[[SessionCase], str]) -> Counter[str]:
     """Returns the number of cases by a text of theirs; cases without one do not count."""
     return Counter(text for case in cases if (text := key(case)))

@@ -10,7 +10,7 @@ import pytest
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 
-from .cases import Case, needs_group, row_of
+from .cases import SessionCase, needs_group, row_of
 
 if TYPE_CHECKING:
     from opatlas.outer.cluster.ray_cluster import RayCluster
@@ -69,7 +69,7 @@ def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
     items.sort(key=key)
 
 
-def _expected_ms(row: Case, peak: Peak) -> int:
+def _expected_ms(row: SessionCase, peak: Peak) -> int:
     """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
     replayed = row.row.replayed
     expected_us = replayed.us if replayed is not None else row.captured_us

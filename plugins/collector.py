@@ -16,7 +16,7 @@ from opatlas.row.signature import case_id_in
 from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.run.registry import replay_spec
 
-from .cases import Case, CaseTable, Plan, needs_group, row_of
+from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
 from .select import named_paths
 from .session_context import SessionContext
 
@@ -30,7 +30,7 @@ class RowWithoutReplay(pytest.Item):
     #: The node ids begin with it, and -k selects by it.
     FILE = "without_replay"
 
-    def __init__(self, *, row: Case, run: Callable[[Any], None], **node: Any) -> None:
+    def __init__(self, *, row: SessionCase, run: Callable[[Any], None], **node: Any) -> None:
         super().__init__(**node)
         self.row = row
         self._run = run
@@ -169,7 +169,7 @@ class Collector:
         return (table for name in spec.kernel_types for table in plan.tables_of(name))
 
 
-def interleaved(tables: Sequence[CaseTable]) -> Iterator[Case]:
+def interleaved(tables: Sequence[CaseTable]) -> Iterator[SessionCase]:
     """Yields the rows to run; the implementations of one row follow each other.
 
     The clocks of a device change with time, so rivals are measured within seconds of each other.
@@ -178,7 +178,7 @@ def interleaved(tables: Sequence[CaseTable]) -> Iterator[Case]:
     if len({table.target for table in tables}) < 2:
         yield from cases
         return
-    by_row: dict[str, list[Case]] = {}
+    by_row: dict[str, list[SessionCase]] = {}
     for case in cases:
         by_row.setdefault(case.row_id, []).append(case)
     for rivals in by_row.values():

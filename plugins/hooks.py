@@ -109,7 +109,7 @@ class ProcessHooks:
         if self._context.config.option.ray is not None and any(map(row_of, items)):
             sort_longest_first(items, self._context.settings.devices[0].name)
         if any(map(needs_group, items)):
-            sort_exclusive_last(items, self._context.settings.workload.options)
+            sort_exclusive_last(items, self._context.settings.source.options)
         if self._context.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
             self._context.shared.write(_EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))

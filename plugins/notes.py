@@ -16,10 +16,10 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.row.roofline import row_bytes
 from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import make_case_id
-from opatlas.run.devices.discovery import driver_version
+from opatlas.run.devices.device import kind_named
 from opatlas.text import pluralize, printable_lines, suggest
 
-from .cases import NOT_RUN, Case, Fate, PreparedDatabase, of_fate
+from .cases import NOT_RUN, Fate, PreparedDatabase, SessionCase, of_fate
 from .run_manifest import disturbances, flush_notes
 from .session import Session
 from .settings import Settings
@@ -81,7 +81,7 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     has_named = len(settings.targets) > 1 or not settings.targets[0].implementation.is_default
     of_all = "" if selected == rows else f"{selected:,} of "
     place = "" if has_named else f", database {settings.database}"
-    yield f"{of_all}{pluralize(rows, unit)} to {settings.workload.verb}{place}"
+    yield f"{of_all}{pluralize(rows, unit)} to {settings.source.verb}{place}"
     if has_named:
         counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
         named = named_targets(session)
@@ -93,14 +93,14 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
         yield from (f"{count:,} implementations with databases in {folder}" for folder, count in crowded.items())
         if others := len(settings.targets) - len(named):
             have = pluralize(others, "further implementation has", "further implementations have")
-            yield f"{have} no row to {settings.workload.verb}"
+            yield f"{have} no row to {settings.source.verb}"
     if settings.collect_only and settings.prof_path is None:
         yield from _estimate(session, to_run)
     yield from settings.notes
     yield from _misspelt(session, replayable)
     yield from (target.note for target in settings.targets if target.note)
     yield from plan.notes
-    yield from settings.workload.notes
+    yield from settings.source.notes
     if not_selected := session.requested(Fate.NOT_SELECTED):
         yield f"{pluralize(len(not_selected), unit)} not selected by --where {str(settings.where)!r}"
     yield from _left_out(session)
@@ -138,7 +138,7 @@ def _misspelt(session: Session, replayable: Collection[str]) -> Iterator[str]:
     """Yields which files of implementations are named after no kernel type that the session knows."""
     settings = session.context.settings
     known = {*replayable, *(table.kernel_type for table in session.plan().tables.values())}
-    for implementation in () if settings.workload.tasks else [each.implementation for each in settings.targets]:
+    for implementation in () if settings.source.subjects else [each.implementation for each in settings.targets]:
         for name in sorted(set(implementation.sources).difference(known)):
             yield f"{implementation.name}: no kernel type is called {name}{suggest(name, known)}"
 
@@ -161,20 +161,20 @@ def _left_out(session: Session) -> Iterator[str]:
     left = f"; left out: {', '.join(fresh)}" if fresh else ""
     yield f"{sum(stale.values()):,} stale{why}{left} (--update-mode=stale)"
     kind = settings.devices[0].kind
-    if driver_version(kind) == "":
-        yield f"the driver is not compared: {'nvidia-smi' if kind == 'cuda' else 'npu-smi'} does not tell its version"
+    if kind_named(kind).driver_version() == "":
+        yield f"the driver is not compared: {kind_named(kind).tool} does not tell its version"
 
 
 def _duration(settings: Settings) -> str:
     return "a duration" if settings.mode is UpdateMode.MISSING_ONLY else "a replayed duration"
 
 
-def _kinds(left_out: Collection[Case]) -> str:
+def _kinds(left_out: Collection[SessionCase]) -> str:
     captured = sum(case.is_captured_only for case in left_out)
     return f" ({len(left_out) - captured:,} replayed, {captured:,} captured only)" if captured else ""
 
 
-def _estimate(session: Session, to_run: Sequence[Case]) -> Iterator[str]:
+def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
     """Yields how long the rows will take, and how large the tensors of the largest row are."""
     settings = session.context.settings
     rows = [case for case in to_run if case.will_run and session.is_requested(case.kernel_type, case.id)]

@@ -28,17 +28,17 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import RecoveredJournal, recover
 from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import expect_folder
-from opatlas.outer.tasks.task_rows import task_rows
 from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import digest, make_case_id, signature, signatures
 from opatlas.row.table import FIRST_LINE, Row, RowTable
-from opatlas.run.devices.discovery import driver_version
+from opatlas.run.devices.device import kind_named
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.msprof.pending import recover_profiles
+from opatlas.run.row_source import Rows
 from opatlas.text import pluralize, printable, suggest
 
-from .cases import Case, CaseTable, Fate, KnownFailure, Plan, PreparedDatabase
+from .cases import CaseTable, Fate, KnownFailure, Plan, PreparedDatabase, SessionCase
 from .mixing import captured_notes, origin_notes
 from .run_manifest import present_code
 from .select import GIVEN_UP_AFTER, Choice
@@ -46,8 +46,6 @@ from .session_context import SessionContext
 from .settings import Settings
 from .target import SessionTarget, TargetDatabase
 from .where import slugs
-
-Rows = Mapping[str, Sequence[Mapping[str, str]]]
 
 
 def plan_session(context: SessionContext) -> Plan:
@@ -86,7 +84,10 @@ def _plan_session(context: SessionContext) -> Plan:
         # In the order of their paths: two sessions never wait for each other.
         for own in sorted(context.databases, key=lambda each: each.database.path):
             _lock_database(context, own)
-    base = _BaseRows(settings, *_task_rows(context))
+    base = _BaseRows(settings)
+    if settings.source.rows is not None:
+        with context.past_capture():
+            base.requested, base.notes = settings.source.rows(Database(source))
     plan = Plan(notes=list(base.notes))
     for number in range(len(settings.targets)):
         plan.add(_plan_target(context, number, base))
@@ -114,13 +115,14 @@ def _expect_fitting(profile: Profile, database: Database) -> None:
 def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     """Makes the plan of a target, whose database the session has if the session writes."""
     settings, own = context.settings, context.databases[number]
-    database, target, workload = own.database, own.target, settings.workload
-    requested = base.of_target(target) if workload.tasks else workload.rows
+    database, target = own.database, own.target
+    requested = base.of_target(target) if base.requested is not None else None
     if target.captures is not None and target.rows_from is not None:
         requested = base.not_pruned(target, database)
     notes: list[str] = []
     elsewhere: Collection[str] = context.profile.cases.keys() if context.profile is not None else ()
-    starter = workload.write_starter if _may_start(settings, target) else None
+    may_start = target.implementation.is_default and target.rows_from is None
+    starter = settings.source.starter if may_start else None
     if settings.writes:
         prepared = _prepare_for(context, own, base, starter)
     else:
@@ -128,7 +130,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
         elif starter is not None and not database.kernel_types() and settings.collect_only:
-            told = workload.starter_unlisted
+            told = settings.source.starter_unlisted
             if told:
                 elsewhere = settings.ops
             else:
@@ -168,11 +170,6 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     return plan
 
 
-def _may_start(settings: Settings, target: SessionTarget) -> bool:
-    """Returns whether the database of a target gets theory rows if it has none."""
-    return settings.workload.has_starter and target.implementation.is_default and target.rows_from is None
-
-
 def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
     """Raises OpAtlasError if the database is one of another device or of other software."""
     own.provenance = Provenance(own.database)
@@ -194,10 +191,10 @@ def _prepare_for(
         own.database,
         run_id=context.run_id,
         starter=starter,
-        is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
+        is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
         others=[each.path for each in settings.targets],
     )
-    if settings.workload.tasks:
+    if settings.source.is_listed and base.requested is not None:
         add_rows(own.database, base.of_target(target))
     elif target.rows_from is not None:
         added = add_rows(own.database, base.of_target(target))
@@ -208,34 +205,19 @@ def _prepare_for(
     return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
 
 
-def _task_rows(context: SessionContext) -> tuple[Rows | None, Sequence[str]]:
-    """Returns the rows of the tasks of a session, and notes on tasks without rows; (None, ()) without tasks."""
-    settings = context.settings
-    if not settings.workload.tasks:
-        return None, ()
-    target, tasks = settings.targets[0], settings.workload.tasks
-    if unknown := sorted(settings.ops - tasks.keys()):
-        meant = "".join(suggest(name, tasks) for name in unknown) or f": the first one is {next(iter(tasks))}"
-        raise OpAtlasError(f"--ops {','.join(unknown)}: --tasks names no such task{meant}")
-    chosen = [task for name, task in tasks.items() if not settings.ops or name in settings.ops]
-    with context.past_capture():
-        found = task_rows(chosen, Database(target.rows_from or target.path))
-    return found.rows, found.notes
-
-
 class _BaseRows:
     """The rows that the implementations of a session are measured on; a file is read once for all implementations.
 
     Attributes:
-        requested: the rows of tasks, by kernel type; None where the rows are those of a database.
+        requested: the rows that options list, by kernel type; None where the rows are those of a database.
         notes: what the user should know about these rows.
         problems: files that cannot be read.
     """
 
-    def __init__(self, settings: Settings, requested: Rows | None, notes: Sequence[str]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.requested = requested
-        self.notes = notes
+        self.requested: Rows | None = None
+        self.notes: Sequence[str] = ()
         self.problems: list[str] = []
         #: By kernel type, for each folder.
         self._rows: dict[Path, dict[str, Sequence[Mapping[str, str]]]] = {}
@@ -254,9 +236,9 @@ class _BaseRows:
             return {name: rows for name, rows in self.requested.items() if has_kernel(name)}
         assert target.rows_from is not None
         source = Database(target.rows_from)
-        names, workload = source.kernel_types(), self._settings.workload
-        if not names and workload.keeps_starter and self._settings.writes:
-            workload.write_starter(source)
+        names, starter = source.kernel_types(), self._settings.source.starter
+        if not names and self._settings.source.is_listed and starter is not None and self._settings.writes:
+            starter(source)
             names = source.kernel_types()
         if target.rows_from not in self._rows:
             self._rows[target.rows_from] = {} if names else self.starter_rows()
@@ -286,13 +268,14 @@ class _BaseRows:
         """Returns the rows that an empty database is filled with. Raises OpAtlasError."""
         with TemporaryDirectory(prefix="opatlas-starter-") as folder:
             starter = Database(folder)
-            self._settings.workload.write_starter(starter)
+            assert self._settings.source.starter is not None
+            self._settings.source.starter(starter)
             return {name: read_rows(starter, name) for name in starter.kernel_types()}
 
 
 def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     provenance = own.provenance or Provenance(own.database)
-    driver = driver_version(context.settings.devices[0].kind) or ""
+    driver = kind_named(context.settings.devices[0].kind).driver_version() or ""
     return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 
@@ -436,13 +419,13 @@ def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale
     run_ids = table.cells(RUN_ID)
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     seen: set[str] = set()
-    cases: list[tuple[int, Case]] = []
+    cases: list[tuple[int, SessionCase]] = []
     for position, row_signature in enumerate(table.signatures):
         place = position if places is None else places.get(row_signature)
         if place is None:
             continue
         row_digest = digest(name, row_signature)
-        case = Case(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
+        case = SessionCase(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
         cases.append((place, case))
         if chosen.shard is not None and not chosen.shard.holds(row_digest):
             case.fate = Fate.OTHER_SHARD

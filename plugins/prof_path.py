@@ -107,7 +107,7 @@ class UncollectedSamples:
     def _fields(self) -> dict[str, object]:
         profile = self._runner.samples().profile
         account, settings = profile.account, self._context.settings
-        invalid = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
+        invalid = [place for _, place in account.without_duration[:1]]
         found: dict[str, object] = {
             "summaries": len(profile.files),
             "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),

@@ -14,6 +14,7 @@ import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.errors import OpAtlasError
+from opatlas.options import Scope
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
@@ -21,24 +22,23 @@ from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementations.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof.sessions import accepts_profiles, msprof_on_device, msprof_on_group
 from opatlas.run.outcome import RanTooLong, outcome_of
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replay_spec
-from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler
+from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler, SingleOrGroup
 from opatlas.text import exception_line
 
-from .cases import Case, needs_group, row_of, will_run
+from .cases import SessionCase, needs_group, row_of, will_run
 from .cluster import cluster_of
 from .pytest_internals import take_output
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
-    from .models import ModelRuns
+    from opatlas.outer.generation.session_models import ModelRuns
 
 #: Called with each outcome of a row that pytest has not reached, and the device that it is from.
 Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
@@ -99,7 +99,7 @@ class RowRunner:
         first, size = context.place % len(settings.devices), settings.rows_at_once
         single = OnDevices(settings.devices[first:] + settings.devices[:first], self._of_device, excluded, size)
         groups = GroupPool(GroupNodes(settings.devices), settings.measure, excluded, self._of_group, size)
-        return settings.workload.scheduler(single, groups)
+        return groups if settings.source.scope is Scope.COLLECTIVES else SingleOrGroup(single, groups)
 
     def samples(self) -> ProfileMatcher:
         """Returns the samples that the profiles of --prof-path have for the rows of the plan."""
@@ -227,10 +227,7 @@ class RowRunner:
     def _model_runs(self) -> ModelRuns | None:
         """Returns what runs the rows of models; None without --models."""
         if self._models is None and self._context.settings.models is not None:
-            # Sessions without models do not import the client of endpoints.
-            from .models import ModelRuns
-
-            self._models = ModelRuns(self._context)
+            self._models = self._context.settings.models.runs(self._context, row_of)
         return self._models
 
     def _run_model(self, item: pytest.Function, models: ModelRuns) -> RowOutcome:
@@ -285,11 +282,11 @@ class RowRunner:
             kernel_type=row.kernel_type,
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.row.status is None),
-            group=spec.group(row.cells, settings.workload.options) if spec is not None and spec.group else None,
+            group=spec.group(row.cells, settings.source.options) if spec is not None and spec.group else None,
             source=source,
             instrument="" if settings.mixed or settings.read_only else _instrument(row),
             database=str(settings.targets[row.target].path) if row.target else "",
-            subject=settings.workload.tasks.get(row.kernel_type),
+            subject=settings.source.subjects.get(row.kernel_type),
             judge=spec.judge if spec is not None and source is not None and not source.module else "",
             together=row.row_id if len(settings.targets) > 1 else "",
         )
@@ -319,13 +316,13 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-def _instrument(row: Case) -> str:
+def _instrument(row: SessionCase) -> str:
     """Returns the instrument of the replayed duration of a row; "" if the row has none."""
     replayed = row.row.replayed
     return replayed.instrument.strip() if replayed is not None else ""
 
 
-def _source(row: Case, implementation: Implementation) -> KernelSource | None:
+def _source(row: SessionCase, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
     Raises:

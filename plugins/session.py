@@ -1,7 +1,7 @@
 """The way of a row from its CSV to the device and back into the CSV, on one page.
 
-`Session.cases` is the list of all rows of a session: each `Case` says what the options do with its row, and what became
-of it. `Session` has a method for each step, and the hooks of `hooks.py` call them in this order:
+`Session.cases` is the list of all rows of a session: each `SessionCase` says what the options do with its row, and what
+became of it. `Session` has a method for each step, and the hooks of `hooks.py` call them in this order:
 
 1. `plan` reads the database and decides which rows are run; the collector makes a test of each of these.
 2. `select` gets the rows that pytest selected, and refuses to replace durations that do not compare with new ones.
@@ -49,10 +49,10 @@ from .cases import (
     NOT_RUN,
     WITHOUT_REPLAY,
     XFAILED,
-    Case,
     CaseResult,
     Fate,
     Plan,
+    SessionCase,
     assumptions,
     causes,
     count_by,
@@ -122,13 +122,13 @@ class Session:
             UncollectedSamples(context, self.collector, self.records, self._runner) if config.option.prof_path else None
         )
         #: The cases that may be collected, by id; None before pytest has selected them.
-        self._by_id: dict[str, Case] | None = None
+        self._by_id: dict[str, SessionCase] | None = None
         #: The devices of the records so far, by identity, and the last of them.
         self._devices: dict[int, DeviceDescription] = {}
         self._device: DeviceDescription | None = None
 
     @property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[SessionCase]:
         """Each row of the session; none before the plan is made."""
         return self.context.plan.cases if self.context.plan is not None else []
 
@@ -137,11 +137,11 @@ class Session:
         """Whether files and -k ask for a row, by kernel type and id; known after the collection."""
         return requested_rows(self.context.config, self.collector.known_replays())
 
-    def requested(self, fate: Fate) -> list[Case]:
+    def requested(self, fate: Fate) -> list[SessionCase]:
         """Returns the requested cases of a fate."""
         return [case for case in of_fate(self.cases, fate) if self.is_requested(case.kernel_type, case.id)]
 
-    def case_of(self, nodeid: str) -> Case | None:
+    def case_of(self, nodeid: str) -> SessionCase | None:
         """Returns the case of a node id; None for other tests, and before pytest has selected the rows."""
         return self._by_id.get(case_id_in(nodeid)) if self._by_id is not None else None
 
@@ -235,7 +235,7 @@ class Session:
         if outcome.status not in (Status.MEASURED, Status.CHECKED):
             pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
 
-    def record(self, item: pytest.Item, row: Case, call: pytest.CallInfo[None]) -> RowNote:
+    def record(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowNote:
         """Step 4: journals the outcome of a phase of a row's test. Returns the note for pytest's report."""
         cut_printed(item, call)
         note: RowNote = {}
@@ -429,7 +429,7 @@ class Session:
             # A condition on the status that no row meets is success; another condition may be wrong.
             settings = self.context.settings
             is_of_status = settings.where is not None and settings.where.is_of_status
-            unlisted = not plan.tables and not plan.problems and settings.workload.starter_unlisted
+            unlisted = not plan.tables and not plan.problems and settings.source.starter_unlisted
             # A shard of few rows may be empty, which is success.
             if (
                 unlisted
@@ -468,7 +468,7 @@ class Session:
         except OpAtlasError as error:
             self.unreported.append(str(error))
 
-    def _outcome(self, item: pytest.Item, row: Case, call: pytest.CallInfo[None]) -> RowOutcome | None:
+    def _outcome(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowOutcome | None:
         """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
         if call.when != "call":
             is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
@@ -492,7 +492,7 @@ class Session:
         record = self._new_record(row, outcome, host_of(device))
         item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
 
-    def _new_record(self, row: Case, outcome: RowOutcome, host: str = "") -> Record:
+    def _new_record(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
         return Record(
             kernel_type=row.kernel_type,
             signature=row.signature,
@@ -511,7 +511,7 @@ class Session:
         self.journal.write_manifest(self.rows().describe())
 
 
-def _seconds(results: dict[Case, CaseResult]) -> float:
+def _seconds(results: dict[SessionCase, CaseResult]) -> float:
     """Returns the seconds from the first row to the last, without the average wait for other sessions."""
     if not results:
         return 1e-3

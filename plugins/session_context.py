@@ -23,7 +23,9 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest
+from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
+from opatlas.options import Scope
 from opatlas.row.record import new_run_id
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
@@ -115,7 +117,8 @@ class SessionContext:
     @property
     def journal_header(self) -> JournalHeader:
         """The header of each journal of this session."""
-        mode = self.settings.workload.write_back_mode(self.settings.mode)
+        # A message that the database lacks is added.
+        mode = UpdateMode.ALL if self.settings.source.scope is Scope.COLLECTIVES else self.settings.mode
         return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
     def manifest(self, devices: Sequence[DeviceDescription], target: int = 0) -> Manifest:

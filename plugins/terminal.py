@@ -208,7 +208,7 @@ def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
             restore = f"`opatlas history {database.path} --restore pruned` brings them back"
             found["pruned rows"] = (str(database.pruned_dir), restore)
         if merged.unmatched:
-            found["no row"] = settings.workload.unmatched(len(merged.unmatched))
+            found["no row"] = (len(merged.unmatched), f"{settings.unit}s: not added")
         if merged.of_siblings:
             of_siblings = (len(merged.of_siblings), "--update-mode=all adds these rows")
             found["kernels of sibling types without a row"] = of_siblings
@@ -241,11 +241,8 @@ def _score(session: Session) -> Iterator[Part]:
     """Yields what models, or implementations of a suite, achieved."""
     settings = session.context.settings
     if settings.models is not None:
-        # Sessions without models do not import the client of endpoints.
-        from .models import score_table
-
-        yield from score_table(settings.models, settings.models_folder)
-    yield from settings.workload.scores([(each.implementation, each.path) for each in settings.targets])
+        yield from settings.models.scores(settings.models_folder)
+    yield from settings.source.scores([(each.implementation, each.path) for each in settings.targets])
 
 
 def _problems(session: Session) -> Iterator[str]:

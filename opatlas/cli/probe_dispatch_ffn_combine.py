@@ -17,10 +17,10 @@ from opatlas.outer.doctor.shape_probe import ShapeProbe
 from opatlas.row.errors import DeviceGone
 from opatlas.row.location import default_path
 from opatlas.row.versions import detect
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import available_devices, database_name, kind_named
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
-from opatlas.run.instruments.instrument import EVENTS, MeasureSettings
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.scheduler import ExcludedDevices
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Result, Table
@@ -70,7 +70,7 @@ def probe(
     path = database_path or default_path(database_name(devices), detect())
     pool = GroupPool(
         GroupNodes(devices),
-        MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)),
+        MeasureSettings(repeat_count=1, cache="warm", instrument=kind_named(devices[0].kind).events),
         ExcludedDevices(None),
     )
     spec = GroupSpec(ep_size)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from opatlas.row.errors import MissingPrecondition, ReplayError, Unsupported
 from opatlas.row.status import Status
+from opatlas.run.devices.device import device_kinds
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
-from opatlas.run.devices.npu_operators import missing_kernel
 from opatlas.run.instruments.attribution import (
     AnotherCase,
     NoSamples,
@@ -115,7 +115,7 @@ def _status_of(error: BaseException) -> tuple[Status, str, str]:
     detail = user_traceback(error)
     if poison := fatal_device_error(text):
         return Status.DEVICE_ERROR, f"{poison}: {reason}", detail
-    if lacking := missing_kernel(text):
+    if lacking := next(filter(None, (kind.error_of(text) for kind in device_kinds().values())), None):
         return lacking.status, str(lacking), detail
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return Status.UNSUPPORTED, reason, detail

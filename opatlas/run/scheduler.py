@@ -22,11 +22,11 @@ from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceGone, MissingPrecondition
+from opatlas.row.kind import native_kind
 from opatlas.row.location import UNNAMED_NPU
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
-from opatlas.run.devices.discovery import device_environment
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.outcome import outcome_of
@@ -199,7 +199,7 @@ class Profiles(InTurn):
             "summaries": len(profile.files),
             "launches": profile.account.ingested,
         }
-        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind="npu")
+        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind=native_kind().name)
 
     def describe(self) -> DeviceDescription:
         """Returns facts about the profile."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_replay import bind
@@ -30,10 +30,9 @@ from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import DeviceSpec, open_device
 from opatlas.run.devices.fatal_errors import is_out_of_memory
 from opatlas.run.group import ALONE
-from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.directory import read_directory
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.run.instruments.stop_rule import Rule
+from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Rule, Samples
 from opatlas.run.job import Job, RowOutcome
 from opatlas.text import exception_line
 

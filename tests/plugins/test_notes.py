@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
-from opatlas.plugins.cases import NOT_RUN, Case, CaseTable, Fate, Plan, PreparedDatabase, of_fate
+from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
 from opatlas.plugins.notes import crowded_folders, named_targets, plan_lines
 from opatlas.plugins.select import Shard, meant, requested_rows
 from opatlas.plugins.session import Session
@@ -48,7 +48,7 @@ SETTINGS = Settings(
 def table_of(*fates: Fate, **of_table: Any) -> CaseTable:
     frame = pd.DataFrame({"Input Shapes": list(map(str, range(len(fates))))})
     table = CaseTable(RowTable("Mul", Path("/data/Mul.csv"), frame), len(fates), **of_table)
-    table.cases = [Case(table, position, f"Mul-{position}", fate) for position, fate in enumerate(fates)]
+    table.cases = [SessionCase(table, position, f"Mul-{position}", fate) for position, fate in enumerate(fates)]
     return table
 
 

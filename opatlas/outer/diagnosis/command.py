@@ -135,10 +135,10 @@ def _ask(models: Path, prompt: str, folder: Path, code: str, problems: list[str]
     of the `problems`.
     """
     # Only a question to a model needs them.
-    from opatlas.outer.candidates.answer import read_answer
-    from opatlas.outer.candidates.judgement import Judgement
     from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest, Endpoint
     from opatlas.outer.generation.models_file import read_models
+    from opatlas.outer.judging.answer import read_answer
+    from opatlas.outer.judging.judgement import Judgement
 
     named = read_models(models).models
     if without := [name for name, model in named.items() if not model.endpoint]:

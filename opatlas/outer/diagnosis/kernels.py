@@ -25,7 +25,6 @@ from opatlas.capture.capture_reader import (
     Capture,
     CaptureHeader,
     Chunk,
-    NotNumericError,
     read_capture_header,
 )
 from opatlas.data.database import Database, expect_tables
@@ -209,18 +208,11 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     named = {NAME: next(name for name in _NAMES if name in header.names)} if set(_NAMES) & set(header.names) else {}
     wider = replace(header, text={**header.text, **named}, counters=(*header.counters, *numbers.values()))
     own_names = {name: own for own, name in numbers.items()}
-    for as_text in (False, True):
-        try:
-            found: list[str] = []
-            with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
-                parts = []
-                for chunk in Capture(path, wider, numbers_as_text=as_text).chunks():
-                    parts.append(_launches(path, header, chunk, own_names, found))
-                    advance(chunk.size_bytes / 1e6)
-            break
-        except NotNumericError:
-            continue
-    problems += found
+    parts = []
+    with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
+        for chunk in Capture(path, wider).chunks():
+            parts.append(_launches(path, header, chunk, own_names, problems))
+            advance(chunk.size_bytes / 1e6)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
 
 

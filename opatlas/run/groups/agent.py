@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from opatlas.run.expert_parallel import HCCL_BUFFER_VARIABLE
 from opatlas.run.group_spec import GroupSpec
+from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.fresh_python import module_command
 from opatlas.run.process.messages import Launch, LauncherReady, NotReady, RanksEnded

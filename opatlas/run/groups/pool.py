@@ -8,18 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceGone, GroupTimeout, MissingPrecondition
-from opatlas.run.devices.cgroups import available_cores
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.devices.discovery import ranks_share
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
+from opatlas.run.devices.system import available_cores
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import (
-    INSTRUMENTS,
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    preferred_group_instrument,
-    preferred_instrument,
 )
 from opatlas.run.job import Job
 from opatlas.run.outcome import GroupGone
@@ -100,7 +96,7 @@ class GroupNodes:
 
     @property
     def _share_cores(self) -> bool:
-        return bool(self.devices) and ranks_share(self.devices[0].kind)
+        return bool(self.devices) and kind_named(self.devices[0].kind).ranks_share
 
     def _for_ranks(self, spec: GroupSpec, working: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
         """Returns the devices that the ranks of a node may own; ranks share a CPU."""
@@ -201,8 +197,9 @@ class GroupPool(Relay):
         return [device for device in self._nodes.devices if self._excluded.reason(device) is None]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if kind not in INSTRUMENTS or preferred_instrument(kind, self._settings.instrument) != MSPROF:
+        device_kind, named = kind_named(kind), self._settings.instrument
+        if not device_kind.instruments or device_kind.preferred_instrument(named) != MSPROF:
             return self._settings
-        chosen = preferred_group_instrument(kind, self._settings.instrument)
+        chosen = device_kind.group_instrument(named)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)

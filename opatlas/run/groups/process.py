@@ -16,7 +16,7 @@ from msgspec import structs
 
 from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.row.status import Status
-from opatlas.run.devices.device import KINDS, DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.running import RanksDied, RunningGroup, UnexpectedMessage
@@ -263,7 +263,7 @@ class GroupProcess(Opened):
             reason: why the ranks did not meet while each saw only its own device.
         """
         specs = [each.spec for each in self._starts]
-        if any(spec.kind not in KINDS or KINDS[spec.kind].backend != "hccl" or not spec.pinned for spec in specs):
+        if any(kind_named(spec.kind).backend != "hccl" or not spec.pinned for spec in specs):
             return False
         self._all_visible = reason
         self._starts = [structs.replace(each, spec=replace(each.spec, sees_no_other=False)) for each in self._starts]

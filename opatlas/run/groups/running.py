@@ -24,9 +24,8 @@ import msgspec
 
 from opatlas.files import TemporaryFolder
 from opatlas.row.errors import GroupTimeout
-from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.devices.discovery import device_environment
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.job import Job
 from opatlas.run.process.channel import Channel, ChannelBroken, listen

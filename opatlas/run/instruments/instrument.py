@@ -1,16 +1,20 @@
-"""Defines instruments, which measure durations: settings, samples, the Instrument protocol, and the table of names."""
+"""What instruments are, which measure durations: settings, samples, and the rule that ends the sampling of a row.
+
+Sampling stops when the standard error of the mean is small, or, as in nvbench, when the relative standard deviation has
+settled, because more samples do not reduce the noise of a noisy machine. At least ten samples are taken, unless a time
+limit ends first.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from time import monotonic
 from typing import Protocol
 
-from opatlas.errors import OpAtlasError
+from opatlas.row.quality import LEAST_FOR_NOISE
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
-from opatlas.run.instruments.stop_rule import Rule
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class MeasureSettings:
         cache: "cold" (caches are flushed before each sample) or "warm".
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: number of CPU threads of torch; None: one for each core that the process may use.
-        instrument: name of the instrument in `INSTRUMENTS`; None: the best one that works on the device.
+        instrument: name of the instrument in `DeviceKind.instruments`; None: the best one that works on the device.
         aic_metrics: group of hardware counters that Ascend's profilers record.
     """
 
@@ -39,23 +43,6 @@ MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
 #: The instruments that record a group of hardware counters.
 PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
-#: The instrument without a profiler, by kind of device.
-EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
-#: The instruments by kind of device and name, the best instrument first. Each value is the "module:function" that opens
-#: the instrument, given the settings.
-INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"wall-clock": "opatlas.run.instruments.timers:open_wall_clock"},
-    "cuda": {
-        "cupti": "opatlas.run.instruments.cupti:open_cupti",
-        "kineto": "opatlas.run.instruments.kernel_records:open_kineto",
-        "cuda-events": "opatlas.run.instruments.timers:open_cuda_events",
-    },
-    "npu": {
-        MSPROF: "opatlas.run.instruments.npu_profilers:open_msprof",
-        TORCH_NPU_PROFILER: "opatlas.run.instruments.npu_profilers:open_torch_npu_profiler",
-        "npu-events": "opatlas.run.instruments.timers:open_npu_events",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -88,15 +75,11 @@ class Samples:
     throttled: str = ""
 
 
-class InstrumentMissing(OpAtlasError):
-    """An instrument cannot work on this machine; the message contains the remedy."""
-
-
 class Instrument(Protocol):
     """Measures the duration of any call.
 
     Attributes:
-        name: name of the instrument in `INSTRUMENTS`.
+        name: name of the instrument in `DeviceKind.instruments`.
     """
 
     name: str
@@ -113,52 +96,124 @@ class Instrument(Protocol):
         ...
 
 
-def preferred_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the requested instrument for devices of a kind; by default the best instrument of the kind.
-
-    `open_instrument` falls back to another instrument if the best one does not work on this machine.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-    """
-    offered = INSTRUMENTS[kind]
-    if name is not None and name not in offered:
-        raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
-    return name or next(iter(offered))
-
-
-def preferred_group_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the instrument for a group of devices: the requested or else the best instrument.
-
-    Without msprof on PATH the default is events instead of torch_npu's profiler, because CANN's profiler cannot be
-    started and stopped for each message in processes that communicate.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-    """
-    chosen = preferred_instrument(kind, name)
-    return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
+#: Fewest samples of a row whose time limit does not end first.
+LEAST_SAMPLES = 10
+#: A mean with a smaller relative standard error is known well enough: two sessions differ by more.
+_PRECISE = 0.005
+#: Noise has settled when its last `SETTLED_WINDOW` values differ by less than this share of their mean. The window is
+#: as long as `LEAST_SAMPLES`, so that a few similar samples do not end a row.
+_SETTLED = 0.10
+SETTLED_WINDOW = 10
+#: Maximum number of samples of a row whose noise never settles. Kernels of a few microseconds settle much earlier.
+MOST_SAMPLES = 200
+#: Number of samples whose durations and noise are known only later.
+_UNSEEN_SAMPLES = 20
 
 
-def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
-    """Opens the instrument of the settings, by default the best working instrument, for the device of this process.
+class Rule(Protocol):
+    """Decides when an instrument has taken enough samples."""
 
-    Imports torch.
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        """Returns whether no further sample is needed.
 
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-        InstrumentMissing: the instrument does not work on this machine.
-    """
-    names = (
-        list(INSTRUMENTS[kind]) if settings.instrument is None else [preferred_instrument(kind, settings.instrument)]
-    )
-    missing: list[str] = []
-    for name in names:
-        module, _, maker = INSTRUMENTS[kind][name].partition(":")
-        try:
-            instrument: Instrument = getattr(import_module(module), maker)(settings)
-        except InstrumentMissing as error:
-            missing.append(f"{name}: {error}")
-        else:
-            return instrument
-    raise InstrumentMissing("; ".join(missing))
+        Args:
+            samples_us: all samples so far, in microseconds.
+        """
+        ...
+
+    def enough_count(self, count: int) -> bool:
+        """Returns whether `count` samples are enough, if their durations are not known yet."""
+        ...
+
+    def batch(self, count: int) -> int:
+        """Returns the number of samples to take after `count` samples, before the next call of `enough`."""
+        ...
+
+    def any_rank(self, happened: bool) -> bool:
+        """Returns whether `happened` is true in this process or, in a group, on any rank."""
+        ...
+
+    def again(self) -> Rule | None:
+        """Returns a new rule of the same settings for the remaining time; None if no time is left."""
+        ...
+
+
+class StopRule:
+    """The Rule for one row. The time limit starts with the first call of a method."""
+
+    def __init__(
+        self,
+        *,
+        repeat_count: int | None,
+        time_limit_s: float,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """
+        Args:
+            repeat_count: exact number of samples; None: until precise, settled or out of time.
+            time_limit_s: wall time for all samples of the row, including cache flushes.
+            clock: returns seconds; replaced in tests.
+        """
+        self._repeat_count = repeat_count
+        self._time_limit_s = time_limit_s
+        self._clock = clock
+        self._deadline: float | None = None
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+        self._noise: list[float] = []
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        deadline = self._begin()
+        if self._repeat_count is not None:
+            return len(samples_us) >= self._repeat_count
+        for sample in samples_us[self._count :]:
+            self._add(sample)
+        if not self._count:
+            return False
+        if self._clock() >= deadline or self._count >= MOST_SAMPLES:
+            return True
+        if self._count < LEAST_SAMPLES:
+            return False
+        return self._noise[-1] < _PRECISE * math.sqrt(self._count) or self._settled()
+
+    def enough_count(self, count: int) -> bool:
+        deadline = self._begin()
+        if self._repeat_count is not None:
+            return count >= self._repeat_count
+        return count >= _UNSEEN_SAMPLES or (count >= LEAST_FOR_NOISE and self._clock() >= deadline)
+
+    def batch(self, count: int) -> int:
+        if self._repeat_count is not None:
+            return max(1, self._repeat_count - count)
+        return LEAST_SAMPLES
+
+    def any_rank(self, happened: bool) -> bool:
+        return happened
+
+    def again(self) -> StopRule | None:
+        left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
+        if left_s <= 0:
+            return None
+        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
+
+    def _begin(self) -> float:
+        """Returns the deadline, which the first call sets."""
+        if self._deadline is None:
+            self._deadline = self._clock() + self._time_limit_s
+        return self._deadline
+
+    def _add(self, sample: float) -> None:
+        """Updates mean and squared deviations (Welford)."""
+        self._count += 1
+        delta = sample - self._mean
+        self._mean += delta / self._count
+        self._squares += delta * (sample - self._mean)
+        deviation = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else math.inf
+        self._noise.append(deviation / self._mean if self._mean else 0.0)
+
+    def _settled(self) -> bool:
+        recent = self._noise[-SETTLED_WINDOW:]
+        if len(self._noise) < LEAST_SAMPLES + SETTLED_WINDOW:
+            return False
+        return max(recent) - min(recent) < _SETTLED * (sum(recent) / len(recent))
