@@ -18,7 +18,7 @@ from opatlas.run.group_spec import GroupSpec
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.fresh_python import module_command
-from opatlas.run.process.messages import Launch, LauncherReady, NotReady, RanksEnded
+from opatlas.run.process.messages import LauncherReady, LaunchRanks, NotReady, RanksEnded
 from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup
 
 #: Seconds that the launcher gives ranks to end by themselves.
@@ -31,14 +31,14 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(_SHUTDOWN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:
-        launch: Launch = channel.receive()
+        launch: LaunchRanks = channel.receive()
         if launch.spec.hccl_buffer_mib is not None:
             os.environ.setdefault(HCCL_BUFFER_VARIABLE, str(launch.spec.hccl_buffer_mib))
         channel.send(_run(launch, lambda: channel.send(LauncherReady())))
     exit_without_cleanup()
 
 
-def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotReady:
+def _run(launch: LaunchRanks, when_imported: Callable[[], None]) -> RanksEnded | NotReady:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -62,7 +62,7 @@ def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotR
     return RanksEnded(dict.fromkeys(range(launch.spec.local_ranks), 0))
 
 
-def _config(launch: Launch) -> Any:
+def _config(launch: LaunchRanks) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 

@@ -27,7 +27,7 @@ from opatlas.run.process.channel import ChannelBroken
 from opatlas.run.process.child import PAUSES_S, TRIES
 from opatlas.run.process.device_process import Launcher, Opened
 from opatlas.run.process.fresh_python import import_paths
-from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Start, Step, Waiting
+from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Start, StepReport, Waiting
 
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0
@@ -122,7 +122,7 @@ class GroupProcess(Opened):
             DeviceGone: another session has held a device for too long.
         """
         outcomes: dict[int, RowOutcome] = {}
-        steps = dict.fromkeys(range(self.spec.local_ranks), Step(job.id, 0, "before its first call"))
+        steps = dict.fromkeys(range(self.spec.local_ranks), StepReport(job.id, 0, "before its first call"))
         # No rank begins while one of them waits for its device.
         waiting: dict[int, LockWait] = {}
         self._began, self.failed_after_s, self.late_step = time.monotonic(), math.inf, 0
@@ -153,7 +153,7 @@ class GroupProcess(Opened):
                     if local_rank in waiting:
                         waiting.pop(local_rank).end()
                     deadline = time.monotonic() + job.timeout_s
-                elif isinstance(answer, Step):
+                elif isinstance(answer, StepReport):
                     steps[local_rank] = answer
                 elif isinstance(answer, Finished):
                     outcomes[local_rank] = answer.whole
@@ -215,7 +215,7 @@ class GroupProcess(Opened):
         raise ProcessDied(f"{who}: {message.text}; the group was ended")
 
     def _timed_out(
-        self, job: Job, running: RunningGroup, steps: dict[int, Step], outcomes: dict[int, RowOutcome]
+        self, job: Job, running: RunningGroup, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
     ) -> NoReturn:
         left = {rank: step for rank, step in sorted(steps.items()) if rank not in outcomes}
         self._note_failure()

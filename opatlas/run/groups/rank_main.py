@@ -34,7 +34,7 @@ from opatlas.run.process.messages import (
     RankHello,
     Ready,
     Start,
-    Step,
+    StepReport,
     Waiting,
 )
 from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup, flush_streams
@@ -144,7 +144,7 @@ class _JobMessages:
     def step(self, step: int, text: str) -> None:
         # While the group starts there is no job.
         if self.job is not None:
-            self._channel.send(Step(self.job.id, step, text))
+            self._channel.send(StepReport(self.job.id, step, text))
 
     def waiting(self, holder: LockHolder) -> None:
         assert self.job is not None

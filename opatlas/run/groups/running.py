@@ -35,8 +35,8 @@ from opatlas.run.process.fresh_python import module_command
 from opatlas.run.process.keeper import mark_group_ended
 from opatlas.run.process.messages import (
     DeviceOpened,
-    Launch,
     LauncherReady,
+    LaunchRanks,
     NotReady,
     RankHello,
     RanksEnded,
@@ -159,7 +159,7 @@ class RunningGroup:
         self._agent = Child(lambda fd: module_command("opatlas.run.groups.agent", fd), environment)
         try:
             join_timeout_s = self._spec.join_limit_s + _LAUNCHER_LATER_S
-            self._agent.channel.send(Launch(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
+            self._agent.channel.send(LaunchRanks(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once")
         return self._wait_for_ranks(time.monotonic())

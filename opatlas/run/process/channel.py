@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from opatlas.run.process.messages import TO_PROCESS, TO_PYTEST, Message, decode, encode
+from opatlas.run.process.messages import TO_PROCESS, TO_PYTEST, ProcessMessage, decode, encode
 
 _TOKEN_BYTES = 16
 _LENGTH = struct.Struct("!I")
@@ -73,7 +73,7 @@ class _Frames:
             raise ChannelBroken(f"an unreadable message came over the connection ({error!r})") from error
 
 
-def frame(token: bytes, message: Message) -> bytes:
+def frame(token: bytes, message: ProcessMessage) -> bytes:
     """Returns a message as it goes over the channel with this token."""
     content = encode(message)
     if len(content) > _MOST_BYTES:
@@ -97,7 +97,7 @@ class Channel:
         """Returns the descriptor, for `multiprocessing.connection.wait`."""
         return self._socket.fileno()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ProcessMessage) -> None:
         """Sends a message. Raises OSError if the other end is closed, or does not read the message in time."""
         self._write(frame(self._token, message))
 
@@ -182,7 +182,7 @@ class ChildChannel:
         self._token = self._read(_TOKEN_BYTES)
         self._frames = _Frames(self._token, TO_PROCESS)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ProcessMessage) -> None:
         """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""
         self._expect_own()
         self._socket.sendall(frame(self._token, message))

@@ -22,11 +22,11 @@ from opatlas.run.job import Job, RowOutcome
 RANK_PLACEHOLDER = "${local_rank}"
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class ProcessMessage(msgspec.Struct, frozen=True, tag=True):
     """A message; its class is part of its bytes."""
 
 
-class Start(Message, frozen=True):
+class Start(ProcessMessage, frozen=True):
     """The first message to a process that owns a device.
 
     Attributes:
@@ -38,7 +38,7 @@ class Start(Message, frozen=True):
     sys_path: tuple[str, ...]
 
 
-class Run(Message, frozen=True):
+class Run(ProcessMessage, frozen=True):
     """Runs a job.
 
     Attributes:
@@ -66,7 +66,7 @@ class Run(Message, frozen=True):
         return replace(self.job, subject=decode(self.subject, pkgutil.resolve_name(self.kind)))
 
 
-class Ready(Message, frozen=True):
+class Ready(ProcessMessage, frozen=True):
     """Sent after the device has passed its probe, and by a rank after it has joined its group.
 
     Attributes:
@@ -77,7 +77,7 @@ class Ready(Message, frozen=True):
     pid: int
 
 
-class NotReady(Message, frozen=True):
+class NotReady(ProcessMessage, frozen=True):
     """Sent by a process that cannot run jobs.
 
     Attributes:
@@ -90,7 +90,7 @@ class NotReady(Message, frozen=True):
     did_not_meet: bool = False
 
 
-class OfJob(Message, frozen=True):
+class OfJob(ProcessMessage, frozen=True):
     """About the job with this id."""
 
     job_id: int
@@ -106,7 +106,7 @@ class LockTaken(OfJob, frozen=True):
     """A waiting job has its device. The job's deadline begins with this message."""
 
 
-class Step(OfJob, frozen=True):
+class StepReport(OfJob, frozen=True):
     """A rank reports a step of its job.
 
     Attributes:
@@ -144,7 +144,7 @@ def _with_samples(outcome: RowOutcome, samples_us: tuple[float, ...]) -> RowOutc
     return replace(outcome, measurement=replace(outcome.measurement, samples_us=samples_us))
 
 
-class Launch(Message, frozen=True):
+class LaunchRanks(ProcessMessage, frozen=True):
     """The first message to the agent, which starts the ranks of a group.
 
     Attributes:
@@ -159,11 +159,11 @@ class Launch(Message, frozen=True):
     join_timeout_s: float
 
 
-class LauncherReady(Message, frozen=True):
+class LauncherReady(ProcessMessage, frozen=True):
     """Sent by the agent once torch is imported and it waits for the other nodes."""
 
 
-class RanksEnded(Message, frozen=True):
+class RanksEnded(ProcessMessage, frozen=True):
     """Sent by the agent after the ranks have ended.
 
     Attributes:
@@ -173,21 +173,30 @@ class RanksEnded(Message, frozen=True):
     exit_codes: dict[int, int]
 
 
-class RankHello(Message, frozen=True):
+class RankHello(ProcessMessage, frozen=True):
     """The first message of a rank: its number on this node, which determines its device, and its process."""
 
     local_rank: int
     pid: int
 
 
-class DeviceOpened(Message, frozen=True):
+class DeviceOpened(ProcessMessage, frozen=True):
     """Sent by a rank after its device has passed the probe, before it meets the other ranks."""
 
 
 #: Those that pytest sends, and those that it gets, by which no class can be named.
-TO_PROCESS = Start | Run | Launch
+TO_PROCESS = Start | Run | LaunchRanks
 TO_PYTEST = (
-    Ready | NotReady | Waiting | LockTaken | Step | Finished | LauncherReady | RanksEnded | RankHello | DeviceOpened
+    Ready
+    | NotReady
+    | Waiting
+    | LockTaken
+    | StepReport
+    | Finished
+    | LauncherReady
+    | RanksEnded
+    | RankHello
+    | DeviceOpened
 )
 
 
