@@ -186,18 +186,8 @@ class DeviceOpened(ProcessMessage, frozen=True):
 
 #: Those that pytest sends, and those that it gets, by which no class can be named.
 TO_PROCESS = Start | Run | LaunchRanks
-TO_PYTEST = (
-    Ready
-    | NotReady
-    | Waiting
-    | LockTaken
-    | StepReport
-    | Finished
-    | LauncherReady
-    | RanksEnded
-    | RankHello
-    | DeviceOpened
-)
+_OF_JOBS = Waiting | LockTaken | StepReport | Finished
+TO_PYTEST = _OF_JOBS | Ready | NotReady | LauncherReady | RanksEnded | RankHello | DeviceOpened
 
 
 def encode(message: object) -> bytes:
