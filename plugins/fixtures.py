@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from opatlas.row.errors import DeviceGone
-from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription, kind_named
 
 from .item_rows import ItemRows
 from .session import SESSION
@@ -46,7 +46,7 @@ def replay(device: ItemRows) -> ItemRows:
 def npu(device: ItemRows) -> DeviceDescription:
     """The description of the NPU that rows are replayed on; skips the test on another device."""
     description = device.describe()
-    if description.kind != "npu":
+    if not kind_named(description.kind).is_native:
         pytest.skip(f"needs an NPU, and rows are replayed on {description.name}")
     return description
 

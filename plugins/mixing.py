@@ -22,8 +22,8 @@ from opatlas.data.comparable import (
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
-from opatlas.run.devices.cgroups import available_cores, usable_cores
-from opatlas.run.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
+from opatlas.run.devices.device import device_kinds, kind_named
+from opatlas.run.devices.system import available_cores, usable_cores
 from opatlas.text import pluralize, printable
 
 from .cases import Plan
@@ -132,12 +132,11 @@ def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bo
     """Returns how a session will measure a row of a target."""
     if settings.prof_path is not None:
         return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof", None)
-    kind, name = settings.devices[0].kind, settings.measure.instrument
-    chosen = (
-        (preferred_group_instrument if in_group else preferred_instrument)(kind, name) if kind in INSTRUMENTS else ""
-    )
+    kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
+    preferred = kind.group_instrument if in_group else kind.preferred_instrument
+    chosen = preferred(name) if kind.instruments else ""
     # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
-    is_unknown = target.implementation.is_default and kind not in ("cpu", "cuda")
+    is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
     implementation = "" if is_unknown else target.implementation.name
     return PlannedDuration(target.origin, settings.measure.cache, chosen, settings.measure.repeat_count, implementation)
 
@@ -157,7 +156,7 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
 
 def _same_again(settings: Settings, mismatches: Sequence[Mismatch]) -> str:
     """Returns the options that measure rows as the stored durations were measured; "" if there are none."""
-    offered = INSTRUMENTS.get(settings.devices[0].kind, {})
+    offered = kind_named(settings.devices[0].kind).instruments
     is_possible = all(
         each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in mismatches
     )

@@ -16,7 +16,7 @@ from opatlas.outer.tasks.task import MODEL_NEW
 from opatlas.row.location import implementation_label
 from opatlas.run.implementations.catalog import ALL, shipped
 from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import DEFAULT_DEVICES, Implementation
+from opatlas.run.implementations.implementation import Implementation, default_devices
 
 from .model_options import ModelSettings
 
@@ -50,7 +50,7 @@ def model_settings(path: Path, kind: str) -> ModelSettings:
             )
         else:
             expect_folder(file.answers, "name a folder with recorded answers", option=f"{path}: answers")
-    if taken := models.keys() & {ALL, *DEFAULT_DEVICES, *shipped()}:
+    if taken := models.keys() & {ALL, *default_devices(), *shipped()}:
         raise pytest.UsageError(f"{path}: {min(taken)} is the name of an implementation of OpAtlas")
     language = file.language or LANGUAGE_OF_KIND.get(kind, KernelLanguage.TORCH)
     return ModelSettings(models, language, file)

@@ -16,7 +16,7 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.row.roofline import row_bytes
 from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import make_case_id
-from opatlas.run.devices.discovery import driver_version
+from opatlas.run.devices.device import kind_named
 from opatlas.text import pluralize, printable_lines, suggest
 
 from .cases import NOT_RUN, Fate, PreparedDatabase, SessionCase, of_fate
@@ -161,8 +161,8 @@ def _left_out(session: Session) -> Iterator[str]:
     left = f"; left out: {', '.join(fresh)}" if fresh else ""
     yield f"{sum(stale.values()):,} stale{why}{left} (--update-mode=stale)"
     kind = settings.devices[0].kind
-    if driver_version(kind) == "":
-        yield f"the driver is not compared: {'nvidia-smi' if kind == 'cuda' else 'npu-smi'} does not tell its version"
+    if kind_named(kind).driver_version() == "":
+        yield f"the driver is not compared: {kind_named(kind).tool} does not tell its version"
 
 
 def _duration(settings: Settings) -> str:

@@ -32,7 +32,7 @@ from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import digest, make_case_id, signature, signatures
 from opatlas.row.table import FIRST_LINE, Row, RowTable
-from opatlas.run.devices.discovery import driver_version
+from opatlas.run.devices.device import kind_named
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
@@ -191,7 +191,7 @@ def _prepare_for(
         own.database,
         run_id=context.run_id,
         starter=starter,
-        is_npu=settings.source.needs_database and settings.devices[0].kind == "npu",
+        is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
         others=[each.path for each in settings.targets],
     )
     if settings.source.is_listed and base.requested is not None:
@@ -275,7 +275,7 @@ class _BaseRows:
 
 def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     provenance = own.provenance or Provenance(own.database)
-    driver = driver_version(context.settings.devices[0].kind) or ""
+    driver = kind_named(context.settings.devices[0].kind).driver_version() or ""
     return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 

@@ -16,9 +16,9 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.files import absolute_path
 from opatlas.options import Scope, at_least, changed
 from opatlas.run import expert_parallel
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
-from opatlas.run.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.command import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
@@ -291,9 +291,9 @@ def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpe
     option = config.option
     if option.prof_path is not None:
         return False
-    kinds = {device.kind for device in devices}
-    instruments = {preferred_instrument(kind, option.instrument.name) for kind in kinds & INSTRUMENTS.keys()}
-    others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
+    kinds = [kind for each in {device.kind for device in devices} if (kind := kind_named(each)).instruments]
+    instruments = {kind.preferred_instrument(option.instrument.name) for kind in kinds}
+    others = " or ".join(name for kind in kinds for name in kind.instruments if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
     if MSPROF in instruments and _is_in_process(option, scope):

@@ -11,10 +11,9 @@ import pytest
 from opatlas.data.database import Database
 from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.options import Scope
-from opatlas.row.location import COMMUNICATION_NAMED_BY, NAMED_BY, communication_path, default_path
-from opatlas.row.versions import TORCH
+from opatlas.row.location import communication_path, default_path
 from opatlas.run.collectives import options as collective_options
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.row_source import RowSource
 
@@ -57,7 +56,7 @@ def source_of(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource
 def kernels(option: argparse.Namespace) -> RowSource:
     """Returns the rows of a database; an empty one gets theory rows."""
     # Devices that a conftest.py opens are torch's.
-    return RowSource(option, lambda kind: NAMED_BY.get(kind, [TORCH]), default_path, starter=_write_starter)
+    return RowSource(option, lambda kind: kind_named(kind).named_by, default_path, starter=_write_starter)
 
 
 def profiles(option: argparse.Namespace) -> RowSource:
@@ -75,7 +74,7 @@ def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSour
     rank = plan.options.node_rank
     return RowSource(
         plan.options,
-        lambda kind: [COMMUNICATION_NAMED_BY.get(kind, TORCH)],
+        lambda kind: [kind_named(kind).communication_named_by],
         lambda device, versions: communication_path(device, collective_options.communication_version(device, versions)),
         scope=Scope.COLLECTIVES,
         unit="message",

@@ -16,20 +16,20 @@ from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.options import Scope, given
+from opatlas.row.kind import kind_of, native_kind
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
     ROOT,
     beside,
-    device_kind,
     expect_npu,
     implementation_path,
     public_version,
     slug,
 )
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
-from opatlas.run.devices.cgroups import available_cores
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import available_devices, database_name, npus_present
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.system import available_cores
 from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.directory import BrokenFiles
 from opatlas.run.implementations.implementation import Implementation
@@ -112,20 +112,21 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
         OpAtlasError, pytest.UsageError: neither --device nor --database-path names it, or --device names no NPU, which
             msprof cannot have profiled.
     """
-    if name not in (None, "npu"):
-        if device_kind(name) != "npu":
+    npu = kind_named(native_kind().name)
+    if name not in (None, npu.name):
+        if not kind_of(name).is_native:
             raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
         if not database:
             expect_npu(name)
-        return [DeviceSpec("npu", name=name)]
-    if npus_present():
-        return available_devices("npu")
+        return [DeviceSpec(npu.name, name=name)]
+    if npu.is_present():
+        return available_devices(npu.name)
     if not database:
         raise pytest.UsageError(
             f"--prof-path: name the NPU that was profiled with --device ({DEFAULT_NPU_DEVICE}, ...), "
             f"or its database with --database-path"
         )
-    return [DeviceSpec("npu")]
+    return [DeviceSpec(npu.name)]
 
 
 def refuse_useless_versions(config: pytest.Config) -> None:

@@ -15,11 +15,11 @@ from opatlas.plugins.sources import collectives
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.run.collectives import options
-from opatlas.run.collectives import topology as at_hand
 from opatlas.run.collectives.rows import message_group
 from opatlas.run.collectives.topology import default_grid
+from opatlas.run.devices import cuda
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.nvidia import group_islands
+from opatlas.run.devices.nvml import group_islands
 from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 
@@ -84,7 +84,7 @@ def test_defaults_of_an_a3() -> None:
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        at_hand, "find_nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
+        cuda, "nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
     )
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
     assert default_grid(GPUS, 4, 1).shape == (1, 2, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from opatlas.row.communication import is_communication
-from opatlas.run.instruments.instrument import INSTRUMENTS
+from opatlas.run.devices.device import device_kinds
 
 #: The note of rows for which `composition_of` returns None.
 UNKNOWN_COMPOSITION = "the rows do not say whether a composition of operators ran"
@@ -24,7 +24,8 @@ def composition_of(kernel_type: str, instrument: str, device_kernels: str) -> bo
         instrument, device_kernels: the cells of Instrument and MicroBench Device Kernels.
     """
     instrument = instrument.strip()
-    if not instrument or instrument in INSTRUMENTS["npu"] or is_communication(kernel_type):
+    is_native = any(kind.is_native and instrument in kind.instruments for kind in device_kinds().values())
+    if not instrument or is_native or is_communication(kernel_type):
         return False
     if device_kernels.strip() == "1" or _is_operator_of_torch(kernel_type):
         return False

@@ -35,7 +35,6 @@ from opatlas.row.record import Execution
 from opatlas.row.roofline import device_peak
 from opatlas.row.status import Status
 from opatlas.run.device_errors import error_text, outcome_from_error, user_traceback
-from opatlas.run.devices.cpu import bounded_memory
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
@@ -92,7 +91,7 @@ class JudgedReplay(ABC):
 
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which the row can take no more memory than the device has left."""
-        return bounded_memory(self._device)
+        return self._device.bounded_memory()
 
     def __call__(self) -> None:
         """Judges and measures the row.

@@ -11,9 +11,8 @@ from opatlas.data.row_copy import add_rows
 from opatlas.outer.suites.listing import suite_name, suite_rows
 from opatlas.outer.suites.overload import folder_of
 from opatlas.outer.suites.score import read_score
-from opatlas.row.location import TASKS_NAMED_BY, default_database_of, suite_path
-from opatlas.row.versions import TORCH
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.row.location import default_database_of, suite_path
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.row_source import RowSource
 from opatlas.show.result import Fields
@@ -24,7 +23,7 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
     name, kind = suite_name(option.suite), devices[0].kind
     return RowSource(
         option,
-        lambda device_kind: TASKS_NAMED_BY.get(device_kind, [TORCH]),
+        lambda device_kind: kind_named(device_kind).tasks_named_by,
         lambda device, versions: suite_path(device, name, versions),
         unit="case",
         starter=lambda database: add_rows(database, suite_rows(option.suite, kind)),

@@ -9,16 +9,20 @@ from typing import Any
 import pandas as pd
 
 from opatlas.formats import microseconds, percent
-from opatlas.outer.superkernel.advice import ScopeAdvice, advise
-from opatlas.outer.superkernel.analysis import ScopeAnalysis, analyse
-from opatlas.outer.superkernel.comparison import NOT_IN_CAPTURES, CheckState, SuperKernelComparison, compare_captures
-from opatlas.outer.superkernel.gains import GATE, PUBLIC_GAINS
-from opatlas.outer.superkernel.kernel_types import StepPhase, read_module_map
-from opatlas.outer.superkernel.report import analysis_as_json, comparison_as_json
-from opatlas.outer.superkernel.timeline import read_timeline
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
 
+from .analysis import ScopeAdvice, ScopeAnalysis, advise, analyse, analysis_as_json
+from .comparison import CheckState, SuperKernelComparison, compare_captures, steadiness
+from .gains import GATE, PUBLIC_GAINS
+from .kernel_types import StepPhase, read_module_map
+from .timeline import read_timeline
+
+#: The checks of the guide that a capture cannot answer.
+_NOT_IN_CAPTURES = (
+    "A capture does not tell whether results are equal, and whether a scope compiled as a whole: compare the results, "
+    "whose difference must be 0, and look for super_kernel_scope in the plog."
+)
 #: The kernel types that are named beside a cut.
 _TYPES_SHOWN = 3
 _PUBLIC = Table(
@@ -38,7 +42,7 @@ def compare_scopes(old: Path, new: Path) -> Result:
     """Returns the comparison of captures without and with SuperKernels. Raises OpAtlasError."""
     comparison = compare_captures(old, new)
     status = 1 if comparison.verdict is CheckState.FAILED else 0
-    return Result(list(_comparison_parts(comparison)), comparison_as_json(comparison), status=status)
+    return Result(list(_comparison_parts(comparison)), comparison.as_json(), status=status)
 
 
 class SuperKernelPage(ReportPage):
@@ -81,8 +85,10 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
             (
                 cut.reason,
                 cut.count,
-                ", ".join(f"{name} {count:,}" for name, count in cut.kernel_types[:_TYPES_SHOWN])
-                + (", ..." if cut.kernel_types[_TYPES_SHOWN:] else ""),
+                ", ".join(
+                    [f"{name} {count:,}" for name, count in list(cut.kernel_types.items())[:_TYPES_SHOWN]]
+                    + ["..."] * (len(cut.kernel_types) > _TYPES_SHOWN)
+                ),
             )
             for cut in analysis.cuts
         ],
@@ -133,8 +139,8 @@ def _comparison_parts(comparison: SuperKernelComparison) -> Iterator[Part]:
         ),
         [
             (
-                *(word, len(times.runs), sum(map(len, times.runs)), times.mean_us, times.variation, times.steadiness),
-                *(times.super_kernels, times.path),
+                *(word, len(times.runs), sum(map(len, times.runs)), times.mean_us, times.variation),
+                *(steadiness(times.variation), times.super_kernels, times.path),
             )
             for word, times in both
         ],
@@ -149,4 +155,4 @@ def _comparison_parts(comparison: SuperKernelComparison) -> Iterator[Part]:
     yield Fields({"gain": percent(comparison.gain), "gate": percent(GATE), "verdict": str(comparison.verdict)})
     yield _PUBLIC
     yield from (f"note: {note}" for note in comparison.notes)
-    yield NOT_IN_CAPTURES
+    yield _NOT_IN_CAPTURES

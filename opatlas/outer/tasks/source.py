@@ -11,9 +11,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.outer.tasks.task_rows import task_rows
-from opatlas.row.location import TASKS_NAMED_BY, tasks_path
-from opatlas.row.versions import TORCH
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.row.location import tasks_path
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.row_source import Rows, RowSource
 from opatlas.text import pluralize, suggest
 
@@ -32,7 +31,7 @@ def task_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Ro
                 raise OpAtlasError(f"--tasks: {task.path} and {other.path} are both called {task.full_name}: name one")
     return RowSource(
         option,
-        lambda kind: TASKS_NAMED_BY.get(kind, [TORCH]),
+        lambda kind: kind_named(kind).tasks_named_by,
         tasks_path,
         rows=lambda database: _rows(tasks, _kernel_types(option.ops), database),
         is_listed=True,
