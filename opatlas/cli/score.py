@@ -18,8 +18,8 @@ from opatlas.outer.experiment.report import ExperimentReport, as_json, make_repo
 from opatlas.outer.experiment.strategies import Strategy
 from opatlas.outer.experiment.tables import ErrorShare, SpeedUps
 from opatlas.outer.judging.judgement import Level
-from opatlas.outer.suites.overload import is_folder
 from opatlas.outer.suites.score import SuiteScore, read_score
+from opatlas.outer.suites.texts import is_folder
 from opatlas.row.location import default_database_of
 from opatlas.show.output import Output
 from opatlas.show.result import Column, Fields, Part, Result, Table
