@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opatlas.outer.generation.settings import KernelLanguage
-
 if TYPE_CHECKING:
     from opatlas.outer.generation.models_file import ModelsFile
+    from opatlas.outer.generation.settings import KernelLanguage
 
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"
