@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from opatlas.installation import CHECKOUT as _CHECKOUT
 
 if TYPE_CHECKING:
-    from opatlas.ask.query.database import OpenDatabase, model_cost, open  # noqa: A004
+    from opatlas.ask.query.database import OpenDatabase, open  # noqa: A004
     from opatlas.ask.query.model_cost import ModelCost, PartCost
     from opatlas.ask.query.next_rows import NextRow, NextRows
     from opatlas.ask.query.result import How, NoAnswer, QueryResult
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opatlas.row.table import Row, RowTable
     from opatlas.row.versions import Versions
     from opatlas.run.formula import per_element, per_row, pointwise
-    from opatlas.run.implementations.contract import Prepared, implements
+    from opatlas.run.implementations.implementation import Prepared, implements
     from opatlas.run.registry import replays
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "default_path",
     "implements",
     "list_databases",
-    "model_cost",
     "open",
     "per_element",
     "per_row",
@@ -64,16 +63,15 @@ _MODULES = {
     "OpAtlasError": "errors",
     "OpenDatabase": "ask.query.database",
     "PartCost": "ask.query.model_cost",
-    "Prepared": "run.implementations.contract",
+    "Prepared": "run.implementations.implementation",
     "QueryResult": "ask.query.result",
     "Row": "row.table",
     "RowTable": "row.table",
     "Unsupported": "row.errors",
     "Versions": "row.versions",
     "default_path": "row.location",
-    "implements": "run.implementations.contract",
+    "implements": "run.implementations.implementation",
     "list_databases": "row.location",
-    "model_cost": "ask.query.database",
     "open": "ask.query.database",
     "per_element": "run.formula",
     "per_row": "run.formula",

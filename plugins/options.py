@@ -13,11 +13,10 @@ import pytest
 from opatlas.data.update_mode import UpdateMode
 from opatlas.options import Option, Scope, add_all, at_least, declare, given, names, one_of, positive, reset, versions
 from opatlas.row.versions import Versions
-from opatlas.run import expert_parallel
 from opatlas.run.collectives import options as collectives
-from opatlas.run.devices.device import DeviceSpec, device_kinds
-from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.device import DeviceSpec, available_devices, device_kinds
 from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
+from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
 from opatlas.run.msprof.command import METRICS
 from opatlas.text import parse_whole
@@ -250,7 +249,7 @@ _GROUPS = {
     "OpAtlas: which rows are run, and what happens to them": ROWS,
     "OpAtlas: how a row is measured": MEASURING,
     "Nodes: where the groups of several devices run": NODE_OPTIONS,
-    "Expert parallelism: kernels that several devices run together": expert_parallel.OPTIONS,
+    "Expert parallelism: kernels that several devices run together": experts.OPTIONS,
     "Collectives: the messages and groups that bench/test_collectives.py measures": collectives.OPTIONS,
 }
 #: All options of a session of replays, those of groups and of collectives included.

@@ -373,7 +373,7 @@ def make_plan(
                 fold = TableFold(table.table)
                 for position in unmeasured[name]:
                     fold.clear(position)
-                table.table = RowTable(name, table.table.path, fold.rows.frame())
+                table.table = fold.rows.table()
             wanted = None if requested is None else [signature(name, row) for row in requested[name]]
             _choose(table, wanted, chosen, stale_runs)
             others = table.table if captures is None else captures.read_or_empty(name)

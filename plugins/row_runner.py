@@ -22,8 +22,7 @@ from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementations.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof import executor as msprof
@@ -42,7 +41,7 @@ from .item_rows import ItemRows, RowsInBatches, RowsInTurn
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
-    from .models import ModelRuns
+    from opatlas.outer.generation.session_models import ModelRuns
 
 
 class RowRunner:
@@ -154,10 +153,7 @@ class RowRunner:
     def _model_runs(self) -> ModelRuns | None:
         """Returns what runs the rows of models; None without --models."""
         if self._models is None and self._context.settings.models is not None:
-            # Sessions without models do not import the client of endpoints.
-            from .models import ModelRuns
-
-            self._models = ModelRuns(self._context)
+            self._models = self._context.settings.models.runs(self._context, row_of)
         return self._models
 
     def _run_model(self, item: pytest.Function, models: ModelRuns) -> RowOutcome:

@@ -13,11 +13,12 @@ import pytest
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
+from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.options import Scope, at_least, changed
-from opatlas.run import expert_parallel
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
+from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.command import SESSION_ROWS
 from opatlas.run.row_source import RowSource
@@ -30,7 +31,7 @@ from .target import SessionTarget, devices_of, named_versions, refuse_useless_ve
 from .where import Where
 
 if TYPE_CHECKING:
-    from .model_options import ModelSettings
+    from opatlas.outer.generation.session_models import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def settings_of(config: pytest.Config) -> Settings:
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
         mixed=option.mixed,
-        group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
+        group_options=changed(option, (*NODE_OPTIONS, *experts.OPTIONS)),
         source=source,
         named=bool(option.database_path) and source.needs_database,
         versions=named_versions(option.versions),
@@ -197,10 +198,11 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     """
     if option.models is None:
         return None
+    if "models" not in extensions(ROW_SOURCES):
+        raise pytest.UsageError("--models: this installation has nothing that lets models write kernels")
     # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_settings
-
-    return model_settings(option.models, devices[0].kind)
+    found: ModelSettings = extensions(ROW_SOURCES)["models"].load()(option.models, devices[0].kind)
+    return found
 
 
 def benchmarks_off(config: pytest.Config) -> str:

@@ -27,8 +27,7 @@ from opatlas.row.location import (
     slug,
 )
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.directory import BrokenFiles
@@ -39,7 +38,7 @@ from .cluster import cluster_of
 from .options import named, refuse
 
 if TYPE_CHECKING:
-    from .model_options import ModelSettings
+    from opatlas.outer.generation.session_models import ModelSettings
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
@@ -203,11 +202,8 @@ def _implementations(
     if models is None:
         broken = BrokenFiles.KEPT if source.counts_missing else BrokenFiles.REFUSED
         return find_implementations(names, kind, source.find, broken=broken)
-    # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_implementations
-
     found = find_implementations(names, kind, source.find) if names else []
-    written = model_implementations(models, source.subjects)
+    written = models.implementations(source.subjects)
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
     return [*found, *written]

@@ -241,10 +241,7 @@ def _score(session: Session) -> Iterator[Part]:
     """Yields what models, or implementations of a suite, achieved."""
     settings = session.context.settings
     if settings.models is not None:
-        # Sessions without models do not import the client of endpoints.
-        from .models import score_table
-
-        yield from score_table(settings.models, settings.models_folder)
+        yield from settings.models.scores(settings.models_folder)
     yield from settings.source.scores([(each.implementation, each.path) for each in settings.targets])
 
 

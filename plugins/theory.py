@@ -23,8 +23,7 @@ from opatlas.options import Scope, add_all, at_least, declare, names, positive
 from opatlas.row.kind import kind_of
 from opatlas.row.location import default_path, device_kind, expect_npu
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import device_kinds, kind_named
-from opatlas.run.devices.discovery import database_name
+from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 from opatlas.theory.report import KernelResult, coverage_page, summary_parts

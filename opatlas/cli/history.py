@@ -17,9 +17,8 @@ from opatlas.ask.compare.steps import LEAST_RUNS
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
-from opatlas.data.rebuild import rebuild
+from opatlas.data.restore import rebuild, unprune
 from opatlas.data.row_history import RowRun, row_histories
-from opatlas.data.unprune import unprune
 from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, percent

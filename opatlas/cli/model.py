@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from opatlas.ask.query.database import OpenDatabase, model_cost
+from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows, Step
@@ -23,7 +23,7 @@ from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show.parameters import Count, Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.plan import append_rows
@@ -85,8 +85,7 @@ def model(
     if next is None:
         # The first questions about a database fit models, which takes up to half a minute.
         with progress(f"{name}, calls", None) as advance:
-            cost = model_cost(
-                place,
+            cost = open_database(place).model(
                 model,
                 tp=tp,
                 ep=ep,

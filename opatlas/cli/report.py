@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.query.database import model_cost
+from opatlas.ask.query.database import open as open_database
 from opatlas.errors import UsageError
 from opatlas.installation import require_extra
 from opatlas.row.named_databases import database_folder
@@ -51,7 +51,7 @@ def report(
             raise UsageError(f"--step {each.text} lacks {missing[0]}=N")
     if against and "@" not in against:
         against = str(database_folder(against))
-    costs = [(each.text, model_cost(place, each.model, **each.settings)) for each in step]
+    costs = [(each.text, open_database(place).model(each.model, **each.settings)) for each in step]
     site = write_site(place, output, against=against, costs=costs, capture=superkernel)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),

@@ -12,10 +12,9 @@ write_back.py        folds the records of sessions into the CSVs
 update_mode.py       --update-mode: which rows a session runs, and whether it appends rows
 edited.py            rows that were changed after their run
 pruned.py            rows without a duration, moved to pruned/
-unprune.py           moves them back
 row_copy.py          copies rows without their durations
 row_history.py       the durations of rows in each run
-rebuild.py           folds all runs into the CSVs again
+restore.py           folds all runs into the CSVs again, and moves pruned rows back
 manifest.py          the manifest of a run, and the order of runs
 ingests.py           the ingests of captures: their manifests and files
 origin.py            the device and software of durations

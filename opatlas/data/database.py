@@ -19,7 +19,7 @@ from opatlas.data.csv_files import (
     not_writable,
     read_table,
     text_table,
-    write_frame,
+    write_table,
     write_text,
 )
 from opatlas.data.header import current_names, expect_columns, misspelt_columns, read_header
@@ -155,7 +155,7 @@ class Database:
 
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""
-        write_frame(table.frame, table.path)
+        write_table(table.arrow, table.path)
 
     def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
         """Returns a new path `reports/{name}_{time}.csv`; paths of the same second are numbered.

@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import os
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from statistics import fmean, median
+from sys import intern
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
 
 from opatlas.data import journal
-from opatlas.data.csv_files import read_frame, write_bytes
+from opatlas.data.cells import microseconds
+from opatlas.data.csv_files import read_table, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.row.record import Record, is_run_id
-from opatlas.row.signature import row_cells
-from opatlas.typed_json import decode, json_line
+from opatlas.gc_pause import gc_paused
+from opatlas.row.columns import RUN_ID
+from opatlas.row.quality import typical_mean
+from opatlas.row.record import Record, RowName, is_run_id
+from opatlas.row.row_kind import row_kind
+from opatlas.row.signature import signature
+from opatlas.row.status import Status
+from opatlas.row.table import RowTable
+from opatlas.typed_json import DecodeError, decode, json_line
 
 _SUFFIX = ".jsonl.gz"
 _REMEDY = "move it away, or restore it"
@@ -39,6 +52,8 @@ _LEVEL = 4
 _STEP_S = 1e-3
 #: The run of lines that belong to no session: those of `opatlas combine`.
 COMBINE = "combine"
+
+Why = Literal["replaced", "edited"]
 
 
 class DamagedLog(OpAtlasError):
@@ -56,7 +71,7 @@ class Imported:
 
     kernel_type: str
     row: Mapping[str, str]
-    why: Literal["replaced", "edited"] = "replaced"
+    why: Why = "replaced"
     kind: Literal["imported"] = "imported"
 
 
@@ -99,11 +114,11 @@ def file_path(database: Database, run_id: str) -> Path:
 def runs(database: Database) -> list[str]:
     """Returns the run ids that have a log, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
-    # The samples of ingests have another format (opatlas/capture/manifest.py).
+    # The samples of ingests have another format (opatlas/capture/samples.py).
     return sorted(stem for stem in stems if stem != COMBINE and not stem.startswith(INGEST_PREFIX))
 
 
-def add(database: Database, header: JournalHeader, records: Sequence[Record]) -> None:
+def add(database: Database, header: JournalHeader, records: Iterable[Record]) -> None:
     """Adds records to the logs of their runs, without duplicates. Each file is replaced in one step.
 
     Args:
@@ -132,15 +147,71 @@ def _event_line(event: Event) -> bytes:
     return f"{json_line({'kind': values.pop('kind'), **values})}\n".encode()
 
 
-def _add_lines(database: Database, header: JournalHeader, new: Sequence[bytes]) -> None:
+def _add_lines(database: Database, header: JournalHeader, lines: Iterable[bytes]) -> None:
     path = file_path(database, header.run_id)
     there = list(read_lines(path)) if path.exists() else []
+    known = set(there)
+    new = [line for line in dict.fromkeys(lines) if line not in known]
+    packed = b""
+    if not new:
+        return
     if all(event_type(line) is not None for line in there[1:]):
         # Events may come before the records, which tell whether the run appends rows.
-        there[:1] = [journal.line(asdict(header))]
-    lines = dict.fromkeys([*there, *new])
-    if len(lines) > len(there):
-        write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))
+        new = [journal.line(asdict(header)), *there[1:], *new]
+    elif not there[-1].endswith(b"\n"):
+        # Another program has removed the last line end.
+        new = [*there[:-1], there[-1] + b"\n", *new]
+    else:
+        # Parts of a gzip file follow each other: what is there is not packed again.
+        with open_safely(path) as file:
+            packed = file.read()
+    write_bytes(path, packed + gzip.compress(b"".join(new), _LEVEL, mtime=0))
+
+
+def copy(source: Database, target: Database, problems: list[str]) -> None:
+    """Adds the log of a database to that of another one.
+
+    Args:
+        problems: receives a sentence for each file and each line that cannot be read.
+
+    Raises:
+        OpAtlasError: the log of the target cannot be written. It may lack rows of its run, and these would count as
+            edited.
+    """
+    for run_id in (*runs(source), COMBINE):
+        try:
+            _copy_run(source, target, run_id, problems)
+        except DamagedLog as error:
+            problems.append(str(error))
+    replaced: dict[str, list[Imported]] = {}
+    for run_id, event in replaced_tables(source, problems):
+        replaced.setdefault(run_id, []).append(event)
+    for run_id, events_of_run in replaced.items():
+        add_events(target, run_id, events_of_run)
+
+
+def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
+    path, there = file_path(source, run_id), file_path(target, run_id)
+    if not path.exists():
+        return
+    known = set(read_lines(there)) if there.exists() else set[bytes]()
+    header, new = None, []
+    for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}:{number}"
+        if number == 1:
+            header = journal.parse([line], path).header
+        elif line not in known:
+            try:
+                kind = event_type(line)
+                if kind is not None:
+                    decode(line, kind, place)
+                elif Record.decode(line, place).run_id != run_id:
+                    raise DecodeError(place, "a record of another run")
+                new.append(line)
+            except DecodeError as error:
+                problems.append(str(error))
+    if header is not None:
+        _add_lines(target, replace(header, run_id=run_id), new)
 
 
 def read(database: Database, run_id: str) -> JournalContents:
@@ -196,9 +267,7 @@ def events(
             problems += [str(error)] if str(error) not in problems else []
 
 
-def imported(
-    database: Database, problems: list[str], why: Literal["replaced", "edited"] = "replaced"
-) -> Iterator[Imported]:
+def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
     for _, event in itertools.chain(events(database, problems), replaced_tables(database, problems)):
         if isinstance(event, Imported) and event.why == why:
@@ -207,16 +276,16 @@ def imported(
 
 def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
     """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
-    reasons: tuple[Literal["replaced", "edited"], ...] = ("replaced", "edited")
+    reasons: tuple[Why, ...] = ("replaced", "edited")
     for why in reasons:
         for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
             try:
-                frame = read_frame(path)
+                table = RowTable(path.stem, path, read_table(path))
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
             run_id = path.parent.name.removesuffix(f".{why}")
-            for cells in row_cells(frame):
+            for cells in table.rows():
                 yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
 
 
@@ -253,7 +322,7 @@ def event_type(line: bytes) -> type[Imported] | type[Pooled] | type[ClocksAhead]
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of the log of a run, with line ends. Raises DamagedLog."""
+    """Yields the lines of the log of a run, as they are, with line ends. Raises DamagedLog."""
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
             most = left = max(_MOST_BYTES, _MOST_TIMES * os.fstat(packed.fileno()).st_size)
@@ -268,11 +337,183 @@ def read_lines(path: Path) -> Iterator[bytes]:
                     journal.parse([line], path)
                 elif not line:
                     return
-                # Another program may have removed the last line end.
-                yield line if line.endswith(b"\n") else line + b"\n"
+                yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedLog(f"{path}: not a log of OpAtlas ({error}): {_REMEDY}") from None
     except journal.NotAJournal as error:
         raise DamagedLog(str(error)) from None
     except OSError as error:
         raise DamagedLog(f"{path}: cannot be read ({error.strerror}): make it readable") from None
+
+
+class Log:
+    """The rows in the log of a database. The file of a run is read when it is first needed.
+
+    A file that cannot be read counts as empty.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._loaded: dict[str, _LoggedRun] = {}
+        self._types: dict[str, set[str]] = {}
+        self._imported: set[tuple[str, RowName, str]] | None = None
+        self._run_ids: Sequence[str] | None = None
+
+    def explains(self, run_id: str, row: RowName, duration: str) -> bool:
+        """Returns whether a run has samples of a row with a stored duration, which is a cell of the row."""
+        return any(each.has_duration(duration) for each in self._records_of(run_id, row))
+
+    def has_imported(self, run_id: str, row: RowName, duration: str) -> bool:
+        """Returns whether the log keeps a duration that a fold replaced, of a row that names a run."""
+        if self._imported is None:
+            self._imported = {
+                (each.row.get(RUN_ID, ""), RowName(each.kernel_type, signature(each.kernel_type, each.row)), cell)
+                for each in imported(self.database, [])
+                if (cell := each.row.get(row_kind(each.kernel_type).duration_columns[0], ""))
+            }
+        return (run_id, row, duration) in self._imported
+
+    def is_last(self, run_id: str, row: RowName, duration: str) -> bool:
+        """Returns whether a stored duration is that of the record of a row in a run that counts."""
+        measured = [each for each in self._counting(run_id, row) if each.samples_us]
+        return any(each.has_duration(duration) for each in measured[-1:])
+
+    def has_duration(self, run_id: str, row: RowName) -> bool:
+        """Returns whether a run has samples of a row."""
+        return any(each.samples_us for each in self._records_of(run_id, row))
+
+    def last_at(self, run_id: str, row: RowName, *, launched: bool, measured: bool) -> float:
+        """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
+
+        Args:
+            launched: whether records of other rows count that launched the row.
+            measured: whether only records with samples count.
+        """
+        return max(
+            (
+                each.finished_at
+                for each in self._records_of(run_id, row)
+                if (launched or each.is_requested) and (not measured or each.samples_us)
+            ),
+            default=-math.inf,
+        )
+
+    def has_own(self, run_id: str, row: RowName) -> bool:
+        """Returns whether a run had a row itself, and not only launched it for another one."""
+        return any(each.is_own for each in self._records_of(run_id, row))
+
+    def has_type(self, run_id: str, kernel_type: str) -> bool:
+        """Returns whether a run has records of a kernel type, measured or not."""
+        if run_id not in self._types:
+            self._types[run_id] = {row.kernel_type for row in self._run(run_id)}
+        return kernel_type in self._types[run_id]
+
+    def has_row(self, run_id: str, row: RowName) -> bool:
+        """Returns whether a run has a record of a row, measured or not."""
+        return row in self._run(run_id)
+
+    def statuses(self, row: RowName) -> Mapping[str, Status]:
+        """Returns the last status of a row in each run; skipped only if the run did nothing else with the row."""
+        if self._run_ids is None:
+            self._run_ids = runs(self.database)
+        found = {}
+        for run_id in self._run_ids:
+            if statuses := [each.status for each in self._counting(run_id, row)]:
+                found[run_id] = next((each for each in reversed(statuses) if each is not Status.SKIPPED), statuses[-1])
+        return found
+
+    def _counting(self, run_id: str, row: RowName) -> Sequence[_LoggedRow]:
+        """Returns the records of a row in a run; those of other rows that launched it only if there are no others."""
+        found = self._records_of(run_id, row)
+        return [each for each in found if each.is_requested] or found
+
+    def _records_of(self, run_id: str, row: RowName) -> Sequence[_LoggedRow]:
+        """Returns the records of a row in a run, in the order of time."""
+        return self._run(run_id).get(row, ())
+
+    def _run(self, run_id: str) -> _LoggedRun:
+        if run_id not in self._loaded:
+            found: _LoggedRun = {}
+            with suppress(OpAtlasError), gc_paused():
+                found = _read_rows(file_path(self.database, run_id))
+            for of_row in found.values():
+                of_row.sort(key=lambda each: each.finished_at)
+            self._loaded[run_id] = found
+        return self._loaded[run_id]
+
+
+_Samples = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+
+
+class _LoggedRow(NamedTuple):
+    """What a record says of a row.
+
+    Attributes:
+        samples_us: the text of the samples, because most are not asked for; None if it did not measure.
+        is_requested: whether the row was requested, whatever was launched.
+        is_own: whether the row was requested, and no other kernel was launched.
+    """
+
+    status: Status
+    finished_at: float
+    samples_us: bytes | None
+    is_requested: bool
+    is_own: bool
+
+    def has_duration(self, cell: str) -> bool:
+        """Returns whether a stored duration follows from the samples.
+
+        Earlier versions stored the mean of all of them.
+        """
+        if self.samples_us is None:
+            return False
+        try:
+            samples_us = decode(self.samples_us, _Samples, "samples")
+        except DecodeError:
+            return False
+        return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
+
+
+#: The rows of a run.
+_LoggedRun = dict[RowName, list[_LoggedRow]]
+
+
+class _LaunchedFields(msgspec.Struct):
+    kernel_type: str
+    cells: dict[str, str] = {}
+
+
+class _MeasurementFields(msgspec.Struct):
+    samples_us: msgspec.Raw
+    ran_as: _LaunchedFields | None = None
+
+
+class _RecordFields(msgspec.Struct):
+    """The fields of a record that name its rows, and its samples; decoding only these is faster."""
+
+    kernel_type: str
+    cells: dict[str, str]
+    status: Status
+    finished_at: float
+    measurement: _MeasurementFields | None = None
+
+
+def _read_rows(path: Path) -> _LoggedRun:
+    """Returns the rows of a log: of each record the requested row, and the launched one if it differs.
+
+    Signatures are computed from the cells. Raises OpAtlasError.
+    """
+    found: _LoggedRun = {}
+    for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
+        if number == 1 or event_type(line) is not None:
+            continue
+        record = decode(line, _RecordFields, str(path))
+        measurement, kernel_type = record.measurement, intern(record.kernel_type)
+        ran_as = None if measurement is None else measurement.ran_as
+        samples = None if measurement is None else bytes(measurement.samples_us)
+        logged = _LoggedRow(record.status, record.finished_at, samples, True, ran_as is None)
+        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(logged)
+        if ran_as is not None:
+            name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
+            found.setdefault(name, []).append(logged._replace(is_requested=False))
+    return found

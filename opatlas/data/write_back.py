@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.data import journal, log
-from opatlas.data.candidates import Candidate, candidates_of_records
+from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.fold_changes import FoldChanges
 from opatlas.data.journal import JournalContents, JournalHeader
-from opatlas.data.log import run_order
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import Log, run_order
 from opatlas.data.own_lines import contradictions, first_of, free_name
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode

@@ -18,8 +18,7 @@ from opatlas.row.row_kind import row_kind
 if TYPE_CHECKING:
     import torch
 
-    from opatlas.run.instruments.instrument import Instrument, Samples
-    from opatlas.run.instruments.stop_rule import Rule
+    from opatlas.run.instruments.instrument import Instrument, Rule, Samples
 
 #: Counter of a measurement: difference between the largest and the smallest median of the ranks.
 RANK_SPREAD = "Rank Spread(us)"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import KernelSource
 from opatlas.run.instruments.attribution import (
     AnotherCase,
     NoSamples,

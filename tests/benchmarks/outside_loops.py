@@ -196,7 +196,7 @@ class Loops:
 
 def opatlas_durations(calls: Sequence[ComparedCall], device: str = "cuda") -> Iterator[float]:
     """Yields the median of each call as a session measures it: cold, by the device's own instrument."""
-    from opatlas.run.devices.discovery import available_devices
+    from opatlas.run.devices.device import available_devices
     from opatlas.run.instruments.instrument import MeasureSettings
     from opatlas.run.job import Job
     from opatlas.run.kernel_facts import replays_of_bench

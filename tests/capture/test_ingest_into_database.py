@@ -2,6 +2,7 @@
 
 import pytest
 from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
+from frames import rewrite
 from printed import numbers_in
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures
@@ -42,7 +43,7 @@ def edit(database):
         cells = stored.frame[column].tolist()
         cells[position] = cell
         stored.frame[column] = cells
-        database.write(stored)
+        rewrite(database, stored)
 
     return run
 

@@ -44,8 +44,8 @@ from opatlas.cli.main import main
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.edited import clear_edited
+from opatlas.data.restore import unprune
 from opatlas.data.row_copy import add_rows
-from opatlas.data.unprune import unprune
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back
 from opatlas.row.columns import (

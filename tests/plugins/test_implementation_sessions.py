@@ -16,8 +16,7 @@ from stand_in_npus import StandInNpus
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
 from opatlas.run.implementations.catalog import find_implementations
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementations.implementation import Implementation, KernelSource
 
 SIZES = (3, 5, 8)
 RIGHT = "def kernel(x, y):\n    return x + y\n"

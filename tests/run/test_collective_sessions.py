@@ -34,7 +34,7 @@ BROKEN = """
 import os
 import signal
 
-from opatlas.run.collectives.rows import collective
+from opatlas.run.collectives.topology import collective
 from opatlas.row.communication import ALL_REDUCE
 
 

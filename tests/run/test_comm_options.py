@@ -15,8 +15,7 @@ from opatlas.plugins.sources import collectives
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.run.collectives import options
-from opatlas.run.collectives.rows import message_group
-from opatlas.run.collectives.topology import default_grid
+from opatlas.run.collectives.topology import default_grid, message_group
 from opatlas.run.devices import cuda
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvml import group_islands

@@ -13,8 +13,7 @@ from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.device_errors import outcome_from_error
 from opatlas.run.devices import npu_operators
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import device_environment
+from opatlas.run.devices.device import DeviceSpec, device_environment
 from opatlas.run.devices.npu_operators import (
     is_environment_set,
     load_npu_call,

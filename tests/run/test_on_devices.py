@@ -10,8 +10,7 @@ from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
-from opatlas.run.devices.device import kind_named
-from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.device import available_devices, kind_named
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings

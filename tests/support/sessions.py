@@ -63,7 +63,7 @@ CONFTEST = """
 import os
 
 import simulated
-from opatlas.run.devices.discovery import pin_devices
+from opatlas.run.devices.device import pin_devices
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.process import dealer, device_process
 from opatlas.run.msprof import command

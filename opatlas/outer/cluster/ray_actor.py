@@ -19,11 +19,10 @@ from opatlas.files import TemporaryFolder
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceSpec, Islands, kind_named
+from opatlas.run.devices.device import DeviceSpec, Islands, available_devices, kind_named
 from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
-from opatlas.run.devices.discovery import available_devices
 from opatlas.run.devices.system import available_cores, processor
-from opatlas.run.implementations.contract import content_digest
+from opatlas.run.implementations.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.child import print_to_stderr

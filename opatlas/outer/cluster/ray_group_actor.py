@@ -13,9 +13,8 @@ from opatlas.outer.cluster.ray_actor import HostActor
 from opatlas.outer.cluster.ray_api import ray
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.process import GroupProcess

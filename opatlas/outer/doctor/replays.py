@@ -18,8 +18,7 @@ from opatlas.row.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.row.errors import DeviceGone
 from opatlas.row.quality import relative_noise
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named, open_device
-from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named, open_device
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
@@ -30,8 +29,8 @@ from opatlas.run.instruments.instrument import (
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
+    StopRule,
 )
-from opatlas.run.instruments.stop_rule import StopRule
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof.executor import msprof_on_group
 from opatlas.run.process.device_pool import ExcludedDevices

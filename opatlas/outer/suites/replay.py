@@ -30,7 +30,7 @@ from opatlas.row.status import Status
 from opatlas.run.call_watch import InputWatch
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
-from opatlas.run.implementations.contract import KernelSource, Prepared
+from opatlas.run.implementations.implementation import KernelSource, Prepared
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_call import KernelCall, load_kernel

@@ -13,9 +13,17 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy
 from opatlas.row.location import slug
 from opatlas.row.versions import cuda_version
-from opatlas.run.devices.device import Accelerator, DeviceDescription, DeviceKind, DeviceSpec, Islands
+from opatlas.run.devices.device import (
+    Accelerator,
+    DeviceDescription,
+    DeviceKind,
+    DeviceSpec,
+    Islands,
+    is_hidden,
+    pin_devices,
+    visible_ids,
+)
 from opatlas.run.devices.device_lock import device_lock
-from opatlas.run.devices.discovery import is_hidden, pin_devices, visible_ids
 from opatlas.run.devices.fatal_errors import FatalErrors, any_of
 from opatlas.run.devices.nvml import GpuState, Nvml, gpu_state, nvlink_islands
 from opatlas.run.devices.system import read_text, run_tool
@@ -262,7 +270,7 @@ class CudaDevice(Accelerator):
         )
 
     def instrument(self) -> Instrument:
-        from opatlas.run.instruments.sample_filters import UnthrottledInstrument
+        from opatlas.run.instruments.timers import UnthrottledInstrument
 
         return UnthrottledInstrument(super().instrument(), self._nvml.throttles)
 

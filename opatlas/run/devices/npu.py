@@ -16,9 +16,16 @@ from opatlas.row.errors import DeviceUnhealthy, ReplayError, Unsupported
 from opatlas.row.location import DEFAULT_NPU_DEVICE, NPU_DEVICES, UNNAMED_NPU, public_version
 from opatlas.row.versions import cann_version, same_release
 from opatlas.run.devices import npu_operators, npu_smi
-from opatlas.run.devices.device import Accelerator, DeviceDescription, DeviceKind, DeviceSpec
+from opatlas.run.devices.device import (
+    Accelerator,
+    DeviceDescription,
+    DeviceKind,
+    DeviceSpec,
+    is_hidden,
+    pin_devices,
+    visible_ids,
+)
 from opatlas.run.devices.device_lock import device_lock
-from opatlas.run.devices.discovery import is_hidden, pin_devices, visible_ids
 from opatlas.run.devices.fatal_errors import FatalErrors, any_of
 from opatlas.run.devices.npu_smi import Chip
 from opatlas.text import first_line

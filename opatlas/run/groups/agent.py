@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from opatlas.run.expert_parallel import HCCL_BUFFER_VARIABLE
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.messages import LauncherReady, LaunchFailed, LaunchRequest, RanksEnded
+from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.fresh_python import module_command
 from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
 from opatlas.row.status import Status
-from opatlas.run.devices.device import kind_named
-from opatlas.run.devices.discovery import device_environment
+from opatlas.run.devices.device import device_environment, kind_named
 from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from opatlas.run.groups.messages import DeviceOpened, RankHello, RankJoined, StepReport, connect
 from opatlas.run.instruments.instrument import MeasureSettings

@@ -21,9 +21,8 @@ from typing import Any
 
 from opatlas.files import TemporaryFolder
 from opatlas.row.errors import GroupTimeout
-from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.devices.discovery import device_environment
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.messages import (
     DeviceOpened,

@@ -18,9 +18,8 @@ from typing import Protocol
 
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
-from opatlas.run.devices.discovery import device_environment
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.channel import Answer, Channel, ChannelBroken, LockTaken, NotReady, Ready, Start, Waiting

@@ -7,9 +7,8 @@ import os
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
-from opatlas.run.devices.discovery import device_environment
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.text import exception_line

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.checks.overview import read_overview
 from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures
+from opatlas.ask.overview import read_overview
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import ModelCost
 from opatlas.data.database import Database

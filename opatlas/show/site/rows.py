@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 
 from opatlas.ask.query.answering_rows import AnsweringRows
-from opatlas.ask.query.answers import COMPOSITION_WORDS
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.typed_rows import typed_rows
+from opatlas.ask.query.implementation_answers import COMPOSITION_WORDS
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     CACHE_STATE,
@@ -73,7 +72,7 @@ def durations_of(database: OpenDatabase, implementation: str) -> list[tuple[str,
 def row_table(database: OpenDatabase, kernel_type: str, more: Mapping[str, Iterable[MoreCells]]) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are WORDS and those of `typed_rows`; noise, machine_spread in percent, bus_gbps of a message.
+    The columns are WORDS and those of `AnsweringRows.typed`; noise, machine_spread in percent, bus_gbps of a message.
 
     Args:
         more: further cells, by implementation.
@@ -91,7 +90,7 @@ def row_table(database: OpenDatabase, kernel_type: str, more: Mapping[str, Itera
 
 def _rows_of(stored: AnsweringRows, more: Sequence[Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
     answering: dict[str, dict[str, Any]] = {}
-    for place, typed in reversed([*enumerate(typed_rows(stored).to_dict("records"))]):
+    for place, typed in reversed([*enumerate(stored.typed().to_dict("records"))]):
         line = {str(name): value for name, value in typed.items()}
         captured = stored.captured[place]
         line |= {"origin": _origin(captured), "device": stored.devices[place]}

@@ -5,36 +5,140 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-import pytest
-
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import expect_folder
 from opatlas.outer.experiment.attempts import ModelAttempt
-from opatlas.outer.generation.answers import RecordedAnswers
+from opatlas.outer.generation.answers import RecordedAnswers, model_folder
 from opatlas.outer.generation.attempt_log import AttemptLog
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
-from opatlas.outer.generation.models_file import NamedModel
+from opatlas.outer.generation.models_file import ModelsFile, NamedModel, read_models
 from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.outer.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
 from opatlas.outer.judging.complexity import complexity_of_task
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.candidate_files import candidate_function
 from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
-from opatlas.run.implementations.contract import KernelSource, content_digest
+from opatlas.run.implementations.catalog import ALL, shipped
+from opatlas.run.implementations.implementation import Implementation, KernelSource, content_digest, default_devices
 from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
 
-from .cases import SessionCase, row_of
-from .model_options import ANSWERS, ModelSettings
-from .session_context import SessionContext
+#: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
+GENERATED = "generated"
+#: The folder of recorded answers beside the attempts, without another in the file of models.
+ANSWERS = "answers"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What a session knows about models.
+
+    Attributes:
+        models: the names of the models, by the name of their implementation.
+        language: what kernels are written in.
+        file: the file that names them.
+    """
+
+    models: Mapping[str, str]
+    language: KernelLanguage
+    file: ModelsFile
+
+    def folder(self, database: Path) -> Path:
+        """Returns the folder of attempts and candidates in a database of tasks."""
+        return database / GENERATED / self.language.value
+
+    def implementations(self, kernel_types: Iterable[str]) -> list[Implementation]:
+        """Returns the implementation of each model, for the kernel types of the tasks.
+
+        Its sources have no file: a candidate is made when its row runs.
+        """
+        found = []
+        for name, model in self.models.items():
+            label = implementation_label(name, self.language.value)
+            sources = {kernel_type: KernelSource(label, "", "", MODEL_NEW) for kernel_type in kernel_types}
+            about = f"kernels in {self.language} that {model} writes"
+            found.append(Implementation(name, self.language.value, about, sources))
+        return found
+
+    def runs(self, context: Any, row_of: Callable[[Any], Any]) -> ModelRuns:
+        """Returns what runs the rows of models in a process of a session (`ModelRuns`)."""
+        return ModelRuns(context, row_of)
+
+    def scores(self, folder: Path) -> Iterator[Table]:
+        """Yields what the attempts in a folder achieved, in all sessions, for each model. Raises OpAtlasError."""
+        log = AttemptLog(folder)
+        rows = []
+        for model in self.models.values():
+            if tasks := log.tasks_of(model):
+                passed = [attempts for attempts in tasks if attempts[-1].passed]
+                first = sum(attempts[0].passed for attempts in passed)
+                usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
+                rows.append((str(model), len(tasks), len(passed), first, sum(map(len, tasks)), usd))
+        if rows:
+            cost = Column("cost($)", "{:.4f}".format)
+            columns = ("model", "tasks", "passed", "at the first attempt", "attempts", cost)
+            yield Table(columns, rows, f"models: opatlas score {folder}")
+
+    def told(self) -> Mapping[str, object]:
+        """Returns what a manifest records."""
+        file = self.file
+        return {
+            "file": file.path.name,
+            "models": {
+                name: {"endpoint": model.endpoint, "max_tokens": model.max_tokens}
+                for name, model in file.models.items()
+            },
+            "language": self.language.value,
+            "answers": file.answers.name if file.answers is not None else None,
+            "attempts": file.attempts,
+            "cost_limit": file.cost_limit,
+        }
+
+
+def model_settings(path: Path, kind: str) -> ModelSettings:
+    """Returns what the file of --models says.
+
+    Args:
+        path: the file.
+        kind: the kind of the device.
+
+    Raises:
+        OpAtlasError: a file or folder cannot be used, or an address or its key.
+        UsageError: the names of models contradict each other.
+    """
+    file = read_models(path)
+    models: dict[str, str] = {}
+    for model, entry in file.models.items():
+        other = models.setdefault(model_folder(model), model)
+        if other != model:
+            raise UsageError(f"{path}: {other} and {model} have the same folder, {model_folder(model)}")
+        if entry.endpoint:
+            # Refuses a wrong address, and a variable without a key.
+            try:
+                Endpoint(entry.endpoint, entry.api_key_variable)
+            except EndpointError as error:
+                raise UsageError(f"{path}: {model}: {error}") from None
+        elif file.answers is None:
+            raise UsageError(
+                f"{path}: {model}: name its server with `endpoint: URL`, or recorded answers with `answers: DIR`"
+            )
+        else:
+            expect_folder(file.answers, "name a folder with recorded answers", option=f"{path}: answers")
+    if taken := models.keys() & {ALL, *default_devices(), *shipped()}:
+        raise UsageError(f"{path}: {min(taken)} is the name of an implementation of OpAtlas")
+    language = file.language or LANGUAGE_OF_KIND.get(kind, KernelLanguage.TORCH)
+    return ModelSettings(models, language, file)
+
 
 #: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
@@ -58,11 +162,16 @@ class ModelRuns:
         rules: the language whose static rules hold for candidates; "" for the rules of all languages.
     """
 
-    def __init__(self, context: SessionContext) -> None:
-        """Opens nothing yet. `context` is that of a session with --models."""
+    def __init__(self, context: Any, row_of: Callable[[Any], Any]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            context: options, folders and the request to stop of a session with --models.
+            row_of: returns the row of a test; None for other tests.
+        """
         settings = context.settings
         assert settings.models is not None
-        self._context = context
+        self._context, self._row_of = context, row_of
         self._session, self._settings, self._folder = settings, settings.models, settings.models_folder
         self.rules = settings.models.language.of_rules
         self._hardware = Hardware(settings.devices[0].name, settings.devices[0].kind)
@@ -83,12 +192,12 @@ class ModelRuns:
             on_wait=lambda why, seconds: self._context.tell(f"the endpoint {why}: next try in {seconds:.0f} s"),
         )
 
-    def writes(self, item: pytest.Item) -> bool:
+    def writes(self, item: Any) -> bool:
         """Returns whether a model writes the candidate of a row."""
-        row = row_of(item)
+        row = self._row_of(item)
         return row is not None and self._name(row) in self._settings.models
 
-    def run(self, item: pytest.Function, run: Callable[[pytest.Function, KernelSource], RowOutcome]) -> RowOutcome:
+    def run(self, item: Any, run: Callable[[Any, KernelSource], RowOutcome]) -> RowOutcome:
         """Returns the outcome of a row: that of the candidate that passed, or of the last attempt.
 
         A candidate is judged on all rows of its task, until one fails.
@@ -100,7 +209,7 @@ class ModelRuns:
         Raises:
             OpAtlasError: an endpoint gives no answer, or a file cannot be read or written.
         """
-        row = row_of(item)
+        row = self._row_of(item)
         assert row is not None
         name, task = self._name(row), self._session.source.subjects[row.kernel_type]
         outcomes: dict[Path, RowOutcome] = {}
@@ -149,24 +258,24 @@ class ModelRuns:
         """Returns whether the next request of a session would meet the same error."""
         return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
 
-    def _name(self, row: SessionCase) -> str:
-        return self._session.targets[row.target].implementation.name
+    def _name(self, row: Any) -> str:
+        return str(self._session.targets[row.target].implementation.name)
 
     def _source(self, name: str, path: Path) -> KernelSource:
         label = implementation_label(name, self._settings.language.value)
         function = candidate_function(path) or MODEL_NEW
         return KernelSource(label, "", str(path), function, digest=content_digest([path]))
 
-    def _other_rows(self, item: pytest.Function) -> Iterator[pytest.Function]:
+    def _other_rows(self, item: Any) -> Iterator[Any]:
         """Yields the tests of the other rows of a task and a model: a task with several shapes has several."""
-        row = row_of(item)
+        row = self._row_of(item)
         assert row is not None
         for other in item.session.items:
-            its = row_of(other)
+            its = self._row_of(other)
             if its is None or other is item:
                 continue
             if (its.kernel_type, its.target) == (row.kernel_type, row.target):
-                yield cast("pytest.Function", other)
+                yield other
 
     def _loop(self, name: str, task: Task) -> RepairLoop:
         settings, source = self._settings, task.source
@@ -239,18 +348,3 @@ def _section(attempt: ModelAttempt) -> str:
     where = attempt.candidate or "no code"
     head = f"{judgement.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
     return f"{head}\n{judgement.text[:_MOST_SECTION]}".rstrip()
-
-
-def score_table(settings: ModelSettings, folder: Path) -> Iterator[Table]:
-    """Yields what the attempts of a run achieved, in all its sessions, for each model. Raises OpAtlasError."""
-    log = AttemptLog(folder)
-    rows = []
-    for model in settings.models.values():
-        if tasks := log.tasks_of(model):
-            passed = [attempts for attempts in tasks if attempts[-1].passed]
-            first = sum(attempts[0].passed for attempts in passed)
-            usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
-            rows.append((str(model), len(tasks), len(passed), first, sum(map(len, tasks)), usd))
-    if rows:
-        columns = ("model", "tasks", "passed", "at the first attempt", "attempts", Column("cost($)", "{:.4f}".format))
-        yield Table(columns, rows, f"models: opatlas score {folder}")

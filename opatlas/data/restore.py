@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 
 from opatlas.data import log
 from opatlas.data.candidates import candidates_of_records
+from opatlas.data.cells import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Pooled
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pool import Pooling
-from opatlas.data.pruned import pruned_signatures
+from opatlas.data.pruned import PRUNED_REASON, pruned_signatures, pruned_types, read_pruned
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
+from opatlas.row.signature import RowChoice
 from opatlas.row.table import RowTable
 
 
@@ -173,3 +174,63 @@ def _explained(table: RowTable, known: Log) -> list[int]:
         if is_known:
             found.append(position)
     return found
+
+
+@dataclass
+class UnpruneResult:
+    """The result of `unprune`.
+
+    Attributes:
+        restored: rows that are in the CSVs again.
+        kept: rows that stay in `pruned/`, because the CSV has a row of the same signature.
+        problems: files that could not be read or written.
+    """
+
+    restored: list[RowName] = field(default_factory=list)
+    kept: list[RowName] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
+    """Moves pruned rows back, file by file: adds them to the CSV, then removes them from `pruned/`.
+
+    Of several pruned rows with one signature, the last one is moved and the others stay.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    unpruned = UnpruneResult()
+    with database.lock():
+        for kernel_type in pruned_types(database):
+            try:
+                _unprune_table(database, kernel_type, chosen, unpruned)
+            except OpAtlasError as error:
+                unpruned.problems.append(str(error))
+    return unpruned
+
+
+def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: UnpruneResult) -> None:
+    pruned = read_pruned(database, kernel_type)
+    fold = TableFold(database.read_or_empty(kernel_type))
+    restored: dict[int, RowName] = {}
+    kept = []
+    for signature, positions in positions_by_key(pruned.signatures).items():
+        if not chosen.holds(kernel_type, signature):
+            continue
+        row = RowName(kernel_type, signature)
+        if signature in fold.positions:
+            kept.append(row)
+        else:
+            restored[positions[-1]] = row
+            kept += [row] * (len(positions) - 1)
+    if restored:
+        for cells in pruned.rows(sorted(restored)):
+            fold.append({name: cell for name, cell in cells.items() if cell and name != PRUNED_REASON})
+        fold.write(database)
+        left = pruned.without(restored)
+        if len(left):
+            database.write(left)
+        else:
+            pruned.path.unlink()
+    unpruned.restored += restored.values()
+    unpruned.kept += kept

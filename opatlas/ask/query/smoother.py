@@ -1,17 +1,91 @@
-"""Kriging: a value between known ones, with its standard deviation, from the nearest rows.
+"""A smoother: a roofline whose peaks are fitted to measured durations, times kriging of the rows' deviations from it.
 
-The covariance of two rows is smooth in their sizes (Matern 3/2) and rough in everything together (exponential), since a
-library chooses tiles and kernels in steps.
+The roofline: t = launch + (sum over kinds of work of (amount / rate)^q)^(1/q). A large q is the classic roofline, the
+maximum; q = 1 adds the costs up. Peaks of data sheets are not used: fitted ones are the largest gain in accuracy.
+
+Kriging: a value between known ones, with its standard deviation, from the nearest rows. The covariance of two rows is
+smooth in their sizes (Matern 3/2) and rough in everything together (exponential), since a library chooses tiles and
+kernels in steps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from opatlas.arrays import Floats, Mask
+
+_ITERATIONS = 60
+#: Residuals of the logarithm beyond this count linearly, so that few slow rows do not move the peaks.
+_HUBER = 0.2
+#: Bounds of q - 1 as a logarithm: between a sum and a maximum.
+_SOFTEST, _SHARPEST = -6.0, 2.5
+_WEAK_PRIOR = 1e-3
+
+
+def fit_roofline(work: Floats, log_us: Floats) -> Floats:
+    """Fits a roofline to the logarithms of durations, by Levenberg and Marquardt's method with Huber's weights.
+
+    Args:
+        work: a row of amounts for each duration, all above zero.
+
+    Returns:
+        The logarithms of the launch time in microseconds, of the microseconds for each unit of each kind of work, and
+        of q - 1.
+    """
+    log_work = np.log(work)
+    kinds = work.shape[1]
+    launch = float(log_us.min()) - 0.2
+    rates = np.quantile(log_us[:, None] - log_work, 0.1, axis=0)
+    starts = [np.array([launch, *(rates - shift), q]) for q in (-1.0, 1.0) for shift in (0.0, np.log(kinds) + 0.5)]
+    fits = [_descend(start, log_work, log_us) for start in starts]
+    return min(fits, key=lambda found: found[1])[0]
+
+
+def roofline_log_us(parameters: Floats, log_work: Floats) -> Floats:
+    """Returns the logarithms of the durations of a fitted roofline."""
+    q = 1 + np.exp(np.clip(parameters[-1], _SOFTEST, _SHARPEST))
+    terms = q * (log_work + parameters[1:-1])
+    largest = terms.max(axis=1)
+    overlapped = (largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1))) / q
+    total: Floats = np.logaddexp(parameters[0], overlapped)
+    return total
+
+
+def _descend(start: Floats, log_work: Floats, log_us: Floats) -> tuple[Floats, float]:
+    parameters, damping = start.copy(), 1e-2
+
+    def loss(at: Floats) -> float:
+        error = np.abs(log_us - roofline_log_us(at, log_work))
+        robust = np.where(error < _HUBER, error**2, 2 * _HUBER * error - _HUBER**2).sum()
+        return float(robust + _WEAK_PRIOR * ((at - start) ** 2).sum())
+
+    best = loss(parameters)
+    step = 1e-4 * np.eye(len(parameters))
+    for _ in range(_ITERATIONS):
+        at = roofline_log_us(parameters, log_work)
+        jacobian = np.stack([(roofline_log_us(parameters + each, log_work) - at) / 1e-4 for each in step], axis=1)
+        error = log_us - at
+        weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12))
+        hessian = (jacobian * weight[:, None]).T @ jacobian + _WEAK_PRIOR * np.eye(len(parameters))
+        gradient = jacobian.T @ (weight * error) - _WEAK_PRIOR * (parameters - start)
+        candidate = parameters + np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+        candidate[-1] = np.clip(candidate[-1], _SOFTEST, _SHARPEST)
+        found = loss(candidate)
+        if found < best:
+            done = best - found < 1e-7 * best
+            parameters, best, damping = candidate, found, max(damping / 5, 1e-9)
+            if done:
+                break
+        else:
+            damping *= 5
+            if damping > 1e9:
+                break
+    return parameters, best
+
 
 _ROOT3 = np.sqrt(3.0)
 #: Questions that are answered together; bounds the memory.
@@ -51,6 +125,10 @@ class Covariance:
         total: Floats = self.smooth**2 * (1 + smooth) * np.exp(-smooth) + self.rough**2 * np.exp(-rough)
         return total
 
+    def fit(self, roofline: Floats, kinds: int) -> SmootherFit:
+        """Returns its numbers, with those of the mean."""
+        return SmootherFit(roofline.tolist(), kinds, self.lengths.tolist(), self.smooth, self.rough, self.noise)
+
     @property
     def variance(self) -> float:
         """The variance of a value without a row."""
@@ -63,6 +141,43 @@ def _squares(near: Floats, far: Floats) -> Floats:
     sums = (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
     found: Floats = np.maximum(sums - 2 * products, 0.0)
     return found
+
+
+class SmootherFit(msgspec.Struct):
+    """The numbers of a smoother that were fitted, of `Covariance` and of `fit_roofline`.
+
+    Attributes:
+        kinds: the kinds of work that the roofline has, the first ones.
+    """
+
+    roofline: list[float]
+    kinds: int
+    lengths: list[float]
+    smooth: float
+    rough: float
+    noise: float
+
+
+class Smoother:
+    """A fitted roofline, and kriging of the deviations of rows from it."""
+
+    def __init__(self, fit: SmootherFit, is_smooth: Mask, work: Floats, log_us: Floats) -> None:
+        """
+        Args:
+            is_smooth: as in `Covariance`.
+            work, log_us: of the rows: amounts of work, and the logarithms of durations.
+        """
+        self.fit, self._roofline = fit, np.array(fit.roofline)
+        self.covariance = Covariance(np.array(fit.lengths), fit.smooth, fit.rough, fit.noise, is_smooth)
+        self._off = log_us - self._mean(work)
+
+    def _mean(self, work: Floats) -> Floats:
+        return roofline_log_us(self._roofline, np.log(work[:, : self.fit.kinds]))
+
+    def krige(self, rows: Floats, work: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
+        """Returns the logarithms of durations at points with some work, as the function `krige`."""
+        kriged = krige(self.covariance, rows, self._off, points, count, hidden)
+        return replace(kriged, mean=self._mean(work) + kriged.mean)
 
 
 @dataclass(frozen=True)
