@@ -13,6 +13,7 @@ import pytest
 
 from opatlas.capture.profile_samples import Profile, fits, read_profile
 from opatlas.capture.time_shares import captured_time_us
+from opatlas.data import journal
 from opatlas.data.cells import identity_columns
 from opatlas.data.comparable import PresentSetup, StaleRuns
 from opatlas.data.csv_files import release_memory
@@ -194,6 +195,7 @@ def _prepare_for(
         is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
         others=[each.path for each in settings.targets],
     )
+    own.left_behind = journal.journals(own.database)
     if settings.source.is_listed and base.requested is not None:
         add_rows(own.database, base.of_target(target))
     elif target.rows_from is not None:

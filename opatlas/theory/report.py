@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from opatlas.data.pace import Pace
+from opatlas.data.manifest import Pace
 from opatlas.formats import size
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table

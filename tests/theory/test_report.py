@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.data.manifest import Manifest
-from opatlas.data.pace import Pace, replay_pace
+from opatlas.data.manifest import Manifest, Pace, replay_pace
 from opatlas.show.result import Table
 from opatlas.theory.report import KernelResult, ModelCoverage, ShapeCoverage, coverage_page, summary_parts
 
