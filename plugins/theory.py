@@ -18,7 +18,7 @@ from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
-from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.options import Scope
 from opatlas.row.kind import kind_of
 from opatlas.row.location import default_path, device_kind, expect_npu
 from opatlas.row.versions import detect
@@ -27,8 +27,7 @@ from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 
-from .options import OPTIONS as REPLAY_OPTIONS
-from .options import outside, refuse
+from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
 from .select import keyword_filter
 from .session import SESSION
@@ -41,57 +40,9 @@ if TYPE_CHECKING:
     from opatlas.theory.plan import Request
 
 _SHAPES = code_folder("shapes")
-_DEFAULT_ROWS = 1000
-_DEFAULT_HBM_GB = 32.0
 #: Under this name the fixture of shapes/ finds the session.
 THEORY = "opatlas-theory"
 _PROPERTY = "theory_rows"
-
-
-#: The options of theory rows alone.
-OPTIONS = (
-    declare(
-        "--target-models",
-        Scope.THEORY,
-        type=names,
-        metavar="MODEL[,MODEL...]",
-        default=(),
-        help="take shapes of these models only: names of built-in models, config.json files "
-        "(default: the built-in models, and shapes of no model in particular)",
-    ),
-    declare(
-        "--rows",
-        Scope.THEORY,
-        type=at_least(0),
-        metavar="N",
-        default=_DEFAULT_ROWS,
-        help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
-    ),
-    declare(
-        "--seed",
-        Scope.THEORY,
-        type=at_least(0),
-        metavar="N",
-        default=0,
-        help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",
-    ),
-    declare(
-        "--max-hbm-gb",
-        Scope.THEORY,
-        type=positive,
-        metavar="GB",
-        default=_DEFAULT_HBM_GB,
-        help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
-        "in 10^9 bytes (default: %(default)g)",
-    ),
-)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(
-        parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"),
-        OPTIONS,
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -170,7 +121,7 @@ class Theory:
         option, replays = self._config.option, has_replays(self._config)
         if not self._is_requested():
             if replays:
-                refuse(self._config, OPTIONS, "theory rows are added by `pytest shapes/`")
+                refuse(self._config, THEORY_ROWS, "theory rows are added by `pytest shapes/`")
             return
         if replays and not option.collectonly:
             raise pytest.UsageError(
@@ -178,7 +129,7 @@ class Theory:
                 "see which, then `pytest shapes/`, then the replays"
             )
         if not replays:
-            refuse(self._config, outside(REPLAY_OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
+            refuse(self._config, outside(OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,20 +14,17 @@ from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.formats import percent, ratio
-from opatlas.outer.experiment.outcomes import Experiment, read_experiment
-from opatlas.outer.experiment.report import ExperimentReport, as_json, make_report
-from opatlas.outer.experiment.strategies import Strategy
-from opatlas.outer.experiment.tables import ErrorShare, SpeedUps
-from opatlas.outer.judging.judgement import Level
-from opatlas.outer.suites.overload import is_folder
-from opatlas.outer.suites.score import SuiteScore, read_score
+from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.row.location import default_database_of
-from opatlas.show.output import Output
 from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.text import suggest
 
-#: The operators that the text names.
+from .outcomes import Experiment, TaskOutcome, read_experiment
+from .strategies import Selection, Selector, Strategy, StrategyResult, strategy_results
+from .tables import ErrorGroup, ErrorShare, ModelFigures, SpeedUps, error_group, error_shares, figures_by, speed_ups
+
+#: The operators of a suite that are shown.
 _SHOWN = 20
-_LEVELS = (Level.STATIC, Level.COMPILE, Level.CORRECT)
 _ALL = "all"
 _STRATEGIES = {
     Strategy.BEST: "one model",
@@ -39,11 +37,7 @@ _STRATEGIES = {
 _Columns = Mapping[Column | str, Callable[[Any], Any]]
 
 
-def score(
-    *paths: Annotated[Path, Parameter(name="PATH")],
-    baseline: str = "",
-    output: Annotated[Output, Parameter(parse=False)] = Output(),  # noqa: B008
-) -> Result:
+def score(*paths: Annotated[Path, Parameter(name="PATH")], baseline: str = "") -> Result:
     """Scores kernels: right cases and speed-ups of a suite, or what models that write kernels achieve.
 
     Exit status: 0 done; 1 a file could not be read; 2 wrong usage.
@@ -57,16 +51,18 @@ def score(
         raise UsageError("give the database of a suite, or the folders of runs with models")
     for path in paths:
         expect_folder(path, "name the database of a suite, or the folder of a run with models")
-    if not any(is_folder(name) for path in paths for name in Database(path).kernel_types()):
-        experiment = read_experiment(paths)
-        report = make_report(experiment, baseline)
-        return Result(list(_experiment_parts(experiment, report)), json=as_json(experiment, report))
-    if len(paths) > 1 or baseline:
-        raise UsageError(f"{', '.join(map(str, paths))}: give the database of a suite alone, without --baseline")
-    return _suite_result(paths[0], _SHOWN if output.is_text else None)
+    if any(_is_of_suite(path) for path in paths):
+        if len(paths) > 1 or baseline:
+            raise UsageError(f"{', '.join(map(str, paths))}: give the database of a suite alone, without --baseline")
+        return _suite_result(paths[0])
+    experiment = read_experiment(paths)
+    report = make_report(experiment, baseline)
+    return Result(list(_parts(experiment, report)), json=report_as_json(experiment, report))
 
 
-def _suite_result(path: Path, most: int | None) -> Result:
+def _suite_result(path: Path) -> Result:
+    from opatlas.outer.suites.score import read_score
+
     baseline = default_database_of(path)
     found = read_score(Database(path), Database(baseline) if baseline is not None else None)
     if not found.cases:
@@ -75,16 +71,12 @@ def _suite_result(path: Path, most: int | None) -> Result:
     tried.sort(key=lambda each: (each.is_right, each.speed_up or 0.0, each.operator))
     operators = Table(
         ("operator", "right cases", "cases", Column("speed-up", ratio)),
-        [(each.operator, each.right, len(each.cases), each.speed_up) for each in tried[:most]],
+        [(each.operator, each.right, len(each.cases), each.speed_up) for each in tried[:_SHOWN]],
         title="operators, the worst first",
-        left_out=len(tried[most:]) if most is not None else 0,
+        left_out=len(tried[_SHOWN:]),
     )
     counts = Fields({**found.statuses, "operators without a kernel": len(found.operators) - len(tried)}, "cases")
-    return Result([Fields(found.figures(), "score"), counts, operators], json=_suite_json(found))
-
-
-def _suite_json(found: SuiteScore) -> dict[str, object]:
-    return {
+    content = {
         "cases": found.cases,
         "right_cases": found.right,
         "operators": len(found.operators),
@@ -98,9 +90,93 @@ def _suite_json(found: SuiteScore) -> dict[str, object]:
             for each in found.operators
         ],
     }
+    return Result([Fields(found.figures(), "score"), counts, operators], json=content)
 
 
-def _experiment_parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
+def _is_of_suite(path: Path) -> bool:
+    try:
+        # A package of its own, which may have been deleted.
+        from opatlas.outer.suites.overload import is_folder
+    except ModuleNotFoundError:
+        return False
+    return any(is_folder(file.stem) for file in path.glob("*.csv"))
+
+
+@dataclass(frozen=True)
+class ExperimentReport:
+    """The tables of an experiment.
+
+    Attributes:
+        task_sets, complexities: figures of each model, by sets of tasks and by complexity.
+        classes, groups: shares of errors, the latter of the failed attempts and tasks.
+        speed_ups: of all models and of each.
+        selection: the model to choose for each complexity.
+        strategies: results of strategies.
+    """
+
+    task_sets: Sequence[ModelFigures]
+    complexities: Sequence[ModelFigures]
+    classes: Sequence[ErrorShare]
+    groups: Sequence[ErrorShare]
+    speed_ups: Sequence[SpeedUps]
+    selection: Sequence[Selection]
+    strategies: Sequence[StrategyResult]
+
+
+def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
+    """Computes all tables.
+
+    Args:
+        baseline: the model of strategy A; "" for the model that the other tasks choose.
+
+    Raises:
+        UsageError: no attempt has the model `baseline`.
+    """
+    if baseline and baseline not in experiment.models:
+        raise UsageError(
+            f"--baseline {baseline}: no attempt has this model{suggest(baseline, experiment.models)}: give one of "
+            f"{', '.join(experiment.models)}"
+        )
+    of = experiment.complexities
+    return ExperimentReport(
+        task_sets=figures_by(experiment, [*experiment.task_sets, None], lambda task: task.task_set),
+        complexities=figures_by(experiment, sorted(set(of.values())), of.__getitem__),
+        classes=error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass),
+        groups=error_shares(experiment, error_group, ErrorGroup),
+        speed_ups=speed_ups(experiment),
+        selection=Selector(experiment).table(),
+        strategies=strategy_results(experiment, baseline),
+    )
+
+
+def report_as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
+    """Returns the runs, all tables, and the outcome of each task, as msgspec encodes them."""
+    return {
+        "folders": [{**vars(run), "outcomes": len(run.outcomes)} for run in experiment.runs],
+        "tasks": len(experiment.tasks),
+        "common_tasks": len(experiment.common_tasks),
+        "mixed_complexities": experiment.mixed_complexities,
+        **vars(report),
+        "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
+    }
+
+
+def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
+    judgement = outcome.final.judgement
+    return {
+        "model": outcome.model,
+        **outcome.task._asdict(),
+        "complexity": experiment.complexities[outcome.task],
+        **{name: getattr(outcome, name) for name in ("passed", "passed_first", "fixes", "level", "speed_up")},
+        **{name: getattr(judgement, name) for name in ("error_class", "sub_class", "within_1e3", "duration_us")},
+        "kernel_share": judgement.kernel_share,
+        **{name: getattr(outcome, name) for name in ("cost_usd", "generation_s", "run_s", "tokens")},
+        "candidate": outcome.final.candidate,
+        "notes": "; ".join(judgement.notes),
+    }
+
+
+def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
     yield Fields(_counts(experiment))
     rate: _Columns = {
         "passed": lambda each: each.passed.passed,
@@ -118,40 +194,29 @@ def _experiment_parts(experiment: Experiment, report: ExperimentReport) -> Itera
         Column("runs(s)", _seconds): lambda each: each.run_s,
     }
     of_model: _Columns = {"model": lambda each: each.model or _ALL}
-    several = len(experiment.task_sets) > 1
+    of_set: _Columns = {"set": lambda each: each.group or _ALL} if len(experiment.task_sets) > 1 else {}
     figures = sorted(report.task_sets, key=lambda each: (each.group is None, each.group, -(each.passed.rate or 0)))
-    yield _table(
-        "passed tasks",
-        [each for each in figures if several or each.group is None],
-        {
-            **({"set": lambda each: each.group or _ALL} if several else {}),
-            **of_model,
-            **rate,
-            **interval,
-            "first": lambda each: each.passed_first,
-            "fixes": lambda each: each.fixes,
-        },
-    )
-    tokens: _Columns = {"tokens": lambda each: each.tokens}
-    yield _table(
-        "costs of all tasks", [each for each in figures if each.group is None], {**of_model, **costs, **tokens}
-    )
+    of_all = [each for each in figures if each.group is None]
+    first: _Columns = {"first": lambda each: each.passed_first, "fixes": lambda each: each.fixes}
+    shown = figures if of_set else of_all
+    yield _table("passed tasks", shown, {**of_set, **of_model, **rate, **interval, **first})
+    yield _table("costs of all tasks", of_all, {**of_model, **costs, "tokens": lambda each: each.tokens})
     yield _by_complexity(experiment, report)
-    yield _errors("error classes", "all", report.classes)
-    yield _errors("groups of errors", "failed", report.groups)
-    yield _levels(report)
-    yield _table(
-        "verdicts: passed, and all elements within 1e-3",
-        [each for each in report.verdicts if each.model is None],
-        {
-            "of": lambda each: each.of,
-            "both": lambda each: each.both,
-            "passed only": lambda each: each.only_passed,
-            "1e-3 only": lambda each: each.only_within,
-            "neither": lambda each: each.neither,
-            "not compared": lambda each: each.not_compared,
-        },
-    )
+    for title, of, shares in (
+        ("error classes", "all", report.classes),
+        ("groups of errors", "failed", report.groups),
+    ):
+        yield _table(
+            title,
+            sorted((each for each in shares if each.model is None), key=lambda each: -each.attempts),
+            {
+                "error": lambda each: each.error,
+                "attempts": lambda each: each.attempts,
+                Column(f"of {of} attempts", percent): lambda each: each.attempts_share,
+                "tasks": lambda each: each.tasks,
+                Column(f"of {of} tasks", percent): lambda each: each.tasks_share,
+            },
+        )
     yield _table(
         "speed-ups of the passed tasks",
         report.speed_ups,
@@ -189,24 +254,25 @@ def _experiment_parts(experiment: Experiment, report: ExperimentReport) -> Itera
 
 def _counts(experiment: Experiment) -> dict[str, Any]:
     outcomes = list(experiment.all_outcomes())
-    estimated = sum(each.tokens_estimated for outcome in outcomes for each in outcome.attempts)
     free = [model for model, of in experiment.outcomes.items() if not any(each.cost_usd for each in of.values())]
     irregular = {
-        "runs": len(experiment.runs),
         "lines twice": sum(run.identical for run in experiment.runs),
         "tasks begun anew": sum(run.restarted for run in experiment.runs),
         "tasks with missing attempts": sum(run.gaps for run in experiment.runs),
         "lines cut off": sum(run.torn for run in experiment.runs),
         "tasks of two complexities": experiment.mixed_complexities,
-        "attempts with estimated tokens": estimated,
+        "attempts with estimated tokens": sum(
+            each.tokens_estimated for outcome in outcomes for each in outcome.attempts
+        ),
+        **{f"not tried by {model}": experiment.missing(model) for model in experiment.models},
     }
     return {
+        "runs": len(experiment.runs),
         "attempts": sum(len(outcome.attempts) for outcome in outcomes),
         "models": len(experiment.models),
         "tasks": (len(experiment.tasks), ", ".join(experiment.task_sets)),
         **{name: count or None for name, count in irregular.items()},
         "without a price": (len(free), ", ".join(free)) if free else None,
-        **{f"not tried by {model}": experiment.missing(model) or None for model in experiment.models},
     }
 
 
@@ -220,30 +286,6 @@ def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
         [(model, *(rates[model, group] for group in groups)) for model in experiment.models],
         title="pass rate by complexity",
     )
-
-
-def _errors(title: str, of: str, shares: Sequence[ErrorShare]) -> Table:
-    return _table(
-        title,
-        sorted((each for each in shares if each.model is None), key=lambda each: -each.attempts),
-        {
-            "error": lambda each: each.error,
-            "attempts": lambda each: each.attempts,
-            Column(f"of {of} attempts", percent): lambda each: each.attempts_share,
-            "tasks": lambda each: each.tasks,
-            Column(f"of {of} tasks", percent): lambda each: each.tasks_share,
-        },
-    )
-
-
-def _levels(report: ExperimentReport) -> Table:
-    rates = {(each.model, each.level): each for each in report.levels}
-    columns = [Column(f"{level} {of}", percent) for level in _LEVELS for of in ("attempts", "tasks")]
-    rows = []
-    for model in dict.fromkeys(each.model for each in report.levels):
-        passed = [rates[model, level] for level in _LEVELS]
-        rows.append((model or _ALL, *(rate for each in passed for rate in (each.attempts.rate, each.tasks.rate))))
-    return Table(("model", *columns), rows, title="passed levels")
 
 
 def _table(title: str, rows: Iterable[Any], columns: _Columns) -> Table:
