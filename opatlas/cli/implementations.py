@@ -15,8 +15,8 @@ from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 from opatlas.outer.suites.listing import suite_rows
-from opatlas.outer.suites.overload import is_folder, overload_of
 from opatlas.outer.suites.template import operator_file, operator_template
+from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.siblings import base_type, suggest_spelling
 from opatlas.run.devices.device import device_kinds
