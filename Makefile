@@ -31,6 +31,7 @@ ifeq ($(T),tests)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 endif
 	$(PYTEST) -m "not slow" $(ARGS)
 

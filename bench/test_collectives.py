@@ -45,13 +45,13 @@ def test_reduce_scatter(row, replay):
 
 
 @collective(ALL_TO_ALL)
-def test_all_to_all(row, replay):
+def test_all_to_all(row, replay, npu):
     """Sends from every rank a part of its message to each rank."""
     from torch import distributed
 
     sent, result = row.input_tensor(), row.output_tensor()
     # HCCL has another collective for parts of equal size; hcom_alltoallv_ takes the size of each part.
-    parts = [row.count // row.size] * row.size if sent.device.type == "npu" else None
+    parts = [row.count // row.size] * row.size if npu else None
     replay(lambda: distributed.all_to_all_single(result, sent, parts, parts), result, row.expected_exchange)
 
 

@@ -92,7 +92,7 @@ def _backward(replay, found, gradient, image, weight, wanted, formula):
 
 
 @replays("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices")
-def test_max_pool(row, replay):
+def test_max_pool(row, replay, npu):
     """Finds the kernel size in output 1, a mask (N, C1, positions of the kernel, blocks of 16 results plus one, 16).
 
     torch returns indices in place of the mask. No formula exists for the mask, so it is not checked.
@@ -109,7 +109,7 @@ def test_max_pool(row, replay):
         windows.padding,
         (1, 1),
         False,
-        output_slots=[None] if row.device.type == "npu" else [None, None],
+        output_slots=[None] if npu else [None, None],
         expected=formulas.max_pool2d,
     )
 

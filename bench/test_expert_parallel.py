@@ -40,7 +40,7 @@ _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2":
     npu="torch.ops._C_ascend.dispatch_ffn_combine",
     group=group_of_layer,
 )
-def test_dispatch_ffn_combine(row, replay, group, custom_opp):
+def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     """Reads a layer of experts.
 
     Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k) and perhaps
@@ -79,7 +79,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
             row.expect_shape(slot, (experts, width) if stacked else (width,))
     if ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {row.cells[EP_SIZE]} devices at once")
-    if row.device.type == "npu":
+    if npu:
         expect_hccl_buffer(needed_bytes(row.cells))
     if slots.has_mask:
         row.expect_shape(slots.probabilities + 1, x[:1], meaning="a mask")

@@ -30,7 +30,7 @@ def test_lightning_indexer(row, replay):
 
 
 @replays("LightningIndexerVllm", npu="torch.ops._C_ascend.npu_lightning_indexer")
-def test_lightning_indexer_vllm(row, replay):
+def test_lightning_indexer_vllm(row, replay, custom_opp):
     """Replays LightningIndexer without scores, the kernel of older versions of vllm-ascend."""
     arguments, keywords = _indexer_call(row)
     replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)

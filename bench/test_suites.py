@@ -16,7 +16,7 @@ def _bind(*arguments):
     return bind_case(*arguments)
 
 
-@replays(npu=None, column=SAMPLE, binding=_bind, judge="opatlas.outer.candidates.candidate_run:run_candidate")
+@replays(npu=None, column=SAMPLE, binding=_bind, judge="opatlas.outer.judging.failures:run_candidate")
 def test_operator(row, replay):
     """Calls an operator of torch, or the kernel of an implementation, with the arguments of the row."""
     replay()

@@ -17,7 +17,7 @@ def _bind(job, spec, device, instrument, settings, group):
     return bind(job, device, instrument, settings, group)
 
 
-@replays(npu=None, column=TASK_DIGEST, binding=_bind, judge="opatlas.outer.candidates.candidate_run:run_candidate")
+@replays(npu=None, column=TASK_DIGEST, binding=_bind, judge="opatlas.outer.judging.failures:run_candidate")
 def test_task(row, replay):
     """Judges a candidate for a task, and measures it."""
     replay()

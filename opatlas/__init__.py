@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from opatlas.installation import CHECKOUT as _CHECKOUT
 
 if TYPE_CHECKING:
-    from opatlas.ask.query.database import OpenDatabase, model_cost, open  # noqa: A004
+    from opatlas.ask.query.database import OpenDatabase, open  # noqa: A004
     from opatlas.ask.query.model_cost import ModelCost, PartCost
     from opatlas.ask.query.next_rows import NextRow, NextRows
     from opatlas.ask.query.result import How, NoAnswer, QueryResult
@@ -45,7 +45,6 @@ __all__ = [
     "default_path",
     "implements",
     "list_databases",
-    "model_cost",
     "open",
     "per_element",
     "per_row",
@@ -73,7 +72,6 @@ _MODULES = {
     "default_path": "row.location",
     "implements": "run.implementations.contract",
     "list_databases": "row.location",
-    "model_cost": "ask.query.database",
     "open": "ask.query.database",
     "per_element": "run.formula",
     "per_row": "run.formula",

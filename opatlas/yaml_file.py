@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import yaml
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
+
+T = TypeVar("T")
 
 #: The deepest nesting of lists and mappings; no file of OpAtlas has ten levels.
 _MOST_LEVELS = 50
 #: The largest number of words, lists and mappings, counted at each use of an anchor.
 _MOST_NODES = 100_000
+#: A larger file is another file.
+_MOST_BYTES = 1 << 20
 
 
 class YamlError(Exception):
@@ -75,6 +84,21 @@ def parse_yaml(text: bytes, *, strict: bool = False) -> Any:
         # PyYAML's constructors raise any exception for a word that does not fit its form or tag (a date of month 99,
         # a number of 5,000 digits, `!!bool maybe`).
         raise YamlError(_reason(error)) from None
+
+
+def read_yaml(path: Path, kind: type[T]) -> T:
+    """Returns the content of a file, which repeats no key.
+
+    Raises:
+        OpAtlasError: the file cannot be read, is not YAML, or does not fit `kind`. The message names the file and the
+            place in it.
+    """
+    try:
+        return msgspec.convert(parse_yaml(read_safely(path, _MOST_BYTES), strict=True), kind)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror})") from None
+    except (YamlError, msgspec.ValidationError) as error:
+        raise OpAtlasError(f"{path}: {error}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ from opatlas.row.record import Record
 from opatlas.row.signature import case_id_in
 from opatlas.text import pluralize
 
-from .collector import row_of
+from .cases import row_of
 from .row_note import note_of
 from .settings import benchmarks_off
 from .xdist import has_replays, has_theory_rows

@@ -12,13 +12,10 @@ import pytest
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
-from opatlas.ask.checks.known_findings import read_known
-from opatlas.ask.checks.results import CheckResults
+from opatlas.ask.checks.results import CheckResults, read_known
 from opatlas.data.database import expect_tables
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.text import pluralize, printable
-
-from .run_manifest import present_code
 
 #: The file that pytest is told to collect: this one. `CasesPlugin` makes the cases.
 CASES = Path(__file__)
@@ -39,7 +36,7 @@ def run_checks(folder: Path, for_pytest: Sequence[str]) -> tuple[int, CheckResul
         OpAtlasError: the folder is no database, or its known findings cannot be read.
     """
     expect_tables(folder)
-    database = CheckedDatabase(folder, code=present_code(), replayed_types=frozenset(replays_of_bench()))
+    database = CheckedDatabase(folder, replayed_types=frozenset(replays_of_bench()))
     results = CheckResults(database, read_known(folder, CHECKS))
     # The working folder gives neither settings nor code: no rootdir, no conftest.py, no pytest.ini.
     # PYTEST_ADDOPTS holds options of replays, and pytest alone does not know most of them.

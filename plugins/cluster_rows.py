@@ -16,10 +16,9 @@ from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.dealer import Dealer
 from opatlas.run.process.device_pool import ExcludedDevices
 
+from .cases import SessionCase, needs_group, row_of, will_run
 from .cluster import cluster_of
-from .collector import needs_group, row_of, will_run
 from .item_rows import JobOf
-from .plan import PlannedRow
 from .session_context import SessionContext
 
 #: Called with each outcome as it arrives, and the device that it is from.
@@ -198,7 +197,7 @@ def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
     items.sort(key=key)
 
 
-def _expected_ms(row: PlannedRow, peak: Peak) -> int:
+def _expected_ms(row: SessionCase, peak: Peak) -> int:
     """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
     replayed = row.row.replayed
     expected_us = replayed.us if replayed is not None else row.captured_us

@@ -16,7 +16,8 @@ from opatlas.row.signature import case_id_in
 from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.run.registry import replay_spec
 
-from .plan import CasesOfTable, KnownFailure, Plan, PlannedRow
+from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
+from .select import named_paths
 from .session_context import SessionContext
 
 #: In the shared folder: why the rows that a worker of xdist has collected are refused.
@@ -29,7 +30,7 @@ class RowWithoutReplay(pytest.Item):
     #: The node ids begin with it, and -k selects by it.
     FILE = "without_replay"
 
-    def __init__(self, *, row: PlannedRow, run: Callable[[Any], None], **node: Any) -> None:
+    def __init__(self, *, row: SessionCase, run: Callable[[Any], None], **node: Any) -> None:
         super().__init__(**node)
         self.row = row
         self._run = run
@@ -44,18 +45,12 @@ class RowWithoutReplay(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """Returns file and line of the row."""
-        return self.row.plan.table.path, self.row.position + 1, self.name
+        return self.row.rows.table.path, self.row.position + 1, self.name
 
 
 def lacks_replay(nodeid: str) -> bool:
     """Returns whether a node id is that of a row without a replay."""
     return nodeid.startswith(f"{RowWithoutReplay.FILE}::")
-
-
-def named_paths(config: pytest.Config) -> list[Path]:
-    """Returns the files and folders that a user named; none if a name is neither, such as that of a package."""
-    named = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    return [path.resolve() for path in named] if all(path.exists() for path in named) else []
 
 
 class Collector:
@@ -90,7 +85,7 @@ class Collector:
                     f"{kernel_type} is replayed by {collector.name}::{name} and by "
                     f"{other.__module__}.{other.__name__}: a kernel type has one replay"
                 )
-        return None if any(table.cases for table in self._tables(obj)) else []
+        return None if any(table.to_run for table in self._tables(obj)) else []
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrizes a replay with its cases; a known failure becomes xfail."""
@@ -98,8 +93,9 @@ class Collector:
             return
         ids: list[str] = []
         rows: list[object] = []
-        for case_id, row, expected in interleaved(list(self._tables(metafunc.function))):
-            ids.append(case_id)
+        for row in interleaved(list(self._tables(metafunc.function))):
+            ids.append(row.id)
+            expected = row.known_failure
             if expected is None or expected.strict:
                 rows.append(row)
             else:
@@ -156,15 +152,15 @@ class Collector:
             if not is_looked_up:
                 # Of rows that cannot be replayed no update mode is done.
                 table.admit()
-            for case_id, row, _ in table.rows():
-                name = f"{table.kernel_type}[{case_id}]"
+            for row in table.to_run:
+                name = f"{table.kernel_type}[{row.id}]"
                 nodeid = f"{RowWithoutReplay.FILE}::{name}"
                 item = RowWithoutReplay.from_parent(session, name=name, nodeid=nodeid, row=row, run=self._run)
                 if not is_looked_up:
                     item.add_marker(skip)
                 yield item
 
-    def _tables(self, function: Any) -> Iterator[CasesOfTable]:
+    def _tables(self, function: Any) -> Iterator[CaseTable]:
         spec = replay_spec(function)
         assert spec is not None
         plan = self._make_plan()
@@ -173,27 +169,26 @@ class Collector:
         return (table for name in spec.kernel_types for table in plan.tables_of(name))
 
 
-def interleaved(tables: Sequence[CasesOfTable]) -> Iterator[tuple[str, PlannedRow, KnownFailure | None]]:
-    """Yields the cases of tables; the cases of one row in several implementations follow each other.
+def interleaved(tables: Sequence[CaseTable]) -> Iterator[SessionCase]:
+    """Yields the rows to run; the implementations of one row follow each other.
 
     The clocks of a device change with time, so rivals are measured within seconds of each other.
     """
+    cases = (case for table in tables for case in table.to_run)
     if len({table.target for table in tables}) < 2:
-        for table in tables:
-            yield from table.rows()
-        return
-    by_row: dict[str, list[tuple[str, PlannedRow, KnownFailure | None]]] = {}
-    for table in tables:
-        for case in table.rows():
-            by_row.setdefault(case[0].removesuffix(table.suffix), []).append(case)
-    for cases in by_row.values():
         yield from cases
+        return
+    by_row: dict[str, list[SessionCase]] = {}
+    for case in cases:
+        by_row.setdefault(case.row_id, []).append(case)
+    for rivals in by_row.values():
+        yield from rivals
 
 
 def _several_tests(item: pytest.Item) -> str:
     """Returns why an item is refused that is one of several tests of a row; "" for others."""
     row = row_of(item)
-    if row is None or case_id_in(item.nodeid) == row.plan.cases[row.position]:
+    if row is None or case_id_in(item.nodeid) == row.id:
         return ""
     return (
         f"{item.nodeid}: a row is one test of a session, and a mark or an option of another plugin (--count of "
@@ -204,29 +199,6 @@ def _several_tests(item: pytest.Item) -> str:
 def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
     why = WITHOUT_REPLAY.get(kernel_type)
     return f"{kernel_type} has no replay{f': {why}' if why else suggest_spelling(kernel_type, replayed)}"
-
-
-def row_of(item: pytest.Item) -> PlannedRow | None:
-    """Returns the row that an item replays; None for other tests."""
-    if isinstance(item, RowWithoutReplay):
-        return item.row
-    callspec = getattr(item, "callspec", None)
-    row = callspec.params.get("row") if callspec is not None else None
-    return row if isinstance(row, PlannedRow) else None
-
-
-def will_run(item: pytest.Item) -> bool:
-    """Returns whether pytest will run an item that is a row, unless one of its fixtures refuses."""
-    row = row_of(item)
-    if row is None or row.given_up or item.get_closest_marker("skip"):
-        return False
-    return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
-
-
-def needs_group(item: pytest.Item) -> bool:
-    """Returns whether an item is a row that needs several devices at once."""
-    spec = replay_spec(getattr(item, "function", None))
-    return spec is not None and spec.group is not None
 
 
 def sort_exclusive_last(items: list[pytest.Item], options: argparse.Namespace) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from opatlas.row.errors import DeviceGone
-from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription, kind_named
 
 from .item_rows import ItemRows
-from .replay_session import SESSION
+from .session import SESSION
 
 
 @pytest.fixture(scope="session")
@@ -43,23 +43,21 @@ def replay(device: ItemRows) -> ItemRows:
 
 
 @pytest.fixture(scope="session")
-def npu(device: ItemRows) -> DeviceDescription:
-    """The description of the NPU that rows are replayed on; skips the test on another device."""
+def npu(device: ItemRows) -> DeviceDescription | None:
+    """The NPU that rows are replayed on, set up; None on another device, where rows time a stand-in."""
     description = device.describe()
-    if description.kind != "npu":
-        pytest.skip(f"needs an NPU, and rows are replayed on {description.name}")
-    return description
+    return description if kind_named(description.kind).is_native else None
 
 
 @pytest.fixture(scope="session")
-def custom_opp(device: ItemRows) -> None:
+def custom_opp(npu: DeviceDescription | None) -> None:
     """Skips replays of custom operators on an NPU that cannot register them, with the remedy as reason.
 
     Where the operators may be there, the row itself tries (opatlas/run/devices/npu_operators.py). Other devices need no
     custom operators.
     """
-    if reason := device.describe().no_custom_operators:
-        pytest.skip(reason)
+    if npu is not None and npu.no_custom_operators:
+        pytest.skip(npu.no_custom_operators)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The hooks of a session: each calls one step of `ReplaySession`."""
+"""The hooks of a session: each calls one step of `Session`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from opatlas.run.registry import replay_spec
 from opatlas.text import pluralize
 
 from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed
+from .cases import needs_group, row_of
 from .cluster_rows import sort_longest_first
-from .collector import REFUSED, needs_group, row_of, sort_exclusive_last
+from .collector import REFUSED, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
 from .last_failed import LastFailed
-from .progress import RowProgress
+from .notes import plan_lines
 from .pytest_internals import shorten_message
-from .replay_session import SESSION, ReplaySession
 from .row_note import attach_note
+from .session import SESSION, Session
+from .terminal import RowProgress, print_summary
 from .xdist import has_replays
 
 if TYPE_CHECKING:
@@ -37,21 +39,21 @@ _EXCLUSIVE_ITEMS = "exclusive"
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Makes the session and registers its hooks, after the terminal and pytest-benchmark are configured."""
-    session = config.stash[SESSION] = ReplaySession(config)
+    session = config.stash[SESSION] = Session(config)
     context = session.context
     plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmark_choice(config)]
     if context.is_worker:
         # Ctrl-C on a terminal reaches workers too; the controller answers it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     else:
-        plugins += [MainHooks(session), session.comparison, benchmark_feed(config) or NoBenchmarkHeader()]
+        plugins += [MainHooks(session), benchmark_feed(config) or NoBenchmarkHeader()]
         xml, terminal = junit_writer(config), config.pluginmanager.get_plugin("terminalreporter")
         if context.is_controller:
             plugins.append(ControllerHooks(session))
         if xml is not None:
-            plugins.append(JUnit(session.results, xml))
+            plugins.append(JUnit(session, xml))
         if terminal is not None:
-            plugins.append(RowProgress(context, terminal))
+            plugins.append(RowProgress(session, terminal))
     for plugin in filter(None, plugins):
         config.pluginmanager.register(plugin, f"opatlas-{type(plugin).__name__}")
 
@@ -89,7 +91,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 class ProcessHooks:
     """The hooks of every process: rows are run and recorded here, unless the process is xdist's controller."""
 
-    def __init__(self, session: ReplaySession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._context = session.context
 
@@ -107,7 +109,7 @@ class ProcessHooks:
         if self._context.config.option.ray is not None and any(map(row_of, items)):
             sort_longest_first(items, self._context.settings.devices[0].name)
         if any(map(needs_group, items)):
-            sort_exclusive_last(items, self._context.settings.workload.options)
+            sort_exclusive_last(items, self._context.settings.source.options)
         if self._context.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
             self._context.shared.write(_EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))
@@ -163,7 +165,7 @@ class ProcessHooks:
 class MainHooks:
     """The hooks of the main process: the only process of a session, or the controller of xdist."""
 
-    def __init__(self, session: ReplaySession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
 
     @pytest.hookimpl(tryfirst=True)
@@ -173,7 +175,7 @@ class MainHooks:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         """Returns the lines about the plan."""
-        return self._session.summary.plan_lines()
+        return plan_lines(self._session)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, Any, Any]:
@@ -192,13 +194,13 @@ class MainHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
         """Prints the summary."""
-        self._session.print_summary(terminalreporter, exitstatus)
+        print_summary(self._session, terminalreporter, exitstatus)
 
 
 class ControllerHooks:
     """The hooks of xdist's controller, which plans for its workers and deals the rows."""
 
-    def __init__(self, session: ReplaySession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._context = session.context
 
@@ -251,9 +253,9 @@ class ControllerHooks:
         """Selects the rows that a worker has collected, and prints the lines about the plan."""
         if refusal := self._context.shared.read(REFUSED):
             raise pytest.UsageError(refusal)
-        self._session.select(ids)
+        is_first = self._session.select(ids)
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
-        lines = self._session.summary.plan_lines() if terminal is not None else []
+        lines = plan_lines(self._session) if is_first and terminal is not None else []
         if not lines:
             return
         terminal.ensure_newline()

@@ -14,7 +14,7 @@ from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.executor import BatchExecutor, Executor, run_job
 
-from .collector import will_run
+from .cases import will_run
 from .pytest_internals import take_output
 
 #: Returns the job of an item. Raises ReplayError for a row that is refused.

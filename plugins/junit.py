@@ -12,8 +12,9 @@ from opatlas import formats
 from opatlas.row.signature import case_id_in
 from opatlas.text import parse_real
 
+from .cases import CaseResult, Fate, of_fate
 from .pytest_internals import LogXML, xml_key
-from .results import SessionResults
+from .session import Session
 
 #: pytest's name of the suite if no ini option names it.
 _DEFAULT_SUITE = "pytest"
@@ -26,10 +27,10 @@ class JUnit:
     grouped by kernel type, have a line of numbers, and fail with their status as type.
     """
 
-    def __init__(self, results: SessionResults, xml: LogXML) -> None:
-        self._context = results.context
-        self._records = results.records
-        self._tally = results.tally
+    def __init__(self, session: Session, xml: LogXML) -> None:
+        self._session = session
+        self._context = session.context
+        self._records = session.records
         self._xml = xml
 
     @pytest.hookimpl(tryfirst=True)
@@ -42,21 +43,19 @@ class JUnit:
             self._xml.add_global_property(name, value)
         if self._xml.suite_name == _DEFAULT_SUITE and self._records.device_name:
             self._xml.suite_name = f"opatlas {self._records.device_name}"
-        kernel_types = {
-            case_id: table.kernel_type for table in plan.tables.values() for case_id in table.cases.values()
-        }
+        rows = {row.id: row for row in of_fate(self._session.cases, Fate.TO_RUN)}
         for reporter in self._xml.node_reporters_ordered:
             case = reporter.to_xml()
-            case_id = case_id_in(case.get("name", ""))
-            if case_id in kernel_types:
-                case.set("classname", ".".join(filter(None, (self._xml.prefix, kernel_types[case_id]))))
-                self._complete(case, case_id)
+            row = rows.get(case_id_in(case.get("name", "")))
+            if row is not None:
+                case.set("classname", ".".join(filter(None, (self._xml.prefix, row.kernel_type))))
+                self._complete(case, row.result)
 
-    def _complete(self, case: Element, case_id: str) -> None:
+    def _complete(self, case: Element, result: CaseResult | None) -> None:
         properties = {each.get("name"): each.get("value", "") for each in case.iter("property")}
         for failure in (*case.findall("failure"), *case.findall("error")):
             failure.set("type", properties.get("status", "error"))
-        figures = self._tally.figures.get(case_id)
+        figures = result.figures if result is not None else None
         # The figures are of the last run of a row. A plugin that runs rows again may leave a case of an earlier run.
         if figures is None or "duration_us" not in properties:
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
 from opatlas.data.comparable import (
     CACHE,
@@ -20,11 +22,11 @@ from opatlas.data.comparable import (
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
-from opatlas.run.devices.cgroups import available_cores, usable_cores
-from opatlas.run.instruments.instrument import INSTRUMENTS, preferred_group_instrument, preferred_instrument
+from opatlas.run.devices.device import device_kinds, kind_named
+from opatlas.run.devices.system import available_cores, usable_cores
 from opatlas.text import pluralize, printable
 
-from .plan import Plan
+from .cases import Plan
 from .settings import Settings
 from .target import SessionTarget
 
@@ -56,7 +58,7 @@ def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarg
 
 def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
     """Returns a note if captured durations are of another device than the session's."""
-    if not any(table.has_captured for table in plan.tables.values()):
+    if all(np.isnan(table.captured[[case.position for case in table.to_run]]).all() for table in plan.tables.values()):
         return []
     note = captured_mismatch(provenance, settings)
     return [note] if note else []
@@ -89,15 +91,13 @@ def check_replaced(
     provenance: Provenance,
     settings: Settings,
     plan: Plan,
-    selected: Container[str],
     in_groups: Container[str],
     number: int = 0,
 ) -> ReplacedCheck:
-    """Compares the stored durations of the selected cases of a target with those that the session will measure.
+    """Compares the stored durations of the collected rows of a target with those that the session will measure.
 
     Args:
         number: number of the target.
-        selected: ids of cases.
         in_groups: kernel types whose rows need several devices at once.
     """
     rows: list[tuple[StoredDuration, PlannedDuration]] = []
@@ -105,7 +105,10 @@ def check_replaced(
     for table in plan.tables.values():
         if table.target == number:
             planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
-            rows += [(stored, planned) for stored in table.stored(selected)]
+            known = table.table.replayed.known
+            # Rows of one signature get one duration.
+            ids = {case.id for case in table.cases if case.account and case.will_run}
+            rows += [(case.stored, planned) for case in table.cases if case.id in ids and known[case.position]]
     mismatches = find_mismatches(provenance, rows)
     unit = settings.unit
     if mismatches and not settings.mixed:
@@ -129,12 +132,11 @@ def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bo
     """Returns how a session will measure a row of a target."""
     if settings.prof_path is not None:
         return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof", None)
-    kind, name = settings.devices[0].kind, settings.measure.instrument
-    chosen = (
-        (preferred_group_instrument if in_group else preferred_instrument)(kind, name) if kind in INSTRUMENTS else ""
-    )
+    kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
+    preferred = kind.group_instrument if in_group else kind.preferred_instrument
+    chosen = preferred(name) if kind.instruments else ""
     # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
-    is_unknown = target.implementation.is_default and kind not in ("cpu", "cuda")
+    is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
     implementation = "" if is_unknown else target.implementation.name
     return PlannedDuration(target.origin, settings.measure.cache, chosen, settings.measure.repeat_count, implementation)
 
@@ -154,7 +156,7 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
 
 def _same_again(settings: Settings, mismatches: Sequence[Mismatch]) -> str:
     """Returns the options that measure rows as the stored durations were measured; "" if there are none."""
-    offered = INSTRUMENTS.get(settings.devices[0].kind, {})
+    offered = kind_named(settings.devices[0].kind).instruments
     is_possible = all(
         each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in mismatches
     )

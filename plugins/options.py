@@ -15,14 +15,14 @@ from opatlas.options import Option, Scope, add_all, at_least, declare, given, na
 from opatlas.row.versions import Versions
 from opatlas.run import expert_parallel
 from opatlas.run.collectives import options as collectives
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, device_kinds
 from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
-from opatlas.run.instruments.instrument import INSTRUMENTS, PROFILERS, MeasureSettings
+from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
 from opatlas.run.msprof.command import METRICS
 from opatlas.text import parse_whole
 
-from .selection import Shard
+from .select import Shard
 from .where import parse_where
 
 #: The original tool's environment variable for --repeat-count.
@@ -33,7 +33,7 @@ CASE_TIMEOUT_S = 300.0
 #: Deadline of a row that never ran. Its first call may compile the kernel; caches keep the result for later sessions.
 FIRST_CASE_TIMEOUT_S = 900.0
 #: The instruments of each kind of device, the best one first.
-_INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in INSTRUMENTS.items())
+_INSTRUMENTS = "; ".join(f"{name}: {', '.join(kind.instruments)}" for name, kind in device_kinds().items())
 
 
 def _shard(text: str) -> Shard:

@@ -1,364 +1,477 @@
-"""The plan of a session: which rows are cases.
-
-`session_plan.py` makes the plan once, before the first row runs. No row becomes a case later, and every process of a
-session has the same cases, even if a CSV file changes meanwhile. Until the rows are selected (`ReplaySession.select`)
-these may change: `Plan.notes`, `Plan.error`, and the rows without a replay, which are known after the collection and
-are cases in every update mode.
-"""
+"""Makes the plan of a session: locks and prepares the databases, and decides which rows of each target are run."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import traceback
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 
-from opatlas.arrays import Floats
-from opatlas.data.comparable import Staleness, StoredDuration
-from opatlas.data.edited import EditedRows
-from opatlas.data.op_mapping import WrittenMapping
-from opatlas.data.write_back import RecoveredJournal
-from opatlas.row.columns import (
-    BASE,
-    CACHE_STATE,
-    EP_SIZE,
-    IMPLEMENTATION,
-    INSTRUMENT,
-    LEGACY_AVG_SEQ_LEN,
-    MESSAGE,
-    MICROBENCH_SAMPLES,
-    RUN_ID,
-    RUNTIME,
-    SUITE,
-    TASK,
-)
-from opatlas.row.signature import make_case_id, signature
+from opatlas.capture.profile_samples import Profile, fits, read_profile
+from opatlas.capture.time_shares import captured_time_us
+from opatlas.data.cells import identity_columns
+from opatlas.data.comparable import PresentSetup, StaleRuns
+from opatlas.data.csv_files import release_memory
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.edited import clear_edited, edited_rows
+from opatlas.data.fold import TableFold
+from opatlas.data.header import misspelt_columns
+from opatlas.data.op_mapping import write_default_mapping
+from opatlas.data.origin import Provenance
+from opatlas.data.pruned import pruned_signatures
+from opatlas.data.row_copy import add_rows, read_rows, with_captured
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import RecoveredJournal, recover
+from opatlas.errors import OpAtlasError, TableError, describe_error
+from opatlas.files import expect_folder
+from opatlas.row.columns import RUN_ID, STATUS_REASON
+from opatlas.row.quality import valid_duration
+from opatlas.row.signature import digest, make_case_id, signature, signatures
 from opatlas.row.table import FIRST_LINE, Row, RowTable
-from opatlas.text import parse_whole
+from opatlas.run.devices.device import kind_named
+from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.msprof.pending import recover_profiles
+from opatlas.run.row_source import Rows
+from opatlas.text import pluralize, printable, suggest
 
-#: Columns that a replay may need.
-_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
-#: Targets without a case that are still named one by one.
-_FEW_TARGETS = 3
+from .cases import CaseTable, Fate, KnownFailure, Plan, PreparedDatabase, SessionCase
+from .mixing import captured_notes, origin_notes
+from .run_manifest import present_code
+from .select import GIVEN_UP_AFTER, Choice
+from .session_context import SessionContext
+from .settings import Settings
+from .target import SessionTarget, TargetDatabase
+from .where import slugs
 
 
-@dataclass(frozen=True)
-class KnownFailure:
-    """A case that an earlier session failed to measure.
+def plan_session(context: SessionContext) -> Plan:
+    """Makes the plan of a session, and takes the database for the session if the session writes.
 
-    Attributes:
-        reason: status and reason of the earlier session.
-        run: whether the case is run again.
-        strict: whether the case fails if it is not run; otherwise it is xfail.
+    An error becomes `Plan.error`: raised during collection, pytest would show the error once for each module.
     """
-
-    reason: str
-    run: bool
-    strict: bool = False
-
-
-class PlannedRow:
-    """One row as a case. The object refers to the plan and copies nothing, because there may be very many rows."""
-
-    __slots__ = ("plan", "position")
-
-    def __init__(self, plan: CasesOfTable, position: int) -> None:
-        self.plan = plan
-        self.position = position
-
-    @property
-    def row(self) -> Row:
-        """The row, as it was when the plan was made."""
-        return self.plan.table.row(self.position)
-
-    @property
-    def target(self) -> int:
-        """The number of the target that the row belongs to."""
-        return self.plan.target
-
-    @property
-    def kernel_type(self) -> str:
-        return self.plan.kernel_type
-
-    @property
-    def signature(self) -> str:
-        return signature(self.kernel_type, self.cells)
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """The cells that identify the row and its call, by column."""
-        return {name: cells[self.position] for name, cells in self.plan.call_cells.items()}
-
-    @property
-    def row_id(self) -> str:
-        """The id of the case without the end that tells its target: the same for all implementations of a row."""
-        return self.plan.cases[self.position].removesuffix(self.plan.suffix)
-
-    @property
-    def given_up(self) -> str:
-        """Why the row fails without being run; "" for a row that is run or xfail."""
-        expected = self.plan.known_failures.get(self.position)
-        return expected.reason if expected is not None and expected.strict else ""
-
-    @property
-    def captured_us(self) -> float | None:
-        """The captured duration that the row had when the plan was made, in microseconds."""
-        return self.plan.captured_us(self.position)
-
-    @property
-    def place(self) -> str:
-        """File and line when the plan was made; only the file for a row that is not in the file yet."""
-        path, is_there = self.plan.table.path, self.position < self.plan.rows_in_file
-        return f"{path}:{self.position + FIRST_LINE}" if is_there else f"{path} (a new row)"
-
-    def __repr__(self) -> str:
-        return f"{self.kernel_type}[{self.signature}]"
+    try:
+        return _plan_session(context)
+    except _ForeignProfile as error:
+        return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
+    except (OpAtlasError, pytest.UsageError) as error:
+        return Plan(error=str(error))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
 
 
-@dataclass
-class CasesOfTable:
-    """The cases among the rows of one kernel type in the database of one target.
-
-    Attributes:
-        table: the rows, as they were when the plan was made.
-        rows_in_file: the number of rows in the file; later rows were named by options.
-        cases: ids of the cases, by position of the row.
-        known_failures: the cases that are xfail, or fail without being run, by position.
-        not_selected: ids of rows that --where does not select, by position.
-        left_out: ids of rows that --where selects and the update mode leaves out, by position.
-        other_shards: positions of rows that belong to other shards.
-        duplicates: ids of rows with the signature of an earlier row, by position.
-        invalid_durations: duration cells without a valid duration, as "line: text".
-        misspelt: sentences on columns whose names may be misspelt.
-        staleness: staleness of the replayed durations of selected rows, by id; only with --update-mode=stale.
-        captured: captured durations in microseconds, NaN for a row without one. Another database may have them.
-        captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
-            tables of other kernel types were not read.
-    """
-
-    table: RowTable
-    rows_in_file: int = 0
-    cases: dict[int, str] = field(default_factory=dict)
-    known_failures: dict[int, KnownFailure] = field(default_factory=dict)
-    not_selected: dict[int, str] = field(default_factory=dict)
-    left_out: dict[int, str] = field(default_factory=dict)
-    other_shards: list[int] = field(default_factory=list)
-    duplicates: dict[int, str] = field(default_factory=dict)
-    invalid_durations: list[str] = field(default_factory=list)
-    misspelt: list[str] = field(default_factory=list)
-    staleness: dict[str, Staleness] = field(default_factory=dict)
-    captured: Floats = field(default_factory=lambda: np.empty(0))
-    captured_time_us: float | None = 0.0
-    target: int = 0
-    suffix: str = ""
-
-    @property
-    def kernel_type(self) -> str:
-        return self.table.kernel_type
-
-    @property
-    def key(self) -> str:
-        """The key of the table in `Plan.tables`."""
-        return f"{self.kernel_type}{self.suffix}"
-
-    @cached_property
-    def call_cells(self) -> Mapping[str, list[str]]:
-        """The cells that a replay may need, by column."""
-        return {name: self.table.cells(name) for name in _CALL if name in self.table.columns}
-
-    def case_id(self, row_signature: str, row_digest: str = "") -> str:
-        """Returns the id of a row by its signature."""
-        return f"{make_case_id(self.kernel_type, row_signature, row_digest)}{self.suffix}"
-
-    def captured_us(self, position: int) -> float | None:
-        """Returns the captured duration of a row in microseconds; None if it has none."""
-        us = float(self.captured[position])
-        return None if math.isnan(us) else us
-
-    @property
-    def has_captured(self) -> bool:
-        """Whether a case has a captured duration."""
-        return not np.isnan(self.captured[list(self.cases)]).all()
-
-    @property
-    def captured_only(self) -> set[str]:
-        """The ids of left out rows with a duration, and without a replayed one."""
-        replayed, *others = self.table.durations
-        known = [~replayed.known & durations.known for durations in others]
-        return {case_id for at, case_id in self.left_out.items() if any(each[at] for each in known)}
-
-    @property
-    def unresolved(self) -> dict[str, str]:
-        """The statuses of the rows that an earlier session ran and failed to measure, by id."""
-        statuses = self.table.statuses
-        return {
-            case_id: str(status)
-            for at, case_id in sorted({**self.cases, **self.left_out, **self.not_selected}.items())
-            if (status := statuses[at]) is not None and status.expected_to_fail
-        }
-
-    def stored(self, selected: Container[str]) -> Iterator[StoredDuration]:
-        """Yields the replayed durations that new durations of the selected cases would replace."""
-        replayed = self.table.replayed
-        duplicates: dict[str, list[int]] = {}
-        for position, case_id in self.duplicates.items():
-            duplicates.setdefault(case_id, []).append(position)
-        for position, case_id in self.cases.items():
-            expected = self.known_failures.get(position)
-            if case_id in selected and (expected is None or expected.run):
-                for each in (position, *duplicates.get(case_id, ())):
-                    if replayed.known[each]:
-                        yield self._stored(self.table.row(each))
-
-    def _stored(self, row: Row) -> StoredDuration:
-        run_id, cache, instrument, samples, implementation = map(
-            row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
+def _plan_session(context: SessionContext) -> Plan:
+    settings = context.settings
+    source = settings.targets[0].rows_from or settings.database
+    if settings.named:
+        expect_folder(
+            source,
+            "name one that holds {KernelType}.csv files, or an empty one for a starter database",
+            option="--database-path",
         )
-        return StoredDuration(row.place, run_id, cache, instrument, parse_whole(samples), implementation)
+    if settings.prof_path is not None:
+        with context.past_capture():
+            context.profile = read_profile(settings.prof_path)
+        _expect_fitting(context.profile, Database(source))
+    if settings.writes:
+        # Refuse before anything is written. Checked again with each plan, when no other session writes.
+        for own in context.databases:
+            _read_origin(context, own)
+        # In the order of their paths: two sessions never wait for each other.
+        for own in sorted(context.databases, key=lambda each: each.database.path):
+            _lock_database(context, own)
+    base = _BaseRows(settings)
+    if settings.source.rows is not None:
+        with context.past_capture():
+            base.requested, base.notes = settings.source.rows(Database(source))
+    plan = Plan(notes=list(base.notes))
+    for number in range(len(settings.targets)):
+        plan.add(_plan_target(context, number, base))
+    plan.problems += base.problems
+    plan.problems += context.profile.problems if context.profile is not None else ()
+    return plan
 
-    def admit(self, case_ids: Container[str] | None = None) -> None:
-        """Makes cases of rows that the update mode left out; None: of all of them."""
-        for position, case_id in list(self.left_out.items()):
-            if case_ids is None or case_id in case_ids:
-                self.cases[position] = self.left_out.pop(position)
-                self.staleness.pop(case_id, None)
 
-    def rows(self) -> Iterator[tuple[str, PlannedRow, KnownFailure | None]]:
-        """Yields the id of each case, its row, and its known failure."""
-        for position, case_id in self.cases.items():
-            yield case_id, PlannedRow(self, position), self.known_failures.get(position)
+class _ForeignProfile(OpAtlasError):
+    """A profile has no launch of any row of the database."""
 
 
-@dataclass(frozen=True)
-class PreparedDatabase:
-    """What was done to a database before its plan was made.
+def _expect_fitting(profile: Profile, database: Database) -> None:
+    """Raises _ForeignProfile where a profile fits no row of a database that has rows."""
+    if not fits(profile, database):
+        found = pluralize(sum(map(len, profile.cases.values())), "signature")
+        lines = [
+            f"{profile.root} has {found}, and none is that of a row of {database.path}: nothing was written",
+            "Name the database of the profiled program with --database-path, or an empty folder for a new one",
+            *profile.problems,
+        ]
+        raise _ForeignProfile("\n".join(lines))
+
+
+def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
+    """Makes the plan of a target, whose database the session has if the session writes."""
+    settings, own = context.settings, context.databases[number]
+    database, target = own.database, own.target
+    requested = base.of_target(target) if base.requested is not None else None
+    if target.captures is not None and target.rows_from is not None:
+        requested = base.not_pruned(target, database)
+    notes: list[str] = []
+    elsewhere: Collection[str] = context.profile.cases.keys() if context.profile is not None else ()
+    may_start = target.implementation.is_default and target.rows_from is None
+    starter = settings.source.starter if may_start else None
+    if settings.writes:
+        prepared = _prepare_for(context, own, base, starter)
+    else:
+        prepared = PreparedDatabase(edited=edited_rows(database))
+        if target.rows_from is not None and requested is None:
+            requested = base.with_own(target, database)
+        elif starter is not None and not database.kernel_types() and settings.collect_only:
+            told = settings.source.starter_unlisted
+            if told:
+                elsewhere = settings.ops
+            else:
+                requested = base.starter_rows()
+                told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
+            notes.append(f"there is no database yet: {told}")
+    if base.requested is not None:
+        elsewhere = base.requested
+    elif target.rows_from is not None:
+        elsewhere = {*elsewhere, *Database(target.rows_from).kernel_types()}
+    plan = make_plan(
+        database,
+        settings.choice,
+        elsewhere=elsewhere,
+        requested=requested,
+        unmeasured=prepared.edited.positions,
+        stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
+        target=number,
+        implementation=target.implementation,
+        rows_from=target.rows_from,
+        captures=Database(target.captures) if target.captures is not None else None,
+    )
+    if len(settings.targets) > 1:
+        for table in plan.tables.values():
+            table.label = f"{table.kernel_type} {target.implementation.name}"
+    plan.notes = [*notes, *plan.notes]
+    if settings.writes and any(table.to_run for table in plan.tables.values()):
+        expect_writable(database)
+    if not settings.collect_only:
+        provenance, notes = _read_origin(context, own)
+        if target.captures is None:
+            # Else the target has a note.
+            notes += captured_notes(provenance, plan, settings)
+        plan.notes += [*notes, *provenance.problems]
+    plan.prepared = [prepared]
+    plan.problems += prepared.problems
+    return plan
+
+
+def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
+    """Raises OpAtlasError if the database is one of another device or of other software."""
+    own.provenance = Provenance(own.database)
+    return own.provenance, origin_notes(own.provenance, context.settings, own.target)
+
+
+def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
+    """Raises OpAtlasError where another session has the database."""
+    remedy = "wait for it to end, or name another database with --database-path"
+    own.lock = SessionLock(own.database, run_id=context.run_id, command=context.command, remedy=remedy)
+    own.lock.acquire()
+
+
+def _prepare_for(
+    context: SessionContext, own: TargetDatabase, base: _BaseRows, starter: Callable[[Database], int] | None
+) -> PreparedDatabase:
+    settings, target = context.settings, own.target
+    prepared = prepare_database(
+        own.database,
+        run_id=context.run_id,
+        starter=starter,
+        is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
+        others=[each.path for each in settings.targets],
+    )
+    if settings.source.is_listed and base.requested is not None:
+        add_rows(own.database, base.of_target(target))
+    elif target.rows_from is not None:
+        added = add_rows(own.database, base.of_target(target))
+        place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
+        if added:
+            told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
+            prepared = replace(prepared, added=told)
+    return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
+
+
+class _BaseRows:
+    """The rows that the implementations of a session are measured on; a file is read once for all implementations.
 
     Attributes:
-        problems: files of killed sessions that cannot be read.
-        recovered: journals of killed sessions that were merged.
-        starter_rows: rows of the starter database that was made; 0 if the database had rows.
-        edited: rows that held the duration or the status of another shape.
-        mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
-        rows_for: the implementation that rows were added for.
-        rows_added: rows without durations that were added from another database.
-        rows_from: that database; None for the starter database.
-        taken_over: the killed session whose lock on the database was taken over; "" if there was none.
+        requested: the rows that options list, by kernel type; None where the rows are those of a database.
+        notes: what the user should know about these rows.
+        problems: files that cannot be read.
     """
 
-    problems: Sequence[str] = ()
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.requested: Rows | None = None
+        self.notes: Sequence[str] = ()
+        self.problems: list[str] = []
+        #: By kernel type, for each folder.
+        self._rows: dict[Path, dict[str, Sequence[Mapping[str, str]]]] = {}
+
+    def of_target(self, target: SessionTarget) -> Rows:
+        """Returns the rows of `SessionTarget.rows_from` whose kernel types the implementation has.
+
+        The rows of a starter database are taken where there are none. A file that cannot be read has no rows, and is
+        one of `problems`.
+
+        Raises:
+            OpAtlasError: the starter cannot be made.
+        """
+        has_kernel = target.implementation.implements
+        if self.requested is not None:
+            return {name: rows for name, rows in self.requested.items() if has_kernel(name)}
+        assert target.rows_from is not None
+        source = Database(target.rows_from)
+        names, starter = source.kernel_types(), self._settings.source.starter
+        if not names and self._settings.source.is_listed and starter is not None and self._settings.writes:
+            starter(source)
+            names = source.kernel_types()
+        if target.rows_from not in self._rows:
+            self._rows[target.rows_from] = {} if names else self.starter_rows()
+        rows = self._rows[target.rows_from]
+        for name in filter(has_kernel, names):
+            if name not in rows:
+                try:
+                    rows[name] = read_rows(source, name)
+                except TableError as error:
+                    rows[name] = []
+                    self.problems.append(str(error))
+        return {name: rows[name] for name in filter(has_kernel, sorted(rows))}
+
+    def not_pruned(self, target: SessionTarget, database: Database) -> Rows:
+        """Returns `of_target` without the rows that the target's database has pruned. Raises what `of_target` does."""
+        rows = self.of_target(target)
+        pruned = {name: set(pruned_signatures(database, name)) for name in rows}
+        return {name: [row for row in rows[name] if signature(name, row) not in pruned[name]] for name in rows}
+
+    def with_own(self, target: SessionTarget, database: Database) -> Rows:
+        """Returns the rows of the target's database, followed by `of_target`. Raises what `of_target` does."""
+        base = self.of_target(target)
+        names = {*base, *filter(target.implementation.implements, database.kernel_types())}
+        return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
+
+    def starter_rows(self) -> dict[str, Sequence[Mapping[str, str]]]:
+        """Returns the rows that an empty database is filled with. Raises OpAtlasError."""
+        with TemporaryDirectory(prefix="opatlas-starter-") as folder:
+            starter = Database(folder)
+            assert self._settings.source.starter is not None
+            self._settings.source.starter(starter)
+            return {name: read_rows(starter, name) for name in starter.kernel_types()}
+
+
+def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
+    provenance = own.provenance or Provenance(own.database)
+    driver = kind_named(context.settings.devices[0].kind).driver_version() or ""
+    return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
+
+
+def prepare_database(
+    database: Database,
+    *,
+    run_id: str,
+    starter: Callable[[Database], int] | None,
+    is_npu: bool = False,
+    others: Container[Path] = (),
+) -> PreparedDatabase:
+    """Merges the records of killed sessions, and clears durations that were measured with other shapes.
+
+    Args:
+        database: locked by the caller.
+        run_id: the run of this session, whose journal is not merged.
+        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
+        is_npu: whether the rows are of an NPU, where the folder does not say.
+        others: folders of the databases of the session, whose records profiles in this database may hold.
+
+    Raises:
+        OpAtlasError: the database cannot be written.
+    """
+    problems = recover_profiles(database, others) if database.profiles_dir.is_dir() else []
     recovered: Sequence[RecoveredJournal] = ()
-    starter_rows: int = 0
-    edited: EditedRows = field(default_factory=EditedRows)
-    mapping: WrittenMapping | None = None
-    rows_for: str = ""
-    rows_added: int = 0
-    rows_from: Path | None = None
-    taken_over: str = ""
+    if database.journal_dir.is_dir():
+        recovered = recover(database, own_run=run_id)
+        expect_writable(database)
+    starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
+    edited = clear_edited(database, run_id)
+    with database.lock():
+        mapping = write_default_mapping(database.path, is_npu=is_npu)
+    return PreparedDatabase([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
 
 
-@dataclass
-class Plan:
-    """The cases of a session.
+def expect_writable(database: Database) -> None:
+    """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
+    with database.lock():
+        pass
 
-    Attributes:
-        tables: the plan of each kernel type and target, by `CasesOfTable.key`; a file that cannot be read has none.
-        problems: files that cannot be read; they make the session fail.
-        prepared: what was done to each database first.
-        notes: what the user should know about the durations in the database.
-        error: why there is no plan; the session ends with this error before a row runs.
-        error_status: the exit status of a session with an error.
-        suffixes: the ends of the ids of cases, one for each target.
+
+def make_plan(
+    database: Database,
+    chosen: Choice,
+    *,
+    elsewhere: Container[str] = (),
+    requested: Rows | None = None,
+    unmeasured: Mapping[str, Sequence[int]] | None = None,
+    stale_runs: StaleRuns | None = None,
+    target: int = 0,
+    implementation: Implementation | None = None,
+    rows_from: Path | None = None,
+    captures: Database | None = None,
+) -> Plan:
+    """Reads a database and decides which of its rows are run; writes nothing.
+
+    Args:
+        database: holds the rows, and gets their durations.
+        chosen: the rows that the user chose.
+        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
+            profile, those of the database whose rows an implementation measures, and the tasks of the session.
+        requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
+            not the database has them; None: the rows of the database.
+        unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
+        stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
+        target: number of the target in the session.
+        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
+        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
+        captures: the database with the captured durations of the rows; None: `database`.
+
+    Raises:
+        OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
+    plan = Plan()
+    names = database.kernel_types() if requested is None else list(requested)
+    unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
+    if unknown:
+        asked = ",".join(unknown)
+        place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
+        if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
+            meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
+        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
+        raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+    types = sorted(chosen.ops) if chosen.ops and requested is None else names
+    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
+    if lacking and implementation is not None:
+        plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
+    for name in names:
+        if (chosen.ops and name not in chosen.ops) or name in lacking:
+            continue
+        try:
+            table = _case_table(database, name, None if requested is None else requested[name])
+            table.target, table.suffix = target, implementation.suffix if implementation is not None else ""
+            if unmeasured and name in unmeasured:
+                fold = TableFold(table.table)
+                for position in unmeasured[name]:
+                    fold.clear(position)
+                table.table = RowTable(name, table.table.path, fold.rows.frame())
+            wanted = None if requested is None else [signature(name, row) for row in requested[name]]
+            _choose(table, wanted, chosen, stale_runs)
+            others = table.table if captures is None else captures.read_or_empty(name)
+            table.captured_time_us = None if chosen.ops else captured_time_us(others)
+            table.captured = (table.table if captures is None else with_captured(table.table, others)).captured.us
+            table.table = table.table.without_derived()
+            plan.tables[table.key] = table
+        except Exception as error:
+            # An error in one file does not keep the rows of other files from running.
+            place = database.path / f"{name}.csv"
+            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
+    release_memory()
+    if chosen.where is not None:
+        columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
+        if problem := chosen.where.unknown(columns):
+            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
+    return plan
 
-    tables: dict[str, CasesOfTable] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    prepared: list[PreparedDatabase] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    error: str = ""
-    error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
-    suffixes: list[str] = field(default_factory=list)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the database has no file of a kernel type."""
-        return not self.tables and not self.problems
+def _case_table(database: Database, name: str, requested: Sequence[Mapping[str, str]] | None) -> CaseTable:
+    """Returns the rows in the file of a kernel type, followed by the requested rows that the file lacks."""
+    if requested is None:
+        table = database.read(name)
+        return CaseTable(table, len(table), label=name)
+    # It takes 40 MB, which the rows of a database do without.
+    import pandas as pd
 
-    def tables_of(self, kernel_type: str) -> list[CasesOfTable]:
-        """Returns the plans of a kernel type, in the order of the targets."""
-        keys = (f"{kernel_type}{suffix}" for suffix in self.suffixes)
-        return [self.tables[key] for key in keys if key in self.tables]
+    path = database.csv_path(name)
+    frame = (
+        database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in identity_columns(name)})
+    )
+    there = set(signatures(name, frame))
+    missing = [row for row in requested if signature(name, row) not in there]
+    together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
+    return CaseTable(RowTable(name, path, together), len(frame), label=name)
 
-    def cases_by_target(self) -> Counter[int]:
-        """Returns the number of cases of each target."""
-        counts = Counter[int]()
-        for table in self.tables.values():
-            counts[table.target] += len(table.cases)
-        return counts
 
-    def named_targets(self, targets: int) -> list[int]:
-        """Returns the numbers of the targets that a session names. Targets without cases are left out if they are many.
+def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> None:
+    """Makes the cases of a table; `wanted` are their signatures, in their order; None: all rows, as in the file."""
+    table, name = rows.table, rows.kernel_type
+    replayed, *others = (durations.known.tolist() for durations in table.durations)
+    is_selected = [True] * len(table) if chosen.where is None else chosen.where.selected(table)
+    run_ids = table.cells(RUN_ID)
+    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
+    seen: set[str] = set()
+    cases: list[tuple[int, SessionCase]] = []
+    for position, row_signature in enumerate(table.signatures):
+        place = position if places is None else places.get(row_signature)
+        if place is None:
+            continue
+        row_digest = digest(name, row_signature)
+        case = SessionCase(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
+        cases.append((place, case))
+        if chosen.shard is not None and not chosen.shard.holds(row_digest):
+            case.fate = Fate.OTHER_SHARD
+        elif case.id in seen:
+            case.fate = Fate.REPEATED
+        elif not is_selected[position]:
+            case.fate = Fate.NOT_SELECTED
+        else:
+            is_replayed = replayed[position]
+            if stale_runs is not None and is_replayed:
+                case.staleness = stale_runs.staleness(run_ids[position].strip())
+            captured = not is_replayed and any(known[position] for known in others)
+            if chosen.excludes(replayed=is_replayed, captured=captured, staleness=case.staleness):
+                case.fate = Fate.LEFT_OUT
+            else:
+                case.known_failure = _known_failure(table.row(position), chosen)
+        seen.add(case.id)
+    rows.cases = [case for _, case in sorted(cases, key=itemgetter(0))]
+    rows.notes = [*misspelt_columns(table.path, table.columns, name), *_invalid_durations(rows)]
 
-        Args:
-            targets: number of targets of the session.
-        """
-        counts = self.cases_by_target()
-        without = sum(not counts[number] for number in range(targets))
-        return [number for number in range(targets) if counts[number] or without <= _FEW_TARGETS]
 
-    def cases_of(self, kernel_types: Container[str]) -> int:
-        """Returns the number of cases of some kernel types."""
-        return sum(len(table.cases) for table in self.tables.values() if table.kernel_type in kernel_types)
+def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
+    """Returns the known failure of a case; None for a case that is run as if nothing were known."""
+    status = row.status
+    if status is None or not status.expected_to_fail:
+        return None
+    before, crashes = f"{status} before: {row.cell(STATUS_REASON)}", row.crashes
+    given_up = crashes >= GIVEN_UP_AFTER and not chosen.retry_failed
+    if given_up:
+        before += f" ({crashes} sessions in a row; --runxfail runs it again)"
+    if not given_up and chosen.strict:
+        return None
+    return KnownFailure(printable(before), run=not given_up, strict=chosen.strict)
 
-    def without_rows(self) -> list[Path]:
-        """Returns the files without a row."""
-        return [cases.table.path for cases in self.tables.values() if not len(cases.table)]
 
-    def invalid_durations(self) -> dict[str, list[str]]:
-        """Returns the duration cells without a valid duration, by `CasesOfTable.key`."""
-        return {key: table.invalid_durations for key, table in self.tables.items() if table.invalid_durations}
-
-    def case_ids(self) -> set[str]:
-        """Returns the ids of all cases."""
-        return {case_id for table in self.tables.values() for case_id in table.cases.values()}
-
-    def unreplayed(self) -> set[str]:
-        """Returns the ids of the cases without a replayed duration."""
-        return {
-            case_id
-            for cases in self.tables.values()
-            for position, case_id in cases.cases.items()
-            if not cases.table.replayed.known[position]
-        }
-
-    def unresolved(self) -> dict[str, str]:
-        """Returns the statuses of the rows that an earlier session ran and failed to measure, by id."""
-        return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
-
-    def captured_time_us(self) -> Mapping[str, float | None]:
-        """Returns the device time of all captured launches, by kernel type; None where it is unknown.
-
-        The default's database has the captures; the databases of other implementations have none.
-        """
-        default_last = sorted(self.tables.values(), key=lambda table: table.suffix, reverse=True)
-        return {table.kernel_type: table.captured_time_us for table in default_last}
-
-    def other_shards(self) -> int:
-        """Returns the number of rows in other shards."""
-        return sum(len(table.other_shards) for table in self.tables.values())
-
-    def left_out(self) -> Counter[str]:
-        """Returns the number of rows that the update mode leaves out, by `CasesOfTable.key`."""
-        return Counter({key: len(table.left_out) for key, table in self.tables.items() if table.left_out})
-
-    def add(self, other: Plan) -> None:
-        """Adds the tables, problems and notes of the plan of another target."""
-        self.tables |= other.tables
-        self.suffixes += other.suffixes
-        self.problems += other.problems
-        self.notes += other.notes
-        self.prepared += other.prepared
+def _invalid_durations(rows: CaseTable) -> list[str]:
+    """Returns the sentence on cells that should hold a duration and do not, of rows of this shard; [] without any."""
+    counted = {case.position for case in rows.cases if case.fate not in (Fate.OTHER_SHARD, Fate.REPEATED)}
+    invalid = [
+        (position, f"line {position + FIRST_LINE}, {name!r} = {cell!r}")
+        for name in rows.table.kind.duration_columns
+        for position, cell in enumerate(rows.table.cells(name))
+        # Other tools write 0 for a row that is not measured.
+        if cell.strip("0. ") and valid_duration(cell) is None and position in counted
+    ]
+    if not invalid:
+        return []
+    more = f" and {len(invalid) - 1} more" if len(invalid) > 1 else ""
+    return [f"{rows.key}: {min(invalid)[1]}{more} is no duration (a number above 0): counted as not measured"]

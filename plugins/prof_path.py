@@ -16,12 +16,12 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.show.result import Fields
 
+from .cases import Plan
 from .collector import Collector
-from .plan import Plan
 from .pytest_internals import write_parts
 from .records import SessionRecords
-from .requested_rows import RequestedRows
 from .row_runner import RowRunner
+from .select import requested_rows
 from .session_context import SessionContext
 
 _SHOWN = 5
@@ -65,7 +65,7 @@ class UncollectedSamples:
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, device: DeviceDescription
     ) -> None:
         settings, database = self._context.settings, self._context.database
-        requested = RequestedRows(config, self._collector)
+        requested = requested_rows(config, self._collector.known_replays())
         for sample in samples.unmatched():
             kernel_type, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
             if settings.ops and kernel_type not in settings.ops:
@@ -107,7 +107,7 @@ class UncollectedSamples:
     def _fields(self) -> dict[str, object]:
         profile = self._runner.samples().profile
         account, settings = profile.account, self._context.settings
-        invalid = [*account.invalid_durations[:1], *account.impossible_durations[:1]]
+        invalid = [place for _, place in account.without_duration[:1]]
         found: dict[str, object] = {
             "summaries": len(profile.files),
             "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from opatlas.data import journal
 from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database
@@ -24,6 +22,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.record import Record, RowName
 from opatlas.run.devices.device import DeviceDescription
 
+from .cases import results_of
 from .row_note import RowNote
 from .run_manifest import facts_of
 from .session_context import SessionContext
@@ -126,8 +125,6 @@ class SessionRecords:
         self._worker_journals = journal.EndedJournals()
         #: Records that are in no journal, with the number of their target.
         self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
-        #: Number of the target and last status, by node id.
-        self._status_of: dict[str, tuple[int, str]] = {}
         self.devices: list[DeviceDescription] = []
         self.reported_only: list[RowName] = []
         self.merged: WriteBackResult | None = None
@@ -140,26 +137,20 @@ class SessionRecords:
         """What the first device calls itself; "" before a row was run."""
         return self.devices[0].name if self.devices else ""
 
-    @property
-    def statuses(self) -> Counter[str]:
-        """Rows by the status of their last record."""
-        return Counter(status for _, status in self._status_of.values())
-
-    def take(self, report: pytest.TestReport, note: RowNote) -> None:
-        """Takes the record out of a report; pytest keeps reports, and a record need not stay in memory."""
+    def take(self, note: RowNote, target: int) -> None:
+        """Takes the record of a target out of a report; pytest keeps reports, and a record need not stay in memory."""
         if "record" not in note:
             return
         note.pop("figures", None)
         record = note.pop("record")
-        if self._context.settings.rehearses and "not_saved" in note:
-            self._unsaved.append((note.get("target", 0), record))
-        if reason := note.get("not_saved"):
-            self._unsaved.append((note.get("target", 0), record))
+        reason = note.get("not_saved")
+        if reason or (reason is not None and self._context.settings.rehearses):
+            self._unsaved.append((target, record))
+        if reason:
             # A worker with a full disk may not be able to ask the other processes to stop.
             self._context.stop(reason)
         if "device" in note:
             self._add_device(DeviceDescription(**note["device"]))
-        self._status_of[report.nodeid] = note.get("target", 0), record["status"]
 
     def add(self, record: Record, device: DeviceDescription | None, target: int = 0) -> None:
         """Adds a record of a target that no report brings."""
@@ -267,7 +258,9 @@ class SessionRecords:
         context, devices = self._context, self._context.settings.devices
         manifest = context.manifest(self.devices, number)
         manifest.finished_at = time.time()
-        manifest.statuses = dict(Counter(status for target, status in self._status_of.values() if target == number))
+        cases = context.plan.cases if context.plan is not None else ()
+        results = [found for case, found in results_of(cases) if case.target == number]
+        manifest.statuses = dict(Counter(found.status.value for found in results))
         if context.settings.prof_path is None:
             manifest.machine_at_end = facts_of(devices, *context.surroundings.at_end(devices))
         manifest.write(context.databases[number].database)

@@ -30,8 +30,6 @@ class RowNote(TypedDict, total=False):
     Attributes:
         record: the result of `Record.to_json`; absent in setup and teardown, and for rows that were not run.
         figures: the result of `RowSummary.to_json`; absent for rows that were not measured.
-        kernel: the kernel type, and the implementation if the session has several; absent if `record` is.
-        target: number of the target of the row; absent if `record` is.
         not_saved: why the record is in no journal; "" if a journal has the record.
         device: name and facts of the device; absent if the previous row ran on the same device.
         waited: seconds that the row waited for its device, by FOR_OTHERS and FOR_OWN.
@@ -40,8 +38,6 @@ class RowNote(TypedDict, total=False):
 
     record: Mapping[str, Any]
     figures: Mapping[str, Any]
-    kernel: str
-    target: int
     not_saved: str
     device: Mapping[str, Any]
     waited: dict[str, float]

@@ -13,13 +13,14 @@ import pytest
 
 from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.errors import OpAtlasError
+from opatlas.options import Scope
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.implementation import Implementation
@@ -35,14 +36,13 @@ from opatlas.run.process.profile_executor import ProfileExecutor
 from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line
 
+from .cases import SessionCase, needs_group, row_of, will_run
 from .cluster_rows import Arrived, ClusterRows
-from .collector import needs_group, row_of, will_run
 from .item_rows import ItemRows, RowsInBatches, RowsInTurn
-from .plan import PlannedRow
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
-    from .models import ModelRuns
+    from opatlas.outer.generation.session_models import ModelRuns
 
 
 class RowRunner:
@@ -91,7 +91,11 @@ class RowRunner:
             else:
                 first = self._context.place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._device, left_out)
-                self._executor = settings.workload.executor(single, self._groups(left_out))
+                self._executor = (
+                    self._groups(left_out)
+                    if settings.source.scope is Scope.COLLECTIVES
+                    else ExclusiveExecutor(single, self._groups(left_out))
+                )
         return self._executor
 
     def samples(self) -> ProfileMatcher:
@@ -150,10 +154,7 @@ class RowRunner:
     def _model_runs(self) -> ModelRuns | None:
         """Returns what runs the rows of models; None without --models."""
         if self._models is None and self._context.settings.models is not None:
-            # Sessions without models do not import the client of endpoints.
-            from .models import ModelRuns
-
-            self._models = ModelRuns(self._context)
+            self._models = self._context.settings.models.runs(self._context, row_of)
         return self._models
 
     def _run_model(self, item: pytest.Function, models: ModelRuns) -> RowOutcome:
@@ -203,11 +204,11 @@ class RowRunner:
             kernel_type=row.kernel_type,
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.row.status is None),
-            group=spec.group(row.cells, settings.workload.options) if spec is not None and spec.group else None,
+            group=spec.group(row.cells, settings.source.options) if spec is not None and spec.group else None,
             source=source,
             instrument="" if settings.mixed or settings.read_only else _instrument(row),
             database=str(settings.targets[row.target].path) if row.target else "",
-            subject=settings.workload.tasks.get(row.kernel_type),
+            subject=settings.source.subjects.get(row.kernel_type),
             judge=spec.judge if spec is not None and source is not None and not source.module else "",
         )
         if not job.judge:
@@ -240,13 +241,13 @@ class RowRunner:
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
 
 
-def _instrument(row: PlannedRow) -> str:
+def _instrument(row: SessionCase) -> str:
     """Returns the instrument of the replayed duration of a row; "" if the row has none."""
     replayed = row.row.replayed
     return replayed.instrument.strip() if replayed is not None else ""
 
 
-def _source(row: PlannedRow, implementation: Implementation) -> KernelSource | None:
+def _source(row: SessionCase, implementation: Implementation) -> KernelSource | None:
     """Returns the function of a row; that of its functional operator if the row's operator is a variant without one.
 
     Raises:

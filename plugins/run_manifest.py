@@ -8,14 +8,14 @@ from typing import Any
 
 from opatlas.data.manifest import Manifest, code_digest
 from opatlas.installation import measuring_code
-from opatlas.run.devices.cgroups import available_cores, usable_cores
-from opatlas.run.devices.cpu_flush import EXPENSIVE_READ_BYTES, plan_flush
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.options import Scope
+from opatlas.run.devices.cpu import EXPENSIVE_READ_BYTES, plan_flush
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState
+from opatlas.run.devices.discovery import device_states
 from opatlas.run.devices.machine_state import MachineState, MachineWatch, needed_cores
-from opatlas.run.devices.nvidia import GpuState, gpu_states
+from opatlas.run.devices.system import available_cores, usable_cores
 
 from .settings import Settings
-from .workload import CollectiveWorkload
 
 
 class Surroundings:
@@ -24,19 +24,19 @@ class Surroundings:
     def __init__(self, own_pid: int) -> None:
         """`own_pid` is the ancestor of all processes of the session, whose load does not count."""
         self._watch = MachineWatch(own_pid=own_pid)
-        self._start: tuple[MachineState, list[GpuState]] | None = None
-        self._end: tuple[MachineState, list[GpuState]] | None = None
+        self._start: tuple[MachineState, list[DeviceState]] | None = None
+        self._end: tuple[MachineState, list[DeviceState]] | None = None
 
-    def at_start(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
+    def at_start(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[DeviceState]]:
         """Returns the state between the start of the session and the first call."""
         if self._start is None:
-            self._start = self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=False)
+            self._start = self._watch.state(), device_states(devices, self._watch.own_processes(), opened=False)
         return self._start
 
-    def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
+    def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[DeviceState]]:
         """Returns the state since `at_start`, read at the first call."""
         if self._end is None:
-            self._end = self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=True)
+            self._end = self._watch.state(), device_states(devices, self._watch.own_processes(), opened=True)
         return self._end
 
     def higher_load(self, devices: Sequence[DeviceSpec]) -> str:
@@ -56,13 +56,13 @@ def flush_notes(settings: Settings) -> list[str]:
     return [f"the cache flush reads {plan.read_bytes >> 20} MiB before each sample: --cache warm leaves it out"]
 
 
-def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[GpuState]) -> list[str]:
+def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> list[str]:
     """Returns what is likely to disturb measurements on these devices, in phrases with numbers."""
     of_gpus = (phrase for gpu in gpus for phrase in gpu.disturbances())
     return [*machine.disturbances(needed_cores(devices)), *of_gpus]
 
 
-def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[GpuState]) -> Mapping[str, Any]:
+def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> Mapping[str, Any]:
     """Returns the state of machine and GPUs as the manifest stores it."""
     return {
         **asdict(machine),
@@ -123,7 +123,7 @@ def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
         "in_process": settings.in_process,
         "ray": settings.ray,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
-        "communication": list(settings.workload.notes) if isinstance(settings.workload, CollectiveWorkload) else None,
+        "communication": list(settings.source.notes) if settings.source.scope is Scope.COLLECTIVES else None,
         "models": None if settings.models is None else settings.models.told(),
         **settings.group_options,
     }

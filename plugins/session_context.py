@@ -23,7 +23,9 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest
+from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
+from opatlas.options import Scope
 from opatlas.row.record import new_run_id
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
@@ -31,7 +33,7 @@ from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.process_end import die_with_parent, parent_of
 from opatlas.text import printable_lines
 
-from .plan import Plan
+from .cases import Plan
 from .run_manifest import Surroundings, new_manifest
 from .settings import Settings, is_distributed, settings_of
 from .shared_folder import SharedFolder
@@ -115,7 +117,8 @@ class SessionContext:
     @property
     def journal_header(self) -> JournalHeader:
         """The header of each journal of this session."""
-        mode = self.settings.workload.write_back_mode(self.settings.mode)
+        # A message that the database lacks is added.
+        mode = UpdateMode.ALL if self.settings.source.scope is Scope.COLLECTIVES else self.settings.mode
         return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
     def manifest(self, devices: Sequence[DeviceDescription], target: int = 0) -> Manifest:

@@ -7,26 +7,31 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
+from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.options import Scope, at_least, changed
 from opatlas.run import expert_parallel
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
-from opatlas.run.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, preferred_instrument
+from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.command import SESSION_ROWS
+from opatlas.run.row_source import RowSource
 
 from .cluster import cluster_notes
-from .model_options import ModelSettings
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .selection import Choice, Shard, keyword_filter
+from .select import Choice, Shard, keyword_filter
+from .sources import NO_EFFECT, kernels, scope_of, source_of
 from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where
-from .workload import KernelWorkload, ProfiledWorkload, Workload, make_workload, workload_type
+
+if TYPE_CHECKING:
+    from opatlas.outer.generation.session_models import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Settings:
         read_only: rows are measured and compared, and nothing is written.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
-        workload: what the session measures: rows of kernels, or messages of collectives.
+        source: where the rows come from.
         named: whether the user named the database. A named database must exist; OpAtlas makes any other database.
         versions: the versions that the user gave, by the name of the software.
         notes: what the user should know about the choice of implementations.
@@ -78,7 +83,7 @@ class Settings:
     read_only: bool = False
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
-    workload: Workload = field(default_factory=lambda: KernelWorkload(argparse.Namespace()))
+    source: RowSource = field(default_factory=lambda: kernels(argparse.Namespace()))
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -130,7 +135,7 @@ class Settings:
     @property
     def unit(self) -> str:
         """The noun for a case."""
-        return self.workload.unit
+        return self.source.unit
 
     def timeout_s(self, *, first_run: bool) -> float:
         """Returns the deadline of a row."""
@@ -145,28 +150,28 @@ def settings_of(config: pytest.Config) -> Settings:
             that cannot be detected.
         pytest.UsageError: options that contradict each other.
     """
-    option, kind = config.option, workload_type(config)
-    _refuse_contradictions(config, kind)
+    option, scope = config.option, scope_of(config)
+    _refuse_contradictions(config, scope)
     devices = devices_of(config)
-    has_msprof = _has_msprof(config, kind, devices)
-    workload = make_workload(kind, config, devices)
+    has_msprof = _has_msprof(config, scope, devices)
+    source = source_of(config, devices)
     models = _models(option, devices)
-    targets, notes = targets_of(config, devices, workload, models)
+    targets, notes = targets_of(config, devices, source, models)
     return Settings(
         targets=tuple(targets),
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
-        ops=workload.ops(option.ops),
+        ops=source.ops(option.ops),
         shard=option.shard,
         # A look-up of a row that crashed on a device is safe. All nodes must run the same rows, whatever statuses
         # each of them has stored.
         retry_failed=option.runxfail or option.prof_path is not None or option.nnodes > 1,
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
-        measure=_measure_settings(option, workload.cache),
+        measure=_measure_settings(option, "warm" if scope is Scope.COLLECTIVES else "cold"),
         case_timeout_s=option.case_timeout,
         msprof_rows=SESSION_ROWS if has_msprof else None,
-        in_process=_is_in_process(option, kind),
+        in_process=_is_in_process(option, scope),
         collect_only=option.collectonly,
         where=option.where,
         # pytest's --strict, and not `strict = true` of pytest.ini, which is about how tests are written. A debugger
@@ -175,8 +180,8 @@ def settings_of(config: pytest.Config) -> Settings:
         read_only=option.read_only,
         mixed=option.mixed,
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
-        workload=workload,
-        named=bool(option.database_path) and workload.needs_database,
+        source=source,
+        named=bool(option.database_path) and source.needs_database,
         versions=named_versions(option.versions),
         notes=(*notes, *cluster_notes(config), *_benchmark_notes(config)),
         models=models,
@@ -193,10 +198,11 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     """
     if option.models is None:
         return None
+    if "models" not in extensions(ROW_SOURCES):
+        raise pytest.UsageError("--models: this installation has nothing that lets models write kernels")
     # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_settings
-
-    return model_settings(option.models, devices[0].kind)
+    found: ModelSettings = extensions(ROW_SOURCES)["models"].load()(option.models, devices[0].kind)
+    return found
 
 
 def benchmarks_off(config: pytest.Config) -> str:
@@ -212,7 +218,7 @@ def _benchmark_notes(config: pytest.Config) -> list[str]:
     return [f"rows are benchmarks: none is run ({name})"] if (name := benchmarks_off(config)) else []
 
 
-def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
+def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
     keyword_filter(option.keyword)
@@ -220,9 +226,9 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     refuse_useless_versions(config)
     if getattr(option, "forked", False):
         raise pytest.UsageError("--forked: rows do not run in pytest's process, but in a device process: leave it out")
-    is_looked_up = kind is ProfiledWorkload
+    is_looked_up = scope is Scope.PROFILES
     workers = ["-n"] if is_looked_up and is_distributed(config) else []
-    refuse(config, outside(OPTIONS, kind.scope), kind.no_effect, also=workers)
+    refuse(config, outside(OPTIONS, scope), NO_EFFECT[scope], also=workers)
     if option.tasks:
         refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
     if is_looked_up and option.update_mode == UpdateMode.STALE.value:
@@ -240,7 +246,7 @@ def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
         _refuse_with_ray(config)
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
-    if _is_in_process(option, kind):
+    if _is_in_process(option, scope):
         refuse(config, named("--case-timeout"), "rows run in pytest's own process, which cannot end a row that hangs")
     elif option.usepdb and not is_looked_up:
         raise pytest.UsageError("--pdb cannot reach into the processes of a group: leave it out")
@@ -262,9 +268,9 @@ def _refuse_with_ray(config: pytest.Config) -> None:
         )
 
 
-def _is_in_process(option: argparse.Namespace, kind: type[Workload]) -> bool:
+def _is_in_process(option: argparse.Namespace, scope: Scope) -> bool:
     """Returns whether rows run in pytest's own process, as a debugger needs it."""
-    return option.in_process or (bool(option.usepdb) and Scope.KERNELS in kind.scope)
+    return option.in_process or (bool(option.usepdb) and scope is Scope.KERNELS)
 
 
 def _refuse_databases_as_tests(config: pytest.Config) -> None:
@@ -277,7 +283,7 @@ def _refuse_databases_as_tests(config: pytest.Config) -> None:
             )
 
 
-def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequence[DeviceSpec]) -> bool:
+def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpec]) -> bool:
     """Returns whether rows are measured under msprof.
 
     Raises:
@@ -287,12 +293,12 @@ def _has_msprof(config: pytest.Config, workload: type[Workload], devices: Sequen
     option = config.option
     if option.prof_path is not None:
         return False
-    kinds = {device.kind for device in devices}
-    instruments = {preferred_instrument(kind, option.instrument.name) for kind in kinds & INSTRUMENTS.keys()}
-    others = " or ".join(name for name in INSTRUMENTS["npu"] if name != MSPROF)
+    kinds = [kind for each in {device.kind for device in devices} if (kind := kind_named(each)).instruments]
+    instruments = {kind.preferred_instrument(option.instrument.name) for kind in kinds}
+    others = " or ".join(name for kind in kinds for name in kind.instruments if name != MSPROF)
     if MSPROF in instruments and option.ray is not None:
         raise pytest.UsageError(f"--ray: profiles of msprof would stay on the hosts: give --instrument {others}")
-    if MSPROF in instruments and _is_in_process(option, workload):
+    if MSPROF in instruments and _is_in_process(option, scope):
         named_by = "--in-process" if option.in_process else "--pdb"
         raise pytest.UsageError(
             f"{named_by} runs rows in pytest's own process, which cannot run under msprof: give --instrument {others}"

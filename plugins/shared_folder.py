@@ -10,7 +10,7 @@ from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 
-from .plan import Plan
+from .cases import Plan
 
 _PID_SUFFIX = ".pid"
 

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,31 +14,32 @@ from opatlas.data.comparable import captured_elsewhere
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
-from opatlas.files import absolute_path
-from opatlas.options import given
-from opatlas.outer.tasks.candidate_files import find_candidates
+from opatlas.files import absolute_path, expect_folder
+from opatlas.options import Scope, given
+from opatlas.row.kind import kind_of, native_kind
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
     ROOT,
     beside,
-    device_kind,
     expect_npu,
     implementation_path,
     public_version,
     slug,
 )
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
-from opatlas.run.devices.cgroups import available_cores
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import available_devices, database_name, npus_present
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.system import available_cores
 from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.directory import BrokenFiles
 from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.row_source import RowSource
 
 from .cluster import cluster_of
-from .model_options import ModelSettings
 from .options import named, refuse
-from .workload import Workload
+
+if TYPE_CHECKING:
+    from opatlas.outer.generation.session_models import ModelSettings
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
@@ -110,20 +112,21 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
         OpAtlasError, pytest.UsageError: neither --device nor --database-path names it, or --device names no NPU, which
             msprof cannot have profiled.
     """
-    if name not in (None, "npu"):
-        if device_kind(name) != "npu":
+    npu = kind_named(native_kind().name)
+    if name not in (None, npu.name):
+        if not kind_of(name).is_native:
             raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
         if not database:
             expect_npu(name)
-        return [DeviceSpec("npu", name=name)]
-    if npus_present():
-        return available_devices("npu")
+        return [DeviceSpec(npu.name, name=name)]
+    if npu.is_present():
+        return available_devices(npu.name)
     if not database:
         raise pytest.UsageError(
             f"--prof-path: name the NPU that was profiled with --device ({DEFAULT_NPU_DEVICE}, ...), "
             f"or its database with --database-path"
         )
-    return [DeviceSpec("npu")]
+    return [DeviceSpec(npu.name)]
 
 
 def refuse_useless_versions(config: pytest.Config) -> None:
@@ -133,12 +136,12 @@ def refuse_useless_versions(config: pytest.Config) -> None:
 
 
 def targets_of(
-    config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload, models: ModelSettings | None = None
+    config: pytest.Config, devices: Sequence[DeviceSpec], source: RowSource, models: ModelSettings | None = None
 ) -> tuple[list[SessionTarget], list[str]]:
     """Returns a target for each implementation of --implementation that is installed, and lines about the others.
 
     Args:
-        workload: what the session measures.
+        source: the rows of the session.
         models: models that write candidates; each is an implementation.
 
     Raises:
@@ -147,22 +150,22 @@ def targets_of(
         pytest.UsageError: options contradict each other, or no named implementation is installed.
     """
     option = config.option
-    found = _implementations(option.implementation, devices[0].kind, workload, models)
-    usable = [replace(each, counts_missing=workload.counts_missing) for each in found if not each.missing]
+    found = _implementations(option.implementation, devices[0].kind, source, models)
+    usable = [replace(each, counts_missing=source.counts_missing) for each in found if not each.missing]
     lines = [f"{each.name}: {each.missing}" for each in found if each.missing]
     lines += dict.fromkeys(note for each in usable for note in each.notes)
     if not usable:
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
-    origin = origin_of(config, devices, workload)
-    base, note = database_of(config, devices, workload)
+    origin = origin_of(config, devices, source)
+    base, note = database_of(config, devices, source)
     base = absolute_path(base)
     captures = None
     if option.database_path and not option.mixed and (captured := captured_elsewhere(Database(base), origin)):
-        home = _beside_captures(base, devices, workload, option.versions)
+        home = _beside_captures(base, devices, source, option.versions)
         captures, base = (base, home) if home != base.resolve() else (None, base)
         names, here = ", ".join(captured), devices[0].name or devices[0]
         note = f"{captures} was captured on {names}: durations of {here} belong into {base}"
-    rows_from = captures if workload.needs_database else None
+    rows_from = captures if source.needs_database else None
     targets = []
     for each in usable:
         if each.is_default:
@@ -171,7 +174,7 @@ def targets_of(
             continue
         path = (
             Database(base).implementation_dir(each.name, each.version)
-            if option.database_path or workload.nests_implementations
+            if option.database_path or source.is_listed
             else absolute_path(
                 implementation_path(database_name(devices), each.name, each.version, detect(option.versions))
             )
@@ -182,11 +185,11 @@ def targets_of(
     return targets, lines
 
 
-def _beside_captures(captures: Path, devices: Sequence[DeviceSpec], workload: Workload, versions: Versions) -> Path:
+def _beside_captures(captures: Path, devices: Sequence[DeviceSpec], source: RowSource, versions: Versions) -> Path:
     """Returns the database of a session's device beside a database with captures of another device."""
     name = slug(devices[0].name or devices[0].kind)
     try:
-        place = workload.default_database(name, detect(versions))
+        place = source.default_database(name, detect(versions))
     except OpAtlasError:
         # The versions of profiled software may be unknown.
         place = ROOT / name / devices[0].kind / "unknown_versions"
@@ -194,28 +197,24 @@ def _beside_captures(captures: Path, devices: Sequence[DeviceSpec], workload: Wo
 
 
 def _implementations(
-    names: Sequence[str], kind: str, workload: Workload, models: ModelSettings | None
+    names: Sequence[str], kind: str, source: RowSource, models: ModelSettings | None
 ) -> list[Implementation]:
     """Returns the implementations that a user names, and the models as implementations. Raises OpAtlasError."""
-    find = find_candidates(list(workload.tasks.values())) if workload.tasks else None
     if models is None:
-        broken = BrokenFiles.KEPT if workload.counts_missing else BrokenFiles.REFUSED
-        return find_implementations(names, kind, find, broken=broken)
-    # Sessions without models do not import the client of endpoints.
-    from .model_targets import model_implementations
-
-    found = find_implementations(names, kind, find) if names else []
-    written = model_implementations(models, workload.tasks)
+        broken = BrokenFiles.KEPT if source.counts_missing else BrokenFiles.REFUSED
+        return find_implementations(names, kind, source.find, broken=broken)
+    found = find_implementations(names, kind, source.find) if names else []
+    written = models.implementations(source.subjects)
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
     return [*found, *written]
 
 
-def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload) -> tuple[Path, str]:
+def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: RowSource) -> tuple[Path, str]:
     """Returns the folder of the CSVs, and what the user should know of its choice; "" mostly.
 
     Args:
-        workload: what the session measures.
+        source: the rows of the session.
 
     Raises:
         OpAtlasError: a version that names the folder is not known, or --database-path names no folder.
@@ -224,12 +223,15 @@ def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: 
     """
     option = config.option
     if option.database_path:
-        return workload.named_database(Path(option.database_path)), ""
-    _expect_naming(config, devices[0], workload.naming(devices[0].kind))
+        named = Path(option.database_path)
+        if not source.needs_database:
+            expect_folder(named, "", option="--database-path", may_be_made=True)
+        return named / source.subfolder, ""
+    _expect_naming(config, devices[0], source.naming(devices[0].kind))
     if option.prof_path is None and not option.collectonly:
         _expect_installed(option.versions)
     note = _versions_of_this_machine(option.versions) if option.prof_path is not None else ""
-    return workload.default_database(database_name(devices), detect(option.versions)), note
+    return source.default_database(database_name(devices), detect(option.versions)) / source.subfolder, note
 
 
 def given_versions(versions: Versions) -> Mapping[Component, str]:
@@ -238,14 +240,14 @@ def given_versions(versions: Versions) -> Mapping[Component, str]:
     return {component: version for component, version in by_component.items() if version}
 
 
-def origin_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload) -> MeasurementOrigin:
+def origin_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: RowSource) -> MeasurementOrigin:
     """Returns what the durations of a session are measured on, with the versions that name a database."""
     option, device = config.option, devices[0]
     if option.prof_path is not None:
         # The profiled software is not the software of this machine, and may be unknown.
         return MeasurementOrigin(device.name, device.kind, named_versions(option.versions))
     installed, given_or_installed = detect(), detect(option.versions)
-    naming = workload.naming(device.kind)
+    naming = source.naming(device.kind)
     # The installed software measures, by whatever version of the same release the user calls it.
     versions = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
     cores = available_cores() if option.ray is None else cluster_of(config, devices).cores
@@ -253,7 +255,7 @@ def origin_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Wo
         device.name,
         device.kind,
         {name: public_version(version) for name, version in versions.items() if version},
-        threads=cores if device.kind == "cpu" and workload.has_threads else None,
+        threads=cores if device.kind == "cpu" and source.scope is not Scope.COLLECTIVES else None,
         # The hosts of a cluster are told with its devices.
         host=platform.node() if option.ray is None else "",
     )

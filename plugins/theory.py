@@ -20,9 +20,10 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
 from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.row.kind import kind_of
 from opatlas.row.location import default_path, device_kind, expect_npu
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.devices.discovery import database_name
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
@@ -31,8 +32,8 @@ from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 from .options import OPTIONS as REPLAY_OPTIONS
 from .options import outside, refuse
 from .pytest_internals import write_parts
-from .replay_session import SESSION
-from .selection import keyword_filter
+from .select import keyword_filter
+from .session import SESSION
 from .target import devices_of, refuse_useless_versions
 from .xdist import has_replays
 
@@ -159,7 +160,7 @@ class Theory:
             option.seed,
             budget_bytes,
             sample_rows,
-            is_npu=kind == "npu",
+            is_npu=kind_named(kind).is_native,
         )
         return TheoryPlan(database, kind, request, kernels)
 
@@ -186,7 +187,7 @@ class Theory:
             if not (option.read_only or option.collectonly):
                 # Locked here, so that a folder that cannot be written is reported once, not for every kernel type.
                 with self.plan.database.lock():
-                    is_npu = bool(option.device) and device_kind(option.device) == "npu"
+                    is_npu = bool(option.device) and kind_of(option.device).is_native
                     self._mapping = write_default_mapping(self.plan.database.path, is_npu=is_npu)
                 if self._mapping is not None:
                     # The mapping may name more kernel types.
@@ -332,14 +333,14 @@ def kind_of_database(config: pytest.Config, database: Database) -> str:
     """
     device: str | None = config.option.device
     if device:
-        return device if device in KINDS else device_kind(device)
+        return device if device in device_kinds() else device_kind(device)
     provenance = Provenance(database)
     kinds: set[str] = set(map(device_kind, provenance.captured_on))
     if not kinds and provenance.folder is not None:
         kinds = {provenance.folder.kind}
     kinds = kinds or {origin.kind for origins in provenance.origins.values() for origin in origins}
     kinds = kinds or {each.kind for each in devices_of(config)}
-    return max(kinds, key=lambda kind: (kind == "npu", kind == "cuda"))
+    return max(kinds, key=lambda kind: kind_named(kind).rank)
 
 
 def database_path(config: pytest.Config) -> Path:
@@ -353,7 +354,7 @@ def database_path(config: pytest.Config) -> Path:
     versions = detect(option.versions)
     if option.device and device_kind(option.device) != "cpu":
         # The database of an NPU or a GPU can be filled on any machine.
-        if device_kind(option.device) == "npu":
+        if kind_of(option.device).is_native:
             expect_npu(option.device)
         return default_path(option.device, versions)
     return default_path(database_name(devices_of(config)), versions)

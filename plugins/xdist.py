@@ -10,9 +10,10 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.installation import code_folder
+from opatlas.options import Scope
 
+from .sources import scope_of
 from .target import devices_of
-from .workload import workload_type
 
 _FIXTURES = code_folder("bench") / "conftest.py"
 _THEORY = code_folder("shapes") / "conftest.py"
@@ -36,7 +37,7 @@ def _set_workers(config: pytest.Config) -> None:
         or option.usepdb
         or option.collectonly
         or not has_replays(config)
-        or not workload_type(config).has_workers
+        or scope_of(config) is not Scope.KERNELS
     ):
         return
     try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from doc_commands import ROOT
+from scratch_checkout import ScratchCheckout
 from sessions import Sessions, row
 
 from opatlas.cli.app import run_tool
@@ -17,11 +19,15 @@ PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 
 
-def test_quotes_of_the_page_are_in_the_file() -> None:
-    quoted = {name: block for name, block in BLOCKS.items() if name.startswith("tests/")}
-    assert len(quoted) == 2
-    for name, block in quoted.items():
-        assert block in (ROOT / name).read_text(encoding="utf-8")
+HOOK = """
+import simulated
+
+pytest_plugins = ("opatlas.plugins",)
+
+
+def pytest_opatlas_devices(config):
+    return simulated.devices(2) if config.option.device in (None, "simulated") else None
+"""
 
 
 def test_the_example_of_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +39,7 @@ def test_the_example_of_a_command_runs(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.slow
 def test_devices_of_a_conftest_get_a_worker_each(sessions: Sessions) -> None:
-    (sessions.folder / "conftest.py").write_text(BLOCKS["conftest.py"])
+    (sessions.folder / "conftest.py").write_text(HOOK)
     sessions.write("Toy", [row(size) for size in range(1, 5)])
     done = sessions.run()
     assert done.ledger() == {"measured": 4}
@@ -44,7 +50,7 @@ def test_devices_of_a_conftest_get_a_worker_each(sessions: Sessions) -> None:
 
 
 def test_an_instrument_that_they_do_not_offer_is_refused_before_anything_runs(sessions: Sessions) -> None:
-    (sessions.folder / "conftest.py").write_text(BLOCKS["conftest.py"])
+    (sessions.folder / "conftest.py").write_text(HOOK)
     sessions.write("Toy", [row(1)])
     done = sessions.run_in_process("--instrument=sundial", SIMULATED_VISIBLE_DEVICES="0")
     assert done.code == pytest.ExitCode.TESTS_FAILED
@@ -54,9 +60,21 @@ def test_an_instrument_that_they_do_not_offer_is_refused_before_anything_runs(se
 
 
 def test_another_device_can_be_named_in_addition(sessions: Sessions) -> None:
-    (sessions.folder / "conftest.py").write_text(BLOCKS["conftest.py"])
+    (sessions.folder / "conftest.py").write_text(HOOK)
     sessions.write("Toy", [row(1)])
     assert sessions.run_in_process("--device=cpu").ledger() == {"measured": 1}
     (path,) = (sessions.database / "runs").glob("*.json")
     device = json.loads(path.read_text())["device"]
     assert (device["name"], device["kind"]) == (cpu_device_name(), "cpu")
+
+
+def test_one_file_adds_a_kind_of_device(tmp_path: Path) -> None:
+    checkout = ScratchCheckout(tmp_path)
+    (tmp_path / "opatlas/run/devices/toy.py").write_text(BLOCKS["opatlas/run/devices/toy.py"])
+    done = checkout.run("pytest bench/ --ops Mul --repeat-count 1", options="-q --device=toy")
+    assert done.returncode == 0, done.stdout
+    (database,) = (tmp_path / "database/data").glob("*/*/*")
+    assert database.parts[-3:-1] == ("Toy_1", "torch")
+    (manifest,) = (database / "runs").glob("*.json")
+    device = json.loads(manifest.read_text())["device"]
+    assert (device["name"], device["kind"], device["facts"]) == ("Toy_1", "toy", {"colour": "red"})

@@ -6,7 +6,7 @@ import re
 
 from doc_commands import ROOT
 
-from opatlas.run.instruments.instrument import INSTRUMENTS
+from opatlas.run.devices.device import device_kinds
 
 
 def page(name: str) -> str:
@@ -21,7 +21,7 @@ def offered(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-OFFERED_BY_KIND = {kind: list(names) for kind, names in INSTRUMENTS.items()}
+OFFERED_BY_KIND = {name: list(kind.instruments) for name, kind in device_kinds().items()}
 
 
 def test_the_table_of_instruments_has_each_the_best_one_first() -> None:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from opatlas.plugins.run_manifest import options_of
-from opatlas.plugins.selection import Shard
+from opatlas.plugins.select import Shard
 from opatlas.plugins.settings import Settings
+from opatlas.plugins.sources import kernels
 from opatlas.plugins.target import SessionTarget
-from opatlas.plugins.workload import CollectiveWorkload
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
+from opatlas.options import Scope
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.instruments.instrument import MeasureSettings
 
 #: Fields of Settings that the manifest has under another name.
-RENAMED = {"mode": "update_mode", "workload": "communication"}
+RENAMED = {"mode": "update_mode", "source": "communication"}
 #: Fields of Settings that are not among the options of a manifest, and why.
 NOT_IN_MANIFEST = {
     "devices": "they have a place of their own in it, with their facts",
@@ -61,8 +62,8 @@ def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
 
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
-    workload = CollectiveWorkload(Namespace(), {}, ["grid 2"])
-    stored = options_of(settings(workload=workload, group_options={"ep_size": 8}))
+    source = replace(kernels(Namespace()), scope=Scope.COLLECTIVES, notes=["grid 2"])
+    stored = options_of(settings(source=source, group_options={"ep_size": 8}))
     assert stored == {
         "implementation": None,
         "rows_from": None,

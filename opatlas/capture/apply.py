@@ -7,16 +7,18 @@ as it is: microbench columns, theory rows, unknown columns, the order of rows an
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 
-from opatlas.capture.attention import SOURCE_PROFILE, source_cell
-from opatlas.capture.cases import PooledCase, PooledCases
+from opatlas.capture.cases import Case, Cases, SampleLine
+from opatlas.capture.launches import SOURCE_PROFILE, source_cell
 from opatlas.counts import add_counts
 from opatlas.data.cells import positions_by_key
-from opatlas.data.csv_files import text_table
+from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError
@@ -65,21 +67,15 @@ class DurationChange:
     after: Mapping[str, str]
 
     @property
-    def before_us(self) -> float:
-        return float(self.before[PROFILING_AVERAGE])
-
-    @property
-    def after_us(self) -> float:
-        return float(self.after[PROFILING_AVERAGE])
-
-    @property
-    def shapes(self) -> str:
-        return _shapes(self.cells)
+    def means_us(self) -> tuple[float, float]:
+        """The means before and after."""
+        return float(self.before[PROFILING_AVERAGE]), float(self.after[PROFILING_AVERAGE])
 
     @property
     def distance(self) -> float:
         """The absolute logarithm of the ratio of both means: twice and half as long are equally far."""
-        return abs(math.log(self.after_us / self.before_us))
+        before_us, after_us = self.means_us
+        return abs(math.log(after_us / before_us))
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,23 @@ class CsvChanges:
     problems: list[str] = field(default_factory=list)
 
 
-def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> CsvChanges:
+def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
+    """Writes `reports/ingest_{time}.csv` and returns its path. Raises OpAtlasError."""
+    path = database.new_report_path("ingest", time.time())
+    values = [f"{when} {column}" for column in REPORTED_COLUMNS for when in ("Old", "New")]
+    rows = [
+        (
+            *(change.kernel_type, *(change.cells[column] for column in IDENTIFYING_COLUMNS)),
+            *(cells[column] for column in REPORTED_COLUMNS for cells in (change.before, change.after)),
+            f"{change.means_us[1] / change.means_us[0]:.4f}",
+        )
+        for change in sorted(changes, key=lambda change: change.distance, reverse=True)
+    ]
+    write_rows(path, ("Kernel Type", *IDENTIFYING_COLUMNS, *values, "Ratio (new/old)"), rows)
+    return path
+
+
+def apply_cases(database: Database, cases: Mapping[str, Cases], known: Collection[str]) -> CsvChanges:
     """Writes the cases into the CSVs, each file in one step. The caller holds the lock of the database.
 
     A file that cannot be read or written becomes a problem of the result; the other files are written. A row with
@@ -143,15 +155,8 @@ def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Col
     return outcome
 
 
-def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, known: Collection[str]) -> CsvChanges:
-    path = database.csv_path(kernel_type)
-    there = path.exists()
-    table = (
-        database.read(kernel_type)
-        if there
-        else RowTable(kernel_type, path, text_table(_columns_of_new_table(kernel_type)))
-    )
-    fold = _CapturedRows(table)
+def _apply_to_table(database: Database, kernel_type: str, cases: Cases, known: Collection[str]) -> CsvChanges:
+    fold = _CapturedRows(database.read_or_empty(kernel_type, _columns_of_new_table(kernel_type)))
     counts = CsvChanges()
     for case in cases:
         modes = find_modes(case.durations_us)
@@ -162,7 +167,7 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
             counts.problems.append(_unexplained_problem(database, kernel_type, fold, unexplained[0]))
             continue
         if modes is not None:
-            counts.mixed.append(TwoPopulations(kernel_type, _shapes(case.cells), modes))
+            counts.mixed.append(TwoPopulations(kernel_type, case_shapes(case.cells), modes))
         if not positions:
             base = {column: case.cells.get(column, "") for column in BASE}
             fold.append({**base, **profiling, **runtime})
@@ -191,26 +196,13 @@ def _apply_to_table(database: Database, kernel_type: str, cases: PooledCases, kn
     return counts
 
 
-@dataclass(frozen=True)
-class UnexplainedRow:
-    """A row with captured durations that no samples explain: another tool wrote them.
-
-    Attributes:
-        signature: the signature of the case that belongs to the row.
-        cells: the base columns.
-        profiling: the Profiling cells that are not empty.
-    """
-
-    kernel_type: str
-    signature: str
-    cells: Mapping[str, str]
-    profiling: Mapping[str, str]
-
-
 def unexplained_rows(
     database: Database, cases: Mapping[str, Collection[str]], known: Collection[str]
-) -> list[UnexplainedRow]:
-    """Returns the rows of some cases whose captured durations no samples explain. Skips files that cannot be read.
+) -> list[SampleLine]:
+    """Returns the rows of some cases whose captured durations no samples explain, with these cells as `replaced`.
+
+    Another tool wrote them. Files that cannot be read are skipped: apply_cases reports them, and leaves them as they
+    are.
 
     Args:
         cases: signatures by kernel type.
@@ -219,26 +211,22 @@ def unexplained_rows(
     found = []
     for kernel_type, wanted in cases.items():
         try:
-            if not database.csv_path(kernel_type).exists():
-                continue
-            table = database.read(kernel_type)
+            fold = _CapturedRows(database.read_or_empty(kernel_type))
         except OpAtlasError:
-            # apply_cases reports the problem of the file and leaves the file as it is.
             continue
-        fold = _CapturedRows(table)
-        if not fold.unexplained(range(len(table)), known):
+        if not fold.unexplained(range(len(fold.rows)), known):
             continue
-        profiling = [name for name in table.columns if is_profiling_column(name)]
+        profiling = [*filter(is_profiling_column, fold.rows.columns)]
         for signature in wanted:
             for at in fold.unexplained(fold.case_positions(signature), known):
                 cells = {column: fold.rows[column][at] for column in BASE}
                 held = {column: fold.rows[column][at] for column in profiling if fold.rows[column][at]}
-                found.append(UnexplainedRow(kernel_type, signature, cells, held))
+                found.append(SampleLine(kernel_type, cells, replaced=held))
     return found
 
 
 def clear_edited_rows(
-    database: Database, cases: Mapping[str, PooledCases], known: Collection[str]
+    database: Database, cases: Mapping[str, Cases], known: Collection[str]
 ) -> dict[str, list[Mapping[str, str]]]:
     """Empties the Profiling cells of edited rows, because no ingest captured a row with their present cells.
 
@@ -258,10 +246,10 @@ def clear_edited_rows(
     found: dict[str, list[Mapping[str, str]]] = {}
     for kernel_type in database.kernel_types():
         try:
-            table = database.read(kernel_type)
+            fold = _CapturedRows(database.read(kernel_type))
         except OpAtlasError:
             continue
-        columns, fold = table.columns, _CapturedRows(table)
+        columns = [*fold.rows.columns]
         edited = fold.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
             found.setdefault(kernel_type, []).append({name: fold.rows[name][at] for name in columns})
@@ -346,16 +334,17 @@ def _columns_of_new_table(kernel_type: str) -> list[str]:
     return ordered_columns(columns)
 
 
-def _runtime_cells(case: PooledCase) -> dict[str, str]:
+def _runtime_cells(case: Case) -> dict[str, str]:
     cells = {column: text for column, text in case.cells.items() if column in RUNTIME}
     return {**cells, SOURCE_PROFILE: source_cell(case.sources)} if case.sources else cells
 
 
-def _shapes(cells: Mapping[str, str]) -> str:
+def case_shapes(cells: Mapping[str, str]) -> str:
+    """Returns the shapes of a row as text."""
     return f"{cells.get(INPUT_SHAPES, '')} -> {cells.get(OUTPUT_SHAPES, '')}"
 
 
-def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
+def _profiling_cells(case: Case, modes: Modes | None) -> dict[str, str]:
     durations = case.durations
     cells = {
         PROFILING_AVERAGE: number_cell(durations.mean_us),

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -136,24 +136,16 @@ def _known_names(names: Sequence[str]) -> list[str]:
 
 
 def _not_a_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
-    said, remedy = [], "Correct the header, or leave the file out"
-    for name in missing:
-        near = [other for other in names if _key(other) == _key(name)] or close_matches(
-            name, names, most=1, least=_ALIKE
-        )
-        said.append(f"{name!r}" + (f" (is {' or '.join(map(repr, near))} it?)" if near else ""))
-        if near and (unit := _UNIT.search(near[0])):
-            remedy = f"Convert its values from {unit[1]} to microseconds, and name the column {name!r}"
-    problem = f"no column {' or '.join(said)}"
-    if "(is " in problem:
-        return TableError(path, problem, remedy, line=1)
-    more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
-    return TableError(
-        path,
-        f"{problem}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}",
-        "Leave the file out: it is neither a kernel_details nor an op_summary file",
-        line=1,
-    )
+    """Returns the error for a file without some columns: one with a near name is told, any other file left out."""
+    near = {name: next(iter(close_matches(name, names, most=1, least=_ALIKE)), "") for name in missing}
+    said = [f"{name!r}" + (f" (is {other!r} it?)" if other else "") for name, other in near.items()]
+    if not any(near.values()):
+        shown = f"{', '.join(names[:_COLUMNS_SHOWN])}{', ...' if len(names) > _COLUMNS_SHOWN else ''}"
+        problem = f"no column {' or '.join(said)}; the columns are: {shown}"
+        return TableError(path, problem, "Leave the file out: it is no kernel_details or op_summary file", line=1)
+    unit = next((found[1] for other in near.values() if (found := _UNIT.search(other))), "")
+    remedy = f"Convert its values from {unit} to microseconds, and correct" if unit else "Correct"
+    return TableError(path, f"no column {' or '.join(said)}", f"{remedy} the header, or leave the file out", line=1)
 
 
 #: The tables of a block stay in the processor's cache: blocks of 8 MiB are 20 % slower.
@@ -171,6 +163,11 @@ _MALFORMED_LIMIT = 10_000
 #: What stands for bytes that are not UTF-8.
 _UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _AGAIN = "Take the capture again"
+_WORD = pa.dictionary(pa.int32(), pa.string())
+
+
+class _NotNumericError(Exception):
+    """A column of numbers has a cell with text."""
 
 
 @dataclass(frozen=True)
@@ -229,30 +226,18 @@ class Chunk:
         return line
 
 
-class NotNumericError(Exception):
-    """A column of numbers has a cell with text: read the file again with `numbers_as_text`."""
-
-
 class Capture:
     """Reads the rows of a capture."""
 
-    def __init__(self, path: Path, header: CaptureHeader, *, numbers_as_text: bool = False) -> None:
-        """Args:
-        numbers_as_text: whether durations and counters are read as text, so that an invalid number costs only its
-            own cell. Slower, and rarely needed.
-        """
+    def __init__(self, path: Path, header: CaptureHeader) -> None:
         self.path = path
         self.header = header
-        word = pa.dictionary(pa.int32(), pa.string())
-        number = word if numbers_as_text else pa.float64()
-        self._types = dict.fromkeys(header.text.values(), word)
-        self._types |= dict.fromkeys((header.duration, *header.counters), number)
+        self._columns = [*header.text.values(), header.duration, *header.counters]
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields the rows in order, block by block. Threads parse the next blocks meanwhile.
 
         Raises:
-            NotNumericError: a column of numbers has a cell with text, and `numbers_as_text` is off.
             TableError: the file is not a CSV in UTF-8.
         """
         # The parser releases Python's global lock, so threads parse blocks while another block is grouped.
@@ -304,30 +289,22 @@ class Capture:
             ) from None
 
     def _parse_block(self, first_line: int, block: bytes) -> Chunk:
-        malformed: list[MalformedRow] = []
         text, no_text = self._readable_lines(block)
-
-        def reject(row: pa.csv.InvalidRow) -> str:
-            extra_lines = sum(bad.lines - 1 for bad in malformed)
-            line = first_line + row.number - 1 + extra_lines
-            malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
-            return "skip"
-
-        table = self._table(first_line, text, reject)
+        try:
+            table, malformed = self._table(first_line, text, pa.float64())
+        except _NotNumericError:
+            # An invalid number costs only its own cell. Slower, and rarely needed.
+            table, malformed = self._table(first_line, text, _WORD)
         header = self.header
-        columns = {
-            name: table.column(name).chunk(0) if table.num_rows else pa.array([], type=type_)
-            for name, type_ in self._types.items()
-        }
-        durations = columns[header.duration]
+        durations = table[header.duration]
         return Chunk(
             first_line=first_line,
             size_bytes=len(block),
-            rows=table.num_rows,
-            text={column: columns[name] for column, name in header.text.items()},
+            rows=len(durations),
+            text={column: table[name] for column, name in header.text.items()},
             duration_us=_numbers(durations),
             duration_words=durations if isinstance(durations, pa.DictionaryArray) else None,
-            counters={name: _numbers(columns[name]) for name in header.counters},
+            counters={name: _numbers(table[name]) for name in header.counters},
             malformed=_in_order(malformed, [first_line + number for number in no_text]),
         )
 
@@ -343,7 +320,7 @@ class Capture:
             return block, []
         except UnicodeDecodeError:
             kept, left_out = [], []
-        used = [self.header.names.index(name) for name in self._types]
+        used = [self.header.names.index(name) for name in self._columns]
         for number, line in enumerate(block.split(b"\n")):
             try:
                 line.decode()
@@ -357,24 +334,37 @@ class Capture:
             kept.append(line)
         return b"\n".join(kept), left_out
 
-    def _table(self, first_line: int, text: bytes, reject: Callable[[pa.csv.InvalidRow], str]) -> pa.Table:
-        if not text:
-            return pa.table({name: pa.array([], type=type_) for name, type_ in self._types.items()})
+    def _table(
+        self, first_line: int, text: bytes, number: pa.DataType
+    ) -> tuple[dict[str, pa.Array], list[MalformedRow]]:
+        """Returns the columns of a block, and the rows that do not fit the header. Raises TableError."""
+        malformed: list[MalformedRow] = []
+
+        def reject(row: pa.csv.InvalidRow) -> str:
+            extra_lines = sum(bad.lines - 1 for bad in malformed)
+            line = first_line + row.number - 1 + extra_lines
+            malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
+            return "skip"
+
+        types = dict.fromkeys(self._columns, number) | dict.fromkeys(self.header.text.values(), _WORD)
         try:
-            return pa.csv.read_csv(
-                pa.py_buffer(text),
+            table = pa.csv.read_csv(
+                pa.py_buffer(text or b"\n"),
                 # One thread, so that a malformed row has a number; one block, so that the result is one chunk.
                 read_options=pa.csv.ReadOptions(
                     use_threads=False, block_size=len(text) + 1, column_names=self.header.names
                 ),
                 # Blank lines become empty rows, so that line numbers stay right.
                 parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
-                convert_options=pa.csv.ConvertOptions(column_types=self._types, include_columns=list(self._types)),
+                convert_options=pa.csv.ConvertOptions(column_types=types, include_columns=list(types)),
             ).combine_chunks()
         except pa.ArrowInvalid as error:
             if "conversion error to double" in str(error):
-                raise NotNumericError from None
+                raise _NotNumericError from None
             raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
+        if not text or not table.num_rows:
+            return {name: pa.array([], type=kind) for name, kind in types.items()}, malformed
+        return {name: table.column(name).chunk(0) for name in types}, malformed
 
 
 def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tuple[MalformedRow, ...]:

@@ -1,4 +1,4 @@
-"""Cases: launches grouped by signature, over several capture files and over several ingests.
+"""Cases: launches grouped by signature, over the files of a capture, and over the samples of several ingests.
 
 A case is a signature (opatlas.row.signature): rows with the same kernel type, shapes, dtypes and formats after
 normalization. For some kernel types (Slice, Index, Transpose) a signature covers rows with different cells. They still
@@ -7,41 +7,109 @@ cells of its first launch.
 
 Ingests count in the order in which they began. An ingest with `--replace` hides earlier ingests for its signatures.
 The statistics of several ingests equal the statistics of one capture with all launches.
+
+The samples of an ingest are `runs/ingest-{time}-{hex}.jsonl.gz` (opatlas/data/ingests.py has the manifest).
 """
 
 from __future__ import annotations
 
+import gzip
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Protocol
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from opatlas.capture.capture_reader import Capture, NotNumericError, read_capture_header
+from opatlas.capture.capture_reader import Capture, read_capture_header
 from opatlas.capture.launches import CaptureLaunches, LaunchCounts
-from opatlas.capture.samples import SampleLine, read_samples
 from opatlas.counts import add_counts
-from opatlas.data.ingests import Ingest
-from opatlas.errors import TableError
+from opatlas.data.csv_files import write_atomically
+from opatlas.data.ingests import RESTORE, Ingest, IngestManifest, packed_lines
+from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import size_mb
 from opatlas.progress import progress
-from opatlas.row.quality import Summary, summarize
+from opatlas.row.columns import is_file_name
+from opatlas.row.quality import LONGEST_US, Summary, summarize
+from opatlas.row.signature import signature
+from opatlas.typed_json import DecodeError, decode
 
-#: The launches of a capture, and the number of a group in it.
-_LaunchGroup = tuple[CaptureLaunches, int]
+#: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
+_COMPRESSION = 3
+_Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
+_Count = Annotated[int, Meta(ge=0)]
+#: Kernel type and signature.
+CaseKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class CaptureCase:
+class SampleLine:
+    """A line of the file of samples.
+
+    Attributes:
+        cells: base columns of the first launch and the Runtime columns that its shapes tell, without empty ones.
+        durations_us: durations of all launches, in the order read; empty if the line holds replaced cells.
+        counters: for each counter the sum over the launches that have the counter, and their number.
+        sources: the captures of an attention row, as Runtime source_profile names them.
+        replaced: Profiling cells that no ingest's samples explain, by column.
+    """
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    durations_us: list[_Microseconds] = field(default_factory=list)
+    counters: Mapping[str, tuple[float, _Count]] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    replaced: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> CaseKey:
+        return self.kernel_type, signature(self.kernel_type, self.cells)
+
+
+def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLine]) -> None:
+    """Writes the file of samples in one step. Raises OpAtlasError."""
+
+    def write(temporary: str) -> None:
+        encoder = msgspec.json.Encoder()
+        with open(temporary, "wb") as file, gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as packed:
+            packed.write(manifest.to_json() + b"\n")
+            for line in lines:
+                packed.write(encoder.encode(line) + b"\n")
+
+    write_atomically(path, write)
+
+
+def read_samples(path: Path) -> Iterator[SampleLine]:
+    """Yields the lines of samples. Raises OpAtlasError where the file cannot be read, or is damaged."""
+    for number, text in enumerate(packed_lines(path), 1):
+        if number == 1:
+            continue
+        try:
+            line = decode(text, SampleLine, f"{path}:{number}")
+        except DecodeError as error:
+            raise OpAtlasError(f"{error}: {RESTORE}") from None
+        if not is_file_name(line.kernel_type):
+            raise OpAtlasError(f"{path}:{number}: kernel type {line.kernel_type!r} cannot name a CSV: {RESTORE}")
+        if not line.durations_us and not line.replaced:
+            raise OpAtlasError(f"{path}:{number}: neither durations nor replaced cells: {RESTORE}")
+        yield line
+
+
+@dataclass(frozen=True)
+class Case:
     """The launches of one signature.
 
     Attributes:
-        cells: the base columns of the first launch, without quotes.
+        cells: the base columns of the first launch, without quotes, and the Runtime columns that its shapes tell.
         durations_us: durations of all launches, in the order read.
         counter_sums: for each counter the sum over the launches that have the counter, and their number.
-        sources: the capture files, in the order read.
+        sources: the captures, as Runtime source_profile names them.
+        run_ids: the ingests, in the order in which they count; empty for the cases of a capture.
+        replaced: whether an ingest has replaced durations that no samples explain.
     """
 
     kernel_type: str
@@ -49,9 +117,11 @@ class CaptureCase:
     cells: Mapping[str, str]
     durations_us: tuple[float, ...]
     counter_sums: Mapping[str, tuple[float, int]]
-    sources: tuple[Path, ...]
+    sources: tuple[str, ...]
+    run_ids: tuple[str, ...] = ()
+    replaced: bool = False
 
-    @cached_property
+    @property
     def durations(self) -> Summary:
         """Statistics of all launches."""
         return summarize(self.durations_us)
@@ -60,6 +130,83 @@ class CaptureCase:
     def counters(self) -> dict[str, float | None]:
         """Mean of each counter over the launches that have the counter; None if no launch has it."""
         return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
+
+
+class CasePart(Protocol):
+    """The launches of a signature in one file, or in one ingest."""
+
+    @property
+    def cells(self) -> Mapping[str, str]: ...
+    @property
+    def durations_us(self) -> np.ndarray | array[float]: ...
+    @property
+    def counters(self) -> Iterable[tuple[str, float, int]]:
+        """Name, sum and number of launches of each counter."""
+
+    @property
+    def sources(self) -> Sequence[str]: ...
+    @property
+    def run_id(self) -> str: ...
+
+
+class Cases:
+    """The cases of a kernel type. Each case is computed on access, so that a million cases need not fit in memory."""
+
+    def __init__(
+        self, kernel_type: str, parts: Mapping[str, Sequence[CasePart]], replaced: Collection[CaseKey] = ()
+    ) -> None:
+        self._kernel_type = kernel_type
+        self._parts = parts
+        self._replaced = replaced
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Case]:
+        return map(self.__getitem__, self._parts)
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._parts
+
+    def __getitem__(self, text: str) -> Case:
+        """Returns the case of a signature. Raises KeyError."""
+        parts = self._parts[text]
+        sums: dict[str, tuple[float, int]] = {}
+        for part in parts:
+            for name, total, count in part.counters:
+                before, counted_before = sums.get(name, (0.0, 0))
+                sums[name] = before + total, counted_before + count
+        return Case(
+            kernel_type=self._kernel_type,
+            signature=text,
+            cells=parts[0].cells,
+            durations_us=tuple(np.concatenate([part.durations_us for part in parts]).tolist()),
+            counter_sums=sums,
+            sources=tuple(dict.fromkeys(name for part in parts for name in part.sources)),
+            run_ids=tuple(part.run_id for part in parts if part.run_id),
+            replaced=(self._kernel_type, text) in self._replaced,
+        )
+
+    @property
+    def signatures(self) -> Collection[str]:
+        """The signatures of the cases."""
+        return self._parts.keys()
+
+    @property
+    def run_ids(self) -> set[str]:
+        """The ingests with samples of any of the cases."""
+        return {part.run_id for parts in self._parts.values() for part in parts}
+
+    @property
+    def sources(self) -> set[str]:
+        """The captures of all cases."""
+        return {name for parts in self._parts.values() for part in parts for name in part.sources}
+
+    @property
+    def cells(self) -> Iterator[tuple[str, Mapping[str, str], int]]:
+        """Signature, cells and number of launches of each case, without its durations."""
+        for text, parts in self._parts.items():
+            yield text, parts[0].cells, sum(len(part.durations_us) for part in parts)
 
 
 class Aggregate:
@@ -71,12 +218,13 @@ class Aggregate:
         problems: rows that were left out because they are invalid.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path | None = None) -> None:
+        """`root`: the path that the user gave; sources are named from its last folder on."""
         self.files: dict[Path, LaunchCounts] = {}
         self.account = LaunchCounts()
         self.problems: list[str] = []
-        #: By kernel type and signature.
-        self._cases: dict[str, dict[str, list[_LaunchGroup]]] = {}
+        self._root = root
+        self._cases: dict[str, dict[str, list[CasePart]]] = {}
 
     def add_files(self, captures: Sequence[Path]) -> list[str]:
         """Adds captures, with a bar on stderr. Returns the problems of files that cannot be read."""
@@ -95,107 +243,18 @@ class Aggregate:
         Raises:
             TableError: the file cannot be read; nothing of it was added.
         """
-        header = read_capture_header(path)
-        try:
-            launches = CaptureLaunches(Capture(path, header), on_block)
-        except NotNumericError:
-            launches = CaptureLaunches(Capture(path, header, numbers_as_text=True), on_block)
+        launches = CaptureLaunches(Capture(path, read_capture_header(path)), self._root, on_block)
         if not launches.account.rows:
             raise TableError(path, "a header without rows", "Take the capture again, or leave the file out")
         self.files[path] = launches.account
         add_counts(self.account, launches.account)
         self.problems += launches.problems
-        for number, group in launches.accepted():
-            of_type = self._cases.setdefault(group.kernel_type, {})
-            of_type.setdefault(group.signature, []).append((launches, number))
+        for group in launches.accepted():
+            self._cases.setdefault(group.kernel_type, {}).setdefault(group.signature, []).append(group)
 
-    def cases(self) -> dict[str, CaptureCases]:
+    def cases(self) -> dict[str, Cases]:
         """Returns all cases by kernel type, in the order in which they were first seen."""
-        return {kernel_type: CaptureCases(kernel_type, parts) for kernel_type, parts in self._cases.items()}
-
-
-class CaptureCases:
-    """The cases of a kernel type. Each case is computed on access, so that a million cases need not fit in memory."""
-
-    def __init__(self, kernel_type: str, parts: Mapping[str, list[_LaunchGroup]]) -> None:
-        self._kernel_type = kernel_type
-        self._parts = parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[CaptureCase]:
-        return map(self.__getitem__, self._parts)
-
-    def __contains__(self, text: object) -> bool:
-        return text in self._parts
-
-    def __getitem__(self, text: str) -> CaptureCase:
-        """Returns the case of a signature. Raises KeyError."""
-        parts = self._parts[text]
-        durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
-        first, number = parts[0]
-        return CaptureCase(
-            kernel_type=self._kernel_type,
-            signature=text,
-            cells=first.cells_of(number),
-            durations_us=tuple(durations_us.tolist()),
-            counter_sums=_counter_sums(parts),
-            sources=tuple(dict.fromkeys(launches.path for launches, _ in parts)),
-        )
-
-    @property
-    def cells(self) -> Iterator[tuple[str, Mapping[str, str], int]]:
-        """Signature, cells and number of launches of each case, without its durations."""
-        for text, parts in self._parts.items():
-            first, number = parts[0]
-            yield text, first.cells_of(number), sum(len(launches.durations_of(n)) for launches, n in parts)
-
-
-def _counter_sums(parts: Sequence[_LaunchGroup]) -> dict[str, tuple[float, int]]:
-    sums: dict[str, tuple[float, int]] = {}
-    for launches, number in parts:
-        for name, total, count in launches.counters_of(number):
-            before, counted_before = sums.get(name, (0.0, 0))
-            sums[name] = before + total, counted_before + count
-    return sums
-
-
-#: Kernel type and signature.
-CaseKey = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class PooledCase:
-    """The launches of a signature in all ingests that count.
-
-    Attributes:
-        cells: base and Runtime columns of the first launch, without empty ones.
-        run_ids: the ingests, in the order in which they count.
-        durations_us: durations of all launches, in that order.
-        counter_sums: for each counter the sum over the launches that have the counter, and their number.
-        sources: the captures of an attention row, as Runtime source_profile names them.
-        replaced: whether an ingest has replaced durations that no samples explain.
-    """
-
-    kernel_type: str
-    signature: str
-    cells: Mapping[str, str]
-    run_ids: tuple[str, ...]
-    durations_us: array[float]
-    counter_sums: Mapping[str, tuple[float, int]]
-    sources: tuple[str, ...]
-    replaced: bool
-
-    @property
-    def durations(self) -> Summary:
-        """Statistics of all launches."""
-        return summarize(self.durations_us)
-
-    @property
-    def counters(self) -> dict[str, float | None]:
-        """Mean of each counter over the launches that have the counter; None if no launch has it."""
-        return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
+        return {kernel_type: Cases(kernel_type, parts) for kernel_type, parts in self._cases.items()}
 
 
 class _IngestPart:
@@ -210,11 +269,9 @@ class _IngestPart:
         self._sums = array("d", [total for total, _ in line.counters.values()])
         self._counts = array("q", [count for _, count in line.counters.values()])
 
-    def add_counters(self, sums: dict[str, tuple[float, int]]) -> None:
-        """Adds the counters to the sums of other ingests."""
-        for name, total, count in zip(self._names, self._sums, self._counts, strict=True):
-            before, counted_before = sums.get(name, (0.0, 0))
-            sums[name] = before + total, counted_before + count
+    @property
+    def counters(self) -> Iterable[tuple[str, float, int]]:
+        return zip(self._names, self._sums, self._counts, strict=True)
 
 
 @lru_cache(maxsize=1024)
@@ -223,115 +280,38 @@ def _same(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-@dataclass
-class _CaseParts:
-    """The launches of a signature in the ingests, from the newest to the oldest.
-
-    Attributes:
-        position: position of the oldest ingest, and of the line in its file.
-        closed: whether an ingest hides the older ingests.
-        replaced: see PooledCase.
-    """
-
-    parts: list[_IngestPart] = field(default_factory=list)
-    position: tuple[int, int] = (0, 0)
-    closed: bool = False
-    replaced: bool = False
-
-    def case(self, kernel_type: str, signature: str) -> PooledCase:
-        durations_us: array[float] = array("d")
-        sums: dict[str, tuple[float, int]] = {}
-        for part in reversed(self.parts):
-            durations_us += part.durations_us
-            part.add_counters(sums)
-        return PooledCase(
-            kernel_type=kernel_type,
-            signature=signature,
-            cells=self.parts[-1].cells,
-            run_ids=tuple(part.run_id for part in reversed(self.parts)),
-            durations_us=durations_us,
-            counter_sums=sums,
-            sources=tuple(dict.fromkeys(name for part in reversed(self.parts) for name in part.sources)),
-            replaced=self.replaced,
-        )
-
-
-class PooledCases:
-    """The cases of a kernel type. Each case is computed on access, so that a million cases need not fit in memory."""
-
-    def __init__(self, kernel_type: str) -> None:
-        self._kernel_type = kernel_type
-        self._parts: dict[str, _CaseParts] = {}
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[PooledCase]:
-        for signature, parts in self._parts.items():
-            yield parts.case(self._kernel_type, signature)
-
-    @property
-    def signatures(self) -> Collection[str]:
-        """The signatures of the cases."""
-        return self._parts.keys()
-
-    @property
-    def run_ids(self) -> set[str]:
-        """The ingests with samples of any of the cases."""
-        return {part.run_id for parts in self._parts.values() for part in parts.parts}
-
-    def put(self, signature: str, parts: _CaseParts) -> None:
-        """Adds a case."""
-        self._parts[signature] = parts
-
-
-def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = None) -> dict[str, PooledCases]:
+def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = None) -> dict[str, Cases]:
     """Returns the cases of ingests by kernel type, in the order in which they were first seen.
 
     Args:
         ingests: in the order in which they began. An ingest without samples is ignored.
-        keys: the wanted cases; None: all. Ingests that later ones hide for all these cases are not read.
+        keys: the wanted cases; None: all.
 
     Raises:
         OpAtlasError: a file of samples cannot be read.
     """
-    found: dict[CaseKey, _CaseParts] = {}
-    open_keys = None if keys is None else set(keys)
-    for number in reversed(range(len(ingests))):
-        if open_keys is not None and not open_keys:
-            break
-        seen = set()
-        for position, line, key in _lines(ingests[number], keys):
-            seen.add(key)
-            parts = found.setdefault(key, _CaseParts())
-            if parts.closed:
+    found: dict[CaseKey, list[CasePart]] = {}
+    replaced: set[CaseKey] = set()
+    for ingest in ingests:
+        seen = set[CaseKey]()
+        for line in read_samples(ingest.samples) if ingest.samples is not None else ():
+            key = line.key
+            if keys is not None and key not in keys:
                 continue
+            if ingest.manifest.replace and key not in seen:
+                found.pop(key, None)
+                replaced.discard(key)
+            seen.add(key)
             if line.replaced:
-                parts.replaced = True
-            elif (part := _IngestPart(ingests[number].manifest.run_id, line)).durations_us:
-                parts.parts.append(part)
-                parts.position = number, position
-        if ingests[number].manifest.replace:
-            for key in seen:
-                found[key].closed = True
-            if open_keys is not None:
-                open_keys -= seen
-    pooled: dict[str, PooledCases] = {}
-    for (kernel_type, text), parts in sorted(found.items(), key=lambda item: item[1].position):
-        if parts.parts:
-            pooled.setdefault(kernel_type, PooledCases(kernel_type)).put(text, parts)
-    return dict(sorted(pooled.items()))
+                replaced.add(key)
+            else:
+                found.setdefault(key, []).append(_IngestPart(ingest.manifest.run_id, line))
+    by_type: dict[str, dict[str, list[CasePart]]] = {}
+    for (kernel_type, text), parts in found.items():
+        by_type.setdefault(kernel_type, {})[text] = parts
+    return {kernel_type: Cases(kernel_type, by_type[kernel_type], replaced) for kernel_type in sorted(by_type)}
 
 
 def case_keys(ingest: Ingest) -> set[CaseKey]:
     """Returns the cases that an ingest has samples of. Raises OpAtlasError."""
-    return {key for _, _, key in _lines(ingest, None)}
-
-
-def _lines(ingest: Ingest, keys: Collection[CaseKey] | None) -> Iterator[tuple[int, SampleLine, CaseKey]]:
-    if ingest.samples is None:
-        return
-    for position, line in enumerate(read_samples(ingest.samples)):
-        key = line.key
-        if keys is None or key in keys:
-            yield position, line, key
+    return {line.key for line in read_samples(ingest.samples)} if ingest.samples is not None else set()

@@ -15,27 +15,16 @@ the lock of the database.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from opatlas.capture.apply import (
-    IDENTIFYING_COLUMNS,
-    REPORTED_COLUMNS,
-    CsvChanges,
-    DurationChange,
-    UnexplainedRow,
-    apply_cases,
-    clear_edited_rows,
-    unexplained_rows,
-)
-from opatlas.capture.attention import Bundle, bundles, shape_cells, source_names
+from opatlas.capture.apply import CsvChanges, apply_cases, clear_edited_rows, unexplained_rows, write_report
 from opatlas.capture.capture_discovery import CaptureInput, check_unchanged, distinct_captures, earlier_ingests
-from opatlas.capture.cases import Aggregate, CaptureCases, CaseKey, case_keys, pool_cases
+from opatlas.capture.cases import Aggregate, CaseKey, SampleLine, case_keys, pool_cases, write_samples
 from opatlas.capture.launches import LaunchCounts
-from opatlas.capture.samples import SampleLine, write_samples
-from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.ingests import (
     CaptureFile,
@@ -51,29 +40,8 @@ from opatlas.data.ingests import (
 )
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.row.columns import ATTENTION_TYPES, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.text import pluralize, printable
-
-HEADER = (
-    *("Kernel Type", *IDENTIFYING_COLUMNS),
-    *(f"{when} {column}" for column in REPORTED_COLUMNS for when in ("Old", "New")),
-    "Ratio (new/old)",
-)
-
-
-def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
-    """Writes `reports/ingest_{time}.csv` and returns its path. Raises OpAtlasError."""
-    path = database.new_report_path("ingest", time.time())
-    rows = [
-        (
-            *(change.kernel_type, *(change.cells[column] for column in IDENTIFYING_COLUMNS)),
-            *(cells[column] for column in REPORTED_COLUMNS for cells in (change.before, change.after)),
-            f"{change.after_us / change.before_us:.4f}",
-        )
-        for change in sorted(changes, key=lambda change: change.distance, reverse=True)
-    ]
-    write_rows(path, HEADER, rows)
-    return path
 
 
 @dataclass(frozen=True)
@@ -106,7 +74,7 @@ class IngestResult:
         outcome: changes of the CSVs.
         account: counts of the rows.
         files: the captures that were read.
-        attention: the captures with attention rows.
+        attention: the names of the captures with attention rows.
         already: files that an earlier ingest has, with its id; they were not read.
         same_bytes: files with the bytes of another file; they were not read.
         completed: earlier ingests that were interrupted and are complete now.
@@ -119,7 +87,7 @@ class IngestResult:
     outcome: CsvChanges = field(default_factory=CsvChanges)
     account: LaunchCounts = field(default_factory=LaunchCounts)
     files: Sequence[Path] = ()
-    attention: Sequence[Bundle] = ()
+    attention: Collection[str] = ()
     already: Sequence[tuple[Path, str]] = ()
     same_bytes: Sequence[Path] = ()
     completed: Sequence[str] = ()
@@ -138,22 +106,21 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     done = IngestResult()
     files = distinct_captures(captures, done.problems)
     done.same_bytes = [path for file in files for path in file.same_bytes]
+    known: Mapping[str, IngestManifest] = {}
     if database.runs_dir.exists():
         with database.lock():
             done.completed = _complete_interrupted(database, done)
-            known = earlier_ingests(
-                files, [ingest.manifest for ingest in read_ingests(database)], replace=request.replace
-            )
-    else:
-        known = {}
-    done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
-    for manifest in {known[file.sha256].run_id: known[file.sha256] for file in files if file.sha256 in known}.values():
+            manifests = [ingest.manifest for ingest in read_ingests(database)]
+            known = earlier_ingests(files, manifests, replace=request.replace)
+    already = [(file.path, known[file.sha256]) for file in files if file.sha256 in known]
+    done.already = [(path, manifest.run_id) for path, manifest in already]
+    for manifest in {manifest.run_id: manifest for _, manifest in already}.values():
         if facts := unknown_facts(manifest, request.device, request.versions):
             done.problems.append(
                 f"{manifest.run_id} has these captures without {facts}: ingest them into another --database-path"
             )
     files = [file for file in files if file.sha256 not in known]
-    aggregate = Aggregate()
+    aggregate = Aggregate(request.root)
     done.problems += aggregate.add_files([file.path for file in files])
     done.problems += aggregate.problems
     done.account, done.files = aggregate.account, list(aggregate.files)
@@ -161,7 +128,9 @@ def ingest_captures(database: Database, captures: Sequence[Path], request: Inges
     for file in read:
         check_unchanged(file)
     if aggregate.account.ingested:
-        done.attention = bundles(aggregate.cases())
+        of_types = aggregate.cases()
+        done.attention = {name for kind in ATTENTION_TYPES & of_types.keys() for name in of_types[kind].sources}
+        del of_types
         with database.lock():
             ingests, keys = _store_samples(database, read, aggregate, request)
             # Frees some hundred megabytes for captures with very many signatures; the samples are on disk now.
@@ -190,7 +159,7 @@ def _store_samples(
             raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
     if not request.mixed:
         check_same_software(manifests, request.device, request.versions)
-    signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
+    signatures = {kernel_type: of_type.signatures for kernel_type, of_type in cases.items()}
     unexplained = unexplained_rows(database, signatures, _ingest_ids(earlier))
     if unexplained and not request.replace:
         raise OpAtlasError(_refusal(database, unexplained))
@@ -203,7 +172,18 @@ def _store_samples(
         options=request.options,
     )
     path = samples_path(database, manifest.run_id)
-    write_samples(path, manifest, _lines(cases, unexplained, request.root))
+    lines = (
+        SampleLine(
+            kernel_type=case.kernel_type,
+            cells={column: text for column, text in case.cells.items() if text},
+            durations_us=list(case.durations_us),
+            counters=case.counter_sums,
+            sources=list(case.sources),
+        )
+        for of_type in cases.values()
+        for case in of_type
+    )
+    write_samples(path, manifest, chain(lines, unexplained))
     manifest.write(database)
     keys = {(kernel_type, text) for kernel_type, texts in signatures.items() for text in texts}
     return [*earlier, Ingest(manifest, path)], keys
@@ -294,30 +274,13 @@ def _capture_file(file: CaptureInput, account: LaunchCounts) -> CaptureFile:
     )
 
 
-def _lines(
-    cases: Mapping[str, CaptureCases], unexplained: Sequence[UnexplainedRow], root: Path
-) -> Iterator[SampleLine]:
-    for of_type in cases.values():
-        for case in of_type:
-            cells = {**case.cells, **shape_cells(case)}
-            yield SampleLine(
-                kernel_type=case.kernel_type,
-                cells={column: text for column, text in cells.items() if text},
-                durations_us=list(case.durations_us),
-                counters=case.counter_sums,
-                sources=source_names(case, root),
-            )
-    for row in unexplained:
-        yield SampleLine(row.kernel_type, row.cells, replaced=row.profiling)
-
-
-def _refusal(database: Database, rows: Sequence[UnexplainedRow]) -> str:
+def _refusal(database: Database, rows: Sequence[SampleLine]) -> str:
     first = rows[0]
     types = list(dict.fromkeys(row.kernel_type for row in rows))
     shown = ", ".join(types[:3]) + (", ..." if len(types) > 3 else "")
     example = (
         f"{first.kernel_type} {first.cells[INPUT_SHAPES]} -> {first.cells[OUTPUT_SHAPES]}, "
-        f"{first.profiling[PROFILING_AVERAGE]} us"
+        f"{first.replaced[PROFILING_AVERAGE]} us"
     )
     return (
         f"{database.path}: the captured durations of {pluralize(len(rows), 'row')} of {shown} have no samples in "

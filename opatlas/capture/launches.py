@@ -6,12 +6,12 @@ is kept: 8 bytes (12 while its file is read), for the exact median.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,30 +20,42 @@ from opatlas.capture.capture_reader import TYPE, Capture, Chunk
 from opatlas.errors import CellError
 from opatlas.row.columns import (
     ACCELERATOR_CORE,
+    ATTENTION_TYPES,
     BASE,
     INPUT_SHAPES,
     INPUT_SLOTS,
     OP_STATE,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
+    RUNTIME_PREFIX,
     is_file_name,
 )
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import LONGEST_US
 from opatlas.row.signature import normalized_kernel_type, signature
 from opatlas.row.slots import EMPTY_WORDS, slot_words, split_cell, strip_quotes, unknown_dtypes
-from opatlas.text import parse_real, parse_whole
+from opatlas.text import parse_real, parse_whole, printable
 
 #: Characters of an invalid cell in a message.
 _SHOWN = 200
 #: The columns that group the launches of a block. Not OP State: the same kernel is `static` or `dynamic` depending on
 #: its compilation, and the contract groups both.
 _KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
-#: Invalid durations of a file that are reported with their lines.
-_DURATIONS_NAMED = 100
+#: Problems of a file that are reported with their lines.
+_PROBLEMS_NAMED = 100
 _CORRECT = "correct the cell, then ingest all captures of the database again, with --replace"
-_ONE_COMMA = re.compile("[0-9]+,[0-9]+")
+#: Cores on which collectives run, in older captures under names such as `allReduce`.
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
+SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
+COMPLETENESS = RUNTIME_PREFIX + "metadata_completeness"
+#: The input slots of attention, of 31, whose shapes describe the batch.
+_SHAPE_SLOTS = {
+    RUNTIME_PREFIX + "actual_seq_lengths_shape": 5,
+    RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": 6,
+    RUNTIME_PREFIX + "block_table_shape": 14,
+}
+#: Files of a profiler beside an attention capture, which its source names too.
+_BESIDE = ("operator_details.csv", "trace_view.json")
 
 
 class SkipReason(Enum):
@@ -68,8 +80,8 @@ class LaunchCounts:
     """The rows of captures: `rows` is `ingested` plus all of `left_out`.
 
     Attributes:
-        invalid_durations: file, line and text of the first duration of each file that is empty, N/A or zero.
-        impossible_durations: the same of the first that is too long.
+        without_duration: file, line and text of the first duration of each file that is empty, N/A or zero, and of the
+            first that is too long.
         shapeless: launches without input shapes or kernel type, which are left out, by the profiler's kernel type.
         shapeless_us, ingested_us: device time of these launches, and of the ingested ones.
     """
@@ -78,38 +90,72 @@ class LaunchCounts:
     ingested: int = 0
     left_out: Counter[SkipReason] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
-    invalid_durations: list[str] = field(default_factory=list)
-    impossible_durations: list[str] = field(default_factory=list)
+    without_duration: list[tuple[SkipReason, str]] = field(default_factory=list)
     shapeless: Counter[str] = field(default_factory=Counter)
     shapeless_us: Counter[str] = field(default_factory=Counter)
     ingested_us: float = 0.0
 
 
 @dataclass(frozen=True)
-class LaunchGroup:
-    """The launches of a file with identical cells.
-
-    Attributes:
-        left_out: why these launches do not count; None if they do.
-    """
+class _Kind:
+    """What launches with identical cells have in common; `left_out`: why they do not count, None if they do."""
 
     kernel_type: str
     signature: str
     cells: Mapping[str, str]
     left_out: SkipReason | None
-    unknown_dtypes: tuple[str, ...]
+    unknown_dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchGroup:
+    """The launches of a file with identical cells: the `number`th group of `file`."""
+
+    file: CaptureLaunches
+    number: int
+    #: Launches of a capture are of no ingest yet.
+    run_id = ""
+
+    @property
+    def kernel_type(self) -> str:
+        return self.file.kinds[self.number].kernel_type
+
+    @property
+    def signature(self) -> str:
+        return self.file.kinds[self.number].signature
+
+    @property
+    def cells(self) -> Mapping[str, str]:
+        """The base columns, and the Runtime columns that follow from the shapes of an attention kernel."""
+        return self.file.kinds[self.number].cells
+
+    @property
+    def durations_us(self) -> np.ndarray:
+        """The durations in the order launched."""
+        return self.file.durations_of(self.number)
+
+    @property
+    def counters(self) -> Iterable[tuple[str, float, int]]:
+        """Name, sum and number of launches of each counter."""
+        return self.file.counters_of(self.number)
+
+    @property
+    def sources(self) -> Sequence[str]:
+        """The name of the capture of an attention kernel."""
+        return (self.file.source,) if self.kernel_type in ATTENTION_TYPES else ()
 
 
 class CaptureLaunches:
     """The launches of one capture, grouped by their cells."""
 
-    def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
+    def __init__(self, capture: Capture, root: Path | None, on_block: Callable[[int], None]) -> None:
         self.path = capture.path
+        self.source = _source_name(capture.path, root or capture.path)
         self.account = LaunchCounts()
+        self.kinds: list[_Kind] = []
         self._header = capture.header
         self._problems: list[tuple[int, str]] = []
-        self._bad_durations = 0
-        self._groups: list[LaunchGroup] = []
+        self._more_problems = 0
         self._sums = np.zeros((len(self._header.counters), 256))
         self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
         # The numbers of groups by their cells, and each launch's group and duration, until the file is read.
@@ -122,110 +168,93 @@ class CaptureLaunches:
         which = np.concatenate(self._which)
         order = np.argsort(which, kind="stable")
         self._durations_us = np.concatenate(self._durations)[order]
-        self._starts = np.searchsorted(which[order], np.arange(len(self._groups) + 1))
+        self._starts = np.searchsorted(which[order], np.arange(len(self.kinds) + 1))
         self._numbers, self._which, self._durations = {}, [], []
 
     @property
     def problems(self) -> list[str]:
         """The problems of rows of the capture, in the order of their lines."""
-        problems = [problem for _, problem in sorted(self._problems)]
-        more = self._bad_durations - _DURATIONS_NAMED
-        return [*problems, f"{self.path}: {more:,} more invalid durations: left out"] if more > 0 else problems
+        more = [f"{self.path}: {self._more_problems:,} more problems of rows"] if self._more_problems else []
+        return [*(problem for _, problem in sorted(self._problems)), *more]
 
-    def accepted(self) -> Iterator[tuple[int, LaunchGroup]]:
-        """Yields the groups with launches that count, each with its number."""
-        for number in np.flatnonzero(np.diff(self._starts)).tolist():
-            yield number, self._groups[number]
-
-    def cells_of(self, number: int) -> Mapping[str, str]:
-        """Returns the base columns of a group."""
-        return self._groups[number].cells
+    def accepted(self) -> Iterator[LaunchGroup]:
+        """Yields the groups with launches that count."""
+        return (LaunchGroup(self, number) for number in np.flatnonzero(np.diff(self._starts)).tolist())
 
     def durations_of(self, number: int) -> np.ndarray:
         """Returns the durations of a group's launches in microseconds, in the order launched."""
         return self._durations_us[self._starts[number] : self._starts[number + 1]]
 
-    def counters_of(self, number: int) -> Iterator[tuple[str, float, int]]:
-        """Yields name, sum and number of launches of each counter of a group."""
+    def counters_of(self, number: int) -> Iterable[tuple[str, float, int]]:
+        """Returns name, sum and number of launches of each counter of a group."""
         return zip(self._header.counters, self._sums[:, number].tolist(), self._counts[:, number].tolist(), strict=True)
 
     def _add(self, chunk: Chunk) -> None:
         groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
-        numbers, left_out = self._groups_of_chunk(chunk, groups, first)
+        numbers = self._numbers_of(chunk, groups, first)
+        kinds = [self.kinds[number] for number in numbers.tolist()]
         valid = (chunk.duration_us > 0) & (chunk.duration_us <= LONGEST_US)
-        accepted = np.array([reason is None for reason in left_out], dtype=bool)[groups]
+        accepted = np.array([kind.left_out is None for kind in kinds], dtype=bool)[groups]
         self._add_invalid(chunk, accepted & ~valid)
+        times_us = np.bincount(groups, weights=np.where(valid, chunk.duration_us, 0.0), minlength=len(first))
+        for kind, time_us, size in zip(kinds, times_us.tolist(), np.bincount(groups).tolist(), strict=True):
+            if kind.left_out is None:
+                self.account.ingested_us += time_us
+            elif kind.left_out in _SHAPELESS and any(kind.cells.values()):
+                name = kind.kernel_type or "(no kernel type)"
+                self.account.shapeless[name] += size
+                self.account.shapeless_us[name] += time_us
         accepted &= valid
         self.account.ingested += int(np.count_nonzero(accepted))
-        times_us = np.bincount(groups, weights=np.where(valid, chunk.duration_us, 0.0), minlength=len(first))
-        self._add_times(times_us.tolist(), np.bincount(groups, minlength=len(first)).tolist(), numbers.tolist())
-        which = numbers[groups]
-        everything = bool(accepted.all())
-        self._which.append(which if everything else which[accepted])
-        self._durations.append(chunk.duration_us if everything else chunk.duration_us[accepted])
+        self._which.append(numbers[groups][accepted])
+        self._durations.append(chunk.duration_us[accepted])
         self._add_counters(chunk, groups, len(first), numbers, accepted)
-        self._add_malformed(chunk)
-
-    def _add_times(self, times_us: list[float], sizes: list[int], numbers: list[int]) -> None:
-        """Adds the device time of each group of a chunk to the account."""
-        for time_us, size, number in zip(times_us, sizes, numbers, strict=True):
-            group = self._groups[number]
-            if group.left_out is None:
-                self.account.ingested_us += time_us
-            elif group.left_out in _SHAPELESS and any(group.cells.values()):
-                name = group.kernel_type or "(no kernel type)"
-                self.account.shapeless[name] += size
-                self.account.shapeless_us[name] += time_us  # type: ignore[assignment]
+        for bad in chunk.malformed:
+            included = f", an open quote includes {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
+            fields = f"{bad.fields} fields where the header has {len(self._header.names)} columns{included}"
+            is_text = bad.fields is not None
+            self._report(bad.line, fields if is_text else "not UTF-8", "" if is_text else "save the file as UTF-8")
+            self.account.rows += bad.lines
+            self.account.left_out[SkipReason.MALFORMED] += bad.lines
 
     def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
         """Counts rows with an invalid duration; reports durations with text, and the first empty or zero one."""
-        too_long = np.flatnonzero(invalid & np.isfinite(chunk.duration_us) & (chunk.duration_us > LONGEST_US))
-        self.account.left_out[SkipReason.IMPOSSIBLE_DURATION] += len(too_long)
-        if len(too_long) and not self.account.impossible_durations:
-            row = int(too_long[0])
-            place = f"{self.path}:{chunk.line_of(row)}"
-            self.account.impossible_durations.append(f"{place}: {float(chunk.duration_us[row]):,.6g} us")
-        invalid[too_long] = False
-        rows = np.flatnonzero(invalid)
-        self.account.left_out[SkipReason.INVALID_DURATION] += len(rows)
-        for row in rows.tolist():
+        named = {reason for reason, _ in self.account.without_duration}
+        for row in np.flatnonzero(invalid).tolist():
             text = chunk.duration_text(row)
-            if text.upper() not in EMPTY_WORDS and parse_real(text) != 0:
-                self._bad_durations += 1
-                if self._bad_durations <= _DURATIONS_NAMED:
-                    self._report(chunk.line_of(row), _invalid_duration(self._header.duration, text[:_SHOWN]), _CORRECT)
-            elif not self.account.invalid_durations:
-                self.account.invalid_durations.append(f"{self.path}:{chunk.line_of(row)}: {text!r}")
+            too_long = LONGEST_US < chunk.duration_us[row] < np.inf
+            reason = SkipReason.IMPOSSIBLE_DURATION if too_long else SkipReason.INVALID_DURATION
+            self.account.left_out[reason] += 1
+            if not too_long and text.upper() not in EMPTY_WORDS and parse_real(text) != 0:
+                problem = f"column {self._header.duration!r} is {text[:_SHOWN]!r}, not a number of microseconds above 0"
+                self._report(chunk.line_of(row), problem, _CORRECT)
+            elif reason not in named:
+                named.add(reason)
+                self.account.without_duration.append((reason, f"{self.path}:{chunk.line_of(row)}: {text!r}"))
 
-    def _groups_of_chunk(
-        self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
-    ) -> tuple[np.ndarray, list[SkipReason | None]]:
-        """Returns number and `left_out` of the LaunchGroup of each group of a chunk. Counts the rows left out."""
+    def _numbers_of(self, chunk: Chunk, groups: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Returns the number in `kinds` of each group of a chunk. Counts the rows left out."""
         sizes = np.bincount(groups, minlength=len(first)).tolist()
         columns = [_words_at(chunk.text.get(column), first) for column in _KEY]
         states = _words_at(chunk.text.get(OP_STATE), first)
         numbers = np.empty(len(first), dtype=np.int32)
-        left_out = []
         for group, key in enumerate(zip(*columns, strict=True)):
             number = self._numbers.get(key)
             if number is None:
-                number = self._numbers[key] = len(self._groups)
-                self._groups.append(self._new_group(key, states[group], chunk.line_of(int(first[group]))))
+                number = self._numbers[key] = len(self.kinds)
+                self.kinds.append(self._kind(key, states[group], chunk.line_of(int(first[group]))))
             numbers[group] = number
-            reason = self._groups[number].left_out
-            left_out.append(reason)
-            size = sizes[group]
+            kind, size = self.kinds[number], sizes[group]
             if not any(key):
                 # A blank line is not a row of the capture.
                 size = sum(bool(chunk.duration_text(row)) for row in np.flatnonzero(groups == group).tolist())
             self.account.rows += size
-            if reason is not None:
-                self.account.left_out[reason] += size
-            for word in self._groups[number].unknown_dtypes:
-                self.account.unknown_dtypes[word] += sizes[group]
-        return numbers, left_out
+            if kind.left_out is not None:
+                self.account.left_out[kind.left_out] += size
+            self.account.unknown_dtypes.update(dict.fromkeys(kind.unknown_dtypes, size))
+        return numbers
 
-    def _new_group(self, key: tuple[str, ...], state: str, line: int) -> LaunchGroup:
+    def _kind(self, key: tuple[str, ...], state: str, line: int) -> _Kind:
         named = dict(zip(_KEY, key, strict=True))
         cells = {column: strip_quotes(state if column == OP_STATE else named[column]) for column in BASE}
         kernel_type = normalized_kernel_type(named[TYPE])
@@ -240,13 +269,14 @@ class CaptureLaunches:
                 reason = SkipReason.BAD_DIMENSION
                 self._report(line, str(error))
         if reason is not None:
-            return LaunchGroup(kernel_type, "", cells, reason, ())
-        return LaunchGroup(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
+            return _Kind(kernel_type, "", cells, reason)
+        name, unknown = signature(kernel_type, cells), unknown_dtypes(cells)
+        return _Kind(kernel_type, name, {**cells, **_shape_cells(kernel_type, cells)}, None, unknown)
 
     def _add_counters(
         self, chunk: Chunk, groups: np.ndarray, count: int, numbers: np.ndarray, accepted: np.ndarray
     ) -> None:
-        short = len(self._groups) - self._sums.shape[1]
+        short = len(self.kinds) - self._sums.shape[1]
         if short > 0:
             grow = ((0, 0), (0, max(short, self._sums.shape[1])))
             self._sums, self._counts = np.pad(self._sums, grow), np.pad(self._counts, grow)
@@ -259,20 +289,39 @@ class CaptureLaunches:
             self._sums[i, numbers] += np.bincount(groups, weights=np.where(usable, values, 0.0), minlength=count)
             self._counts[i, numbers] += sizes if complete else np.bincount(groups[usable], minlength=count)
 
-    def _add_malformed(self, chunk: Chunk) -> None:
-        columns = len(self._header.names)
-        for bad in chunk.malformed:
-            included = f", an open quote includes {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
-            fields = f"{bad.fields} fields where the header has {columns} columns{included}"
-            if bad.fields is None:
-                self._report(bad.line, "not UTF-8", "save the file as UTF-8, then ingest it again")
-            else:
-                self._report(bad.line, fields)
-            self.account.rows += bad.lines
-            self.account.left_out[SkipReason.MALFORMED] += bad.lines
-
     def _report(self, line: int, problem: str, remedy: str = "") -> None:
-        self._problems.append((line, f"{self.path}:{line}: {problem}: left out{remedy and f'; {remedy}'}"))
+        if len(self._problems) < _PROBLEMS_NAMED:
+            self._problems.append((line, f"{self.path}:{line}: {problem}: left out{remedy and f'; {remedy}'}"))
+        else:
+            self._more_problems += 1
+
+
+def source_cell(names: Sequence[str]) -> str:
+    """Returns the cell that names the captures of a row: the first ones, and how many more there are."""
+    more = len(names) - 3
+    return "; ".join(names[:3]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _source_name(capture: Path, root: Path) -> str:
+    """Returns `rank_0/kernel_details.csv + trace_view.json`, from the last folder of `root` downwards.
+
+    So the database holds no path of the machine that ran the ingest.
+    """
+    root, resolved = root.resolve(), capture.resolve()
+    above = root.parent if root.is_dir() else root.parent.parent
+    inside = resolved.is_relative_to(above)
+    relative = resolved.relative_to(above) if inside else Path(resolved.parent.name, resolved.name)
+    beside = [name for name in _BESIDE if capture.with_name(name).is_file()]
+    return " + ".join([printable(relative.as_posix()), *beside])
+
+
+def _shape_cells(kernel_type: str, cells: Mapping[str, str]) -> dict[str, str]:
+    """Returns the Runtime cells that follow from the shapes of an attention kernel; none for other kernels."""
+    if kernel_type not in ATTENTION_TYPES:
+        return {}
+    shapes = split_cell(cells[INPUT_SHAPES])
+    found = {column: shapes[slot] if slot < len(shapes) else "" for column, slot in _SHAPE_SLOTS.items()}
+    return {**found, COMPLETENESS: "shapes-only" if any(found.values()) else "none"}
 
 
 def is_collective(kernel_type: str, cells: Mapping[str, str]) -> bool:
@@ -292,11 +341,6 @@ def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReas
     if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
         return SkipReason.NO_INPUT_SHAPES
     return None
-
-
-def _invalid_duration(column: str, text: str) -> str:
-    meant = f" ({text.replace(',', '')} or {text.replace(',', '.')}?)" if _ONE_COMMA.fullmatch(text) else ""
-    return f"column {column!r} is {text!r}{meant}, not a number of microseconds above zero"
 
 
 def _check_dimensions(cells: Mapping[str, str]) -> None:

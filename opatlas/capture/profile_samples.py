@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.attention import runtime_cells
 from opatlas.capture.capture_discovery import distinct_captures, op_summaries, unparsed_profiles
 from opatlas.capture.capture_reader import read_capture_header
-from opatlas.capture.cases import Aggregate, CaptureCase, CaptureCases
-from opatlas.capture.launches import LaunchCounts
+from opatlas.capture.cases import Aggregate, Case, Cases
+from opatlas.capture.launches import SOURCE_PROFILE, LaunchCounts, source_cell
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import BASE, EP_SIZE, EXPERT_PARALLEL
@@ -53,7 +52,7 @@ class Profile:
     root: Path
     files: tuple[Path, ...]
     same_bytes: tuple[Path, ...]
-    cases: Mapping[str, CaptureCases]
+    cases: Mapping[str, Cases]
     account: LaunchCounts
     problems: tuple[str, ...]
 
@@ -65,7 +64,7 @@ def read_profile(path: Path) -> Profile:
         OpAtlasError: no file can be read.
     """
     files, problems = _summaries(path)
-    aggregate = Aggregate()
+    aggregate = Aggregate(path)
     given = distinct_captures([file for file in files if _is_summary(file, problems)], problems)
     problems += aggregate.add_files([file.path for file in given])
     if not aggregate.files:
@@ -211,7 +210,7 @@ class ProfileMatcher:
         """Returns whether the profile has launches that may be of a row, whether or not the row gets them."""
         return self.of_row(kernel_type, cells) != self._no_sample
 
-    def _of_ep_size(self, cells: Mapping[str, str], case: CaptureCase, known: frozenset[str]) -> RowSamples | str:
+    def _of_ep_size(self, cells: Mapping[str, str], case: Case, known: frozenset[str]) -> RowSamples | str:
         """Returns the samples with a row's tensors, if the profiled run had its EP Size; otherwise the reason.
 
         Args:
@@ -237,7 +236,8 @@ class ProfileMatcher:
                 if known and not (ep_size and {"", ep_size}.isdisjoint(known)):
                     continue
                 case = cases[text]
-                row = {**case.cells, **runtime_cells(case, self.profile.root)}
+                source = {SOURCE_PROFILE: source_cell(case.sources)} if case.sources else {}
+                row = {**source, **case.cells}
                 if ep_size:
                     row[EP_SIZE] = ep_size
                 yield UnmatchedSamples(
@@ -292,10 +292,10 @@ def fits(profile: Profile, database: Database) -> bool:
     )
 
 
-_NONE = CaptureCases("", {})
+_NONE = Cases("", {})
 
 
-def _measurement(case: CaptureCase, ran_as: str = "") -> Measurement:
+def _measurement(case: Case, ran_as: str = "") -> Measurement:
     """Returns the measurement of a case. `ran_as`: the kernel type of the case, where the row is another case."""
     return Measurement(
         samples_us=case.durations_us,

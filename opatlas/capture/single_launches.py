@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opatlas.capture.capture_reader import TYPE, read_capture_header
+from opatlas.capture.capture_reader import TYPE, Capture, read_capture_header
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import EMPTY_WORDS, strip_quotes
+from opatlas.text import parse_real
 
 #: Columns of a capture, by the names of different versions.
-_START = ("Task Start Time(us)", "Start Time(us)")
-_DEVICE = "Device_id"
-_NAME = ("Op Name", "Name")
-_STEP = "Step Id"
-_STREAM = "Stream ID"
-_WAIT = ("Task Wait Time(us)", "Wait Time(us)")
+_COLUMNS = {
+    "start": ("Task Start Time(us)", "Start Time(us)"),
+    "device": ("Device_id",),
+    "name": ("Op Name", "Name"),
+    "step": ("Step Id",),
+    "stream": ("Stream ID",),
+    "wait": ("Task Wait Time(us)", "Wait Time(us)"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,51 +81,53 @@ def read_launches(path: Path) -> Launches:
         TableError: the file cannot be read, is not a capture, was taken at level 0, or has no start times.
     """
     header = read_capture_header(path)
-    start = next((name for name in _START if name in header.names), None)
-    if start is None:
-        raise TableError(path, f"no column {_START[0]!r}", "Take the profile again with --task-time=l1", line=1)
-    position = {name: index for index, name in enumerate(header.names)}
-    base = [(column, position[header.text[column]]) for column in BASE if column in header.text]
-    counters = [(name, position[name]) for name in header.counters]
-    kernel_type, duration = position[header.text[TYPE]], position[header.duration]
-    device = position.get(_DEVICE)
-    name = next((position[column] for column in _NAME if column in position), None)
-    wait = next((position[column] for column in _WAIT if column in position), None)
-    step, stream = position.get(_STEP), position.get(_STREAM)
+    found = {own: next((name for name in names if name in header.names), "") for own, names in _COLUMNS.items()}
+    if not found["start"]:
+        raise TableError(
+            path, f"no column {_COLUMNS['start'][0]!r}", "Take the profile again with --task-time=l1", line=1
+        )
+    own = {own: name for own, name in found.items() if name}
     launches: list[Launch] = []
-    problems: list[str] = []
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = csv.reader(file)
-        next(lines)
-        for cells in lines:
-            if not cells:
-                continue
-            if len(cells) != len(header.names):
-                problems.append(f"{path}:{lines.line_num}: {len(cells)} of {len(header.names)} columns: left out")
+    problems: list[tuple[int, str]] = []
+    for chunk in Capture(path, replace(header, text={**header.text, **own})).chunks():
+        problems += [
+            (bad.line, f"{bad.fields or 'unreadable'} of {len(header.names)} columns") for bad in chunk.malformed
+        ]
+        columns = {name: array.to_pylist() for name, array in chunk.text.items()}
+        counters = {name: values.tolist() for name, values in chunk.counters.items()}
+        for row in range(chunk.rows):
+            cells = {name: words[row] for name, words in columns.items()}
+            if not any(cells.values()):
                 continue
             try:
-                if (duration_us := float(cells[duration])) > LONGEST_US:
-                    raise ValueError(f"{cells[duration].strip()!r} us is more than an hour, which no launch takes")
-                launches.append(
-                    Launch(
-                        device="" if device is None else cells[device].strip(),
-                        start_ns=_nanoseconds(cells[position[start]]),
-                        duration_us=duration_us,
-                        kernel_type=cells[kernel_type].strip(),
-                        cells={column: strip_quotes(cells[index]) for column, index in base},
-                        counters={
-                            name: value for name, index in counters if (value := _number(cells[index])) is not None
-                        },
-                        name="" if name is None else strip_quotes(cells[name]),
-                        step="" if step is None else _word(cells[step]),
-                        stream="" if stream is None else _word(cells[stream]),
-                        wait_us=None if wait is None else _number(cells[wait]),
-                    )
-                )
+                launches.append(_launch(cells, chunk.duration_text(row), float(chunk.duration_us[row]), counters, row))
             except ValueError as error:
-                problems.append(f"{path}:{lines.line_num}: {error}: left out")
+                problems.append((chunk.line_of(row), str(error)))
     launches.sort(key=lambda launch: launch.start_ns)
-    return Launches(tuple(launches), tuple(problems))
+    return Launches(tuple(launches), tuple(f"{path}:{line}: {why}: left out" for line, why in sorted(problems)))
+
+
+def _launch(
+    cells: Mapping[str, str], duration: str, duration_us: float, counters: Mapping[str, Sequence[float]], row: int
+) -> Launch:
+    """Raises ValueError."""
+    if math.isnan(duration_us):
+        raise ValueError(f"{duration!r} is not a duration")
+    if duration_us > LONGEST_US:
+        raise ValueError(f"{duration!r} us is more than an hour, which no launch takes")
+    wait_us = parse_real(cells.get("wait", ""))
+    return Launch(
+        device=cells.get("device", "").strip(),
+        start_ns=_nanoseconds(cells["start"]),
+        duration_us=duration_us,
+        kernel_type=cells[TYPE].strip(),
+        cells={column: strip_quotes(cells[column]) for column in BASE if column in cells},
+        counters={name: values[row] for name, values in counters.items() if math.isfinite(values[row])},
+        name=strip_quotes(cells.get("name", "")),
+        step=_word(cells.get("step", "")),
+        stream=_word(cells.get("stream", "")),
+        wait_us=wait_us if wait_us is not None and math.isfinite(wait_us) else None,
+    )
 
 
 def _nanoseconds(cell: str) -> int:
@@ -136,11 +140,3 @@ def _word(cell: str) -> str:
     """Returns the text of a cell; "" for N/A."""
     word = cell.strip()
     return "" if word.upper() in EMPTY_WORDS else word
-
-
-def _number(cell: str) -> float | None:
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -1,159 +1,102 @@
-"""Turns a Chrome trace into a table with one row for each complete event.
-
-Traces have gigabytes, so events are streamed. All columns are known only after the last event.
-"""
+"""Turns a Chrome trace of any size into a table with one row for each complete event."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from gzip import GzipFile
-from itertools import pairwise
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-import ijson
+import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import BROKEN_GZIP
 from opatlas.row.quality import LONGEST_US
 
-#: Time stamps have some twenty digits.
-MOST_DIGITS = 1000
-#: A call stack takes some kilobytes.
-MOST_STRING_BYTES = 4 << 20
-_DIGITS_TO_ZERO = bytes.maketrans(b"0123456789.eE+-", b"0" * 15)
-_LONG_NUMBER = re.compile(b"0{%d,}" % MOST_DIGITS)
+if TYPE_CHECKING:
+    from pathlib import Path
 
-
-#: Deepest nesting of lists and objects. The parser keeps the path to each level, and paths grow with the depth.
-MOST_LEVELS = 10_000
-#: Blocks with fewer brackets that open more than close are not looked at for nesting.
-_FEW_BRACKETS = 16
-_QUOTE, _BACKSLASH = b'"\\'
-
-
-class LongTokenError(Exception):
-    """The next number or string is too long for the parser, or nested too deep; the message says which."""
-
-
-class TokenLengthGuard:
-    """A file for ijson that raises LongTokenError before the parser meets what it has no memory for.
-
-    These are numbers and strings that are too long, and lists and objects that are nested too deep.
-    """
-
-    def __init__(self, file: io.BufferedIOBase) -> None:
-        self._file = file
-        #: The end of the previous block, where a number may have begun.
-        self._tail = b""
-        self._in_string = False
-        #: Bytes of the string that has not ended.
-        self._string_bytes = 0
-        #: A backslash at the end of the previous block.
-        self._escape = b""
-        #: Levels that long runs of brackets have opened.
-        self._levels = 0
-        self._problem = ""
-
-    def read(self, size: int = -1) -> bytes:
-        """Reads like a file. Raises LongTokenError where a number or string is too long."""
-        if self._problem:
-            raise LongTokenError(self._problem)
-        block = self._file.read(size)
-        start = self._long_number(block)
-        if start is not None:
-            self._problem = f"a number of {MOST_DIGITS:,} digits or more"
-            block = block[:start]
-        else:
-            deep = self._too_deep(block)
-            if deep is not None:
-                self._problem = f"values that are nested more than {MOST_LEVELS:,} levels deep"
-                block = block[:deep]
-            self._follow_strings(block)
-            if self._string_bytes > MOST_STRING_BYTES:
-                self._problem = f"a string of more than {MOST_STRING_BYTES >> 20} MB"
-                block = b""
-        if self._problem and not block:
-            # Returning no bytes would mean the end of the file.
-            raise LongTokenError(self._problem)
-        self._tail = block[-MOST_DIGITS:]
-        return block
-
-    def _long_number(self, block: bytes) -> int | None:
-        """Returns the position of a number that is too long; None without such a number."""
-        letters = (self._tail + block).translate(_DIGITS_TO_ZERO)
-        if b"0" * MOST_DIGITS not in letters:
-            return None
-        for found in _LONG_NUMBER.finditer(letters):
-            start = max(found.start() - len(self._tail), 0)
-            quotes = _without_escapes(self._escape + block[:start]).count(b'"')
-            if self._in_string == bool(quotes % 2):
-                return start
-        return None
-
-    def _too_deep(self, block: bytes) -> int | None:
-        """Follows the nesting in a block with many brackets. Returns the position where it is too deep, else None."""
-        if (
-            -_FEW_BRACKETS
-            < block.count(b"[") + block.count(b"{") - block.count(b"]") - block.count(b"}")
-            < _FEW_BRACKETS
-        ):
-            return None
-        in_string, is_escaped = self._in_string, bool(self._escape)
-        for position, letter in enumerate(block):
-            if is_escaped:
-                is_escaped = False
-            elif letter == _BACKSLASH:
-                is_escaped = True
-            elif letter == _QUOTE:
-                in_string = not in_string
-            elif not in_string and letter in b"[{":
-                self._levels += 1
-                if self._levels > MOST_LEVELS:
-                    return position
-            elif not in_string and letter in b"]}":
-                self._levels = max(self._levels - 1, 0)
-        return None
-
-    def _follow_strings(self, block: bytes) -> None:
-        text = _without_escapes(self._escape + block)
-        self._escape = b"\\" if text.endswith(b"\\") else b""
-        quotes = text.count(b'"')
-        self._in_string ^= bool(quotes % 2)
-        if not self._in_string:
-            self._string_bytes = 0
-        elif quotes:
-            self._string_bytes = len(text) - text.rfind(b'"')
-        else:
-            self._string_bytes += len(block)
-
-
-def _without_escapes(text: bytes) -> bytes:
-    """Returns JSON without escaped backslashes and quotes, so that each remaining quote begins or ends a string."""
-    return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-
-
-_BOM = b"\xef\xbb\xbf"
-#: Longest run of blanks before the first bracket.
-_LEADING_BYTES = 4096
+_BLOCK_BYTES = 1 << 18
+#: Characters of an event. A call stack takes some kilobytes.
+_LONGEST = 8 << 20
+_BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 class TruncatedTraceError(OpAtlasError):
     """A trace that ends, or cannot be read further, after some events."""
 
 
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+class _JsonStream:
+    """The values of a stream of JSON, one after the other.
+
+    Numbers with a fraction are Decimals, because time stamps have more digits than a float. A value that is damaged or
+    longer than _LONGEST is a ValueError, one that is nested too deep a RecursionError.
+
+    Attributes:
+        problem: why the file could not be read to its end.
+    """
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self._file = file
+        self._text_of = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._text, self._at, self._has_ended = "", 0, False
+        self.problem: Exception | None = None
+        self._decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+
+    def peek(self) -> str:
+        """Returns the next character that is not blank; "" at the end."""
+        while True:
+            blanks = _BLANKS.match(self._text, self._at)
+            assert blanks is not None
+            self._at = blanks.end()
+            if self._at < len(self._text) or self._has_ended:
+                return self._text[self._at : self._at + 1]
+            self._read()
+
+    def skip(self, wanted: str) -> None:
+        """Goes beyond the next character."""
+        if self.peek() != wanted:
+            raise ValueError(f"{self.peek() or 'the end'} stands in the place of {wanted}")
+        self._at += 1
+
+    def value(self) -> Any:
+        """Returns the next value."""
+        self.peek()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+                # A number at the end of a block may go on in the next one.
+                if end < len(self._text) or self._has_ended:
+                    self._at = end
+                    return value
+            except json.JSONDecodeError:
+                if self._has_ended or len(self._text) - self._at > _LONGEST:
+                    raise
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            block = self._file.read(_BLOCK_BYTES)
+            self._has_ended = not block
+            more = self._text_of(block, final=self._has_ended)
+        except (UnicodeDecodeError, *BROKEN_GZIP, OSError) as error:
+            self.problem, self._has_ended = error, True
+            more = error.object[: error.start].decode() if isinstance(error, UnicodeDecodeError) else ""
+        self._text, self._at = self._text[self._at :] + more, 0
+
+
 def read_events(path: Path, file: io.BufferedIOBase) -> Iterator[Any]:
     """Yields the events of a trace: of an array, or of the array `traceEvents` of an object.
-
-    Numbers with a fraction are Decimals, because time stamps have more digits than a float.
 
     Args:
         path: the path for errors.
@@ -163,53 +106,35 @@ def read_events(path: Path, file: io.BufferedIOBase) -> Iterator[Any]:
         TruncatedTraceError: after the last event that can be read.
         OpAtlasError: the file is not a trace.
     """
-    prefix = {b"[": "item", b"{": "traceEvents.item"}.get(_first_byte(file))
-    if prefix is None:
-        raise OpAtlasError(
-            f"{path}: not a Chrome trace: it begins neither with [ nor with {{. "
-            f"torch_npu.profiler calls it trace_view.json"
-        )
-    found = 0
+    found, has_events = 0, False
+    stream = _JsonStream(file)
     try:
-        for event in ijson.items(TokenLengthGuard(file), prefix):
+        if stream.peek() == "{":
+            stream.skip("{")
+            while stream.value() != "traceEvents":
+                stream.skip(":")
+                stream.value()
+                stream.skip(",")
+            stream.skip(":")
+        stream.skip("[")
+        has_events = stream.peek() not in ("]", "")
+        while True:
+            event = stream.value()
             found += 1
             yield event
-    except LongTokenError as error:
-        raise TruncatedTraceError(f"{path}: has {error} after {found:,} events: these are kept") from None
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise TruncatedTraceError(
-            f"{path}: is not UTF-8 (byte {byte:#04x}) after {found:,} events: these are kept"
+            if stream.peek() == "]":
+                return
+            stream.skip(",")
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        why = stream.problem or error
+        if has_events:
+            raise TruncatedTraceError(
+                f"{path}: cannot be read after {found:,} events ({why}): these are kept"
+            ) from None
+        raise OpAtlasError(
+            f"{path}: not a Chrome trace, a list of events or an object with traceEvents ({why}). "
+            f"torch_npu.profiler calls it trace_view.json"
         ) from None
-    except ArithmeticError:
-        raise TruncatedTraceError(f"{path}: has a number out of range after {found:,} events: these are kept") from None
-    except ijson.JSONError as error:
-        # Further lines of the message show the place as a drawing.
-        what = str(error).removeprefix("b'").partition("\n")[0].strip()
-        ends = "premature EOF" in what or "Incomplete" in what
-        why = "ends in the middle of an event" if ends else f"is not JSON from there on ({what})"
-        raise TruncatedTraceError(f"{path}: {why}, after {found:,} events: these are kept") from None
-    except BROKEN_GZIP as error:
-        raise TruncatedTraceError(
-            f"{path}: the packed file ends early ({error}), after {found:,} events: these are kept"
-        ) from None
-    except OSError as error:
-        raise TruncatedTraceError(
-            f"{path}: cannot be read after {found:,} events ({error.strerror}): these are kept"
-        ) from None
-    if not found:
-        raise OpAtlasError(f"{path}: not a Chrome trace: it has no events (a list, or one called traceEvents)")
-
-
-def _first_byte(file: io.BufferedIOBase) -> bytes:
-    """Returns the first byte that is not blank, skipping a BOM; b"" if the file has none or cannot be unpacked."""
-    assert isinstance(file, (io.BufferedReader, GzipFile))
-    try:
-        if file.peek(len(_BOM)).startswith(_BOM):
-            file.read(len(_BOM))
-        return file.peek(_LEADING_BYTES).lstrip()[:1]
-    except (*BROKEN_GZIP, OSError):
-        return b""
 
 
 OP_NAME, KERNEL_TYPE, DURATION_US, SHAPES = "op_name", "kernel_type", "dur_us", "shapes"
@@ -222,10 +147,8 @@ _TYPE_ARGS = ("kernel_type", "Kernel Type", "OP Type", "Op Type", "op_type", "Ty
 _SHAPE_ARGS = ("Input Shapes", "Input Dims", "input_shapes", "Input shapes", "shapes")
 _COMPLETE = "X"
 _MALFORMED_NAMED = 10
-_CONTROL = re.compile("[\r\0]")
-_ON_ONE_LINE = str.maketrans({"\r": "\\r", "\n": "\\n", "\0": "\\0"})
-#: JSON can hold half of a surrogate pair, and UTF-8 cannot.
-_ERRORS = "backslashreplace"
+#: Some versions of csv do not quote a lone carriage return, or read a NUL. UTF-8 has no half of a surrogate pair.
+_NOT_PLAIN = re.compile("[\r\0\ud800-\udfff]")
 
 
 @dataclass
@@ -248,36 +171,23 @@ class TraceCounts:
 
 
 class TableWriter:
-    """Writes rows as they come, and finally the header with all columns.
-
-    Rows go to a scratch file. A row that was written before a column appeared lacks cells, which are added when the
-    rows are copied below the header.
-    """
+    """Keeps rows in a scratch file as they come, because all columns are known only after the last event."""
 
     def __init__(self, scratch: IO[bytes]) -> None:
         """`scratch`: an empty file to write and read."""
         self.account = TraceCounts()
         self._scratch = scratch
-        self._text = io.TextIOWrapper(scratch, encoding="utf-8", errors=_ERRORS, newline="")
-        self._writer = csv.writer(self._text, lineterminator="\n")
-        #: The column of each arg, by the arg's name.
-        self._arg_columns: dict[str, int] = {}
-        self._more: int | None = None
-        #: Positions in the scratch file, with the number of columns from there on.
-        self._widths = [(0, len(COLUMNS))]
+        #: The column of each arg, by the arg's name; that of further args has None.
+        self._arg_columns: dict[str | None, int] = {}
 
     def add(self, events: Iterable[Any]) -> None:
         """Adds the complete events."""
         for number, event in enumerate(events, start=1):
             if not isinstance(event, dict):
                 self._reject(number, "not a JSON object")
-                continue
-            phase = event.get("ph")
-            if phase != _COMPLETE:
-                self.account.other[str(phase)] += 1
-                continue
-            duration = _text(event.get("dur"))
-            if not duration:
+            elif event.get("ph") != _COMPLETE:
+                self.account.other[str(event.get("ph"))] += 1
+            elif not (duration := _text(event.get("dur"))):
                 self._reject(number, "a complete event without dur")
             elif not _is_duration(duration):
                 self._reject(number, f"dur is {duration!r}, not a number of microseconds from 0 to an hour")
@@ -287,8 +197,20 @@ class TableWriter:
                 except RecursionError:
                     self._reject(number, "its values are nested too deep")
                     continue
-                self._writer.writerow(cells)
+                self._scratch.write(msgspec.json.encode(cells) + b"\n")
                 self.account.rows += 1
+
+    def finish(self, target: IO[bytes]) -> None:
+        """Writes header and rows."""
+        text = io.TextIOWrapper(target, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.account.columns)
+        self._scratch.seek(0)
+        for line in self._scratch:
+            cells = msgspec.json.decode(line)
+            writer.writerow(cells + [""] * (len(self.account.columns) - len(cells)))
+        text.flush()
+        text.detach()
 
     def _cells(self, event: Mapping[str, Any], duration: str) -> list[str]:
         args = event.get("args")
@@ -296,65 +218,34 @@ class TableWriter:
         name = _text(event.get("name"))
         cells = [name, _kernel_type(name, args), duration, _shapes(args)]
         cells += [_text(event.get(key)) for key in ("ts", "pid", "tid", "cat")]
-        cells += [""] * (len(self.account.columns) - len(COLUMNS))
         more = {}
         for key, value in args.items():
-            column = self._arg_columns.get(key)
-            if column is None and len(self.account.columns) >= MOST_COLUMNS:
+            if key in self._arg_columns or len(self.account.columns) < MOST_COLUMNS:
+                self._put(cells, key, _text(value))
+            else:
                 more[key] = value
-                continue
-            text = _text(value)
-            if column is None:
-                column = self._arg_columns[key] = self._new_column(_column(key))
-                cells.append("")
-            cells[column] = text
         if more:
-            if self._more is None:
-                self._more = self._new_column(MORE_ARGS)
-                cells.append("")
-            cells[self._more] = _text(more)
+            self._put(cells, None, _text(more))
         return cells
 
-    def _new_column(self, name: str) -> int:
-        self._text.flush()
-        column = len(self.account.columns)
-        # Two args may differ only in characters that a header cannot have.
-        while name in self.account.columns:
-            name += "_"
-        self.account.columns.append(name)
-        start = self._scratch.tell()
-        if self._widths[-1][0] == start:
-            self._widths.pop()
-        self._widths.append((start, column + 1))
-        return column
+    def _put(self, cells: list[str], key: str | None, text: str) -> None:
+        """Puts the text of an arg into its column; None: that of further args."""
+        column = self._arg_columns.get(key)
+        if column is None:
+            column = self._arg_columns[key] = len(self.account.columns)
+            name = MORE_ARGS if key is None else _text(key).replace("\n", "\\n")
+            name = f"args.{name}" if key is not None and name in (*COLUMNS, MORE_ARGS) else name
+            # Two args may differ only in characters that a header cannot have.
+            while name in self.account.columns:
+                name += "_"
+            self.account.columns.append(name)
+        cells += [""] * (column + 1 - len(cells))
+        cells[column] = text
 
     def _reject(self, number: int, problem: str) -> None:
         self.account.malformed_count += 1
         if len(self.account.malformed) < _MALFORMED_NAMED:
             self.account.malformed.append(f"event {number}: {problem}")
-
-    def finish(self, target: IO[bytes]) -> None:
-        """Writes header and rows."""
-        self._text.flush()
-        header = io.StringIO()
-        csv.writer(header, lineterminator="\n").writerow(self.account.columns)
-        target.write(header.getvalue().encode(errors=_ERRORS))
-        self._scratch.seek(0)
-        for (_, width), (end, _) in pairwise([*self._widths, (-1, 0)]):
-            lacking = b"," * (len(self.account.columns) - width)
-            if lacking:
-                self._copy_until(end, lacking, target)
-            else:
-                shutil.copyfileobj(self._scratch, target)
-
-    def _copy_until(self, end: int, lacking: bytes, target: IO[bytes]) -> None:
-        """Copies rows up to a position of the scratch file, and adds empty cells."""
-        quotes = 0
-        while self._scratch.tell() < end:
-            line = self._scratch.readline()
-            quotes += line.count(b'"')
-            # A line end between quotes is part of a cell.
-            target.write(line if quotes % 2 else line[:-1] + lacking + b"\n")
 
 
 def _is_duration(text: str) -> bool:
@@ -362,12 +253,6 @@ def _is_duration(text: str) -> bool:
         return 0 <= float(text) <= LONGEST_US
     except ValueError:
         return False
-
-
-def _column(name: str) -> str:
-    """Returns the column of an arg, on one line, with a prefix where the event has a column of this name."""
-    name = name.encode(errors=_ERRORS).decode().translate(_ON_ONE_LINE)
-    return f"args.{name}" if name in COLUMNS or name == MORE_ARGS else name
 
 
 def _kernel_type(name: str, args: Mapping[str, Any]) -> str:
@@ -399,11 +284,11 @@ def _slots(shapes: Sequence[Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        # Some versions of csv do not quote a lone carriage return, or read a NUL.
-        return value.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0") if _CONTROL.search(value) else value
     if value is None:
         return ""
-    if isinstance(value, (int, Decimal)) and not isinstance(value, bool):
-        return str(value)
-    return json.dumps(value, ensure_ascii=False, default=float)
+    is_plain = isinstance(value, (str, int, Decimal)) and not isinstance(value, bool)
+    text = str(value) if is_plain else json.dumps(value, ensure_ascii=False, default=float)
+    if not _NOT_PLAIN.search(text):
+        return text
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\\0")
+    return text.encode(errors="backslashreplace").decode()

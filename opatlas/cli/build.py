@@ -15,11 +15,11 @@ from opatlas.row.location import default_path
 from opatlas.row.siblings import base_type
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.devices.discovery import available_devices, database_name
 from opatlas.run.implementations.catalog import default_implementation
 from opatlas.run.implementations.implementation import Implementation
-from opatlas.run.instruments.instrument import EVENTS, MeasureSettings
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.run.process.device_process import DeviceProcess
@@ -93,7 +93,7 @@ def _expect_usable(implementation: Implementation, spec: DeviceSpec) -> None:
 def _run(jobs: Sequence[Job], spec: DeviceSpec, label: str) -> tuple[Counter[Status], list[tuple[str, Status, str]]]:
     """Runs rows on a device. Returns the number of rows by status, and the rows that failed."""
     # Events and clocks need no profiler, and the one duration is not kept.
-    settings = MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(spec.kind))
+    settings = MeasureSettings(repeat_count=1, cache="warm", instrument=kind_named(spec.kind).events)
     process = DeviceProcess(spec, settings)
     counts: Counter[Status] = Counter()
     failures: list[tuple[str, Status, str]] = []

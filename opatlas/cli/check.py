@@ -12,8 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding
-from opatlas.ask.checks.results import CheckResults
+from opatlas.ask.checks.results import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
 from opatlas.errors import usage_errors
 from opatlas.installation import require_extra
 from opatlas.show import Fields, Output, Result, Table

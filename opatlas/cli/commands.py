@@ -28,9 +28,6 @@ BUILT_IN = {
     "query": Command("Ask", "the duration of a call, measured or predicted", "opatlas.cli.query:query"),
     "model": Command("Ask", "the cost of a step of a model, and which rows to measure next", "opatlas.cli.model:model"),
     "compare": Command("Ask", "which implementation or database is faster, row by row", "opatlas.cli.compare:compare"),
-    "diagnose": Command(
-        "Ask", "why kernels are slow; which scopes a SuperKernel may fuse", "opatlas.cli.diagnose:diagnose"
-    ),
     "implementations": Command(
         "Kernels",
         "list implementations of kernels; begin one of your own",

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from dataclasses import asdict
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.compare.comparison import DatabaseComparison, compare_databases
+from opatlas.ask.compare.calls import RowCall
+from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures, RowComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
-from opatlas.ask.compare.export import json_value
 from opatlas.ask.compare.states import compared_states, pairs_below
-from opatlas.ask.compare.step import ModelStep, read_step
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.formats import microseconds
+from opatlas.row.columns import (
+    CACHE_STATE,
+    CONVERSIONS,
+    IMPLEMENTATION,
+    INSTRUMENT,
+    KERNEL_NAMES,
+    OUTPUTS_MISSING,
+    STAND_IN,
+)
 from opatlas.row.location import default_path
 from opatlas.row.named_databases import named_folder
 from opatlas.row.versions import detect
@@ -25,12 +33,22 @@ from opatlas.show import compared as tables
 from opatlas.show.parameters import Names, Percent
 from opatlas.show.result import Part
 
+#: Cells that are known of a replayed call, by their names in the JSON.
+_CELLS = {
+    "cache_state": CACHE_STATE,
+    "instrument": INSTRUMENT,
+    "stand_in": STAND_IN,
+    "implementation": IMPLEMENTATION,
+    "kernel_names": KERNEL_NAMES,
+    "outputs_missing": OUTPUTS_MISSING,
+    "conversions": CONVERSIONS,
+}
+
 
 def compare(
     *databases: Annotated[str, Parameter(name="DB[@STATE]")],
     baseline: str = "",
     ops: Names = (),
-    calls: Path | None = None,
     fail_slower: Percent | None = None,
     output: Annotated[Output, Parameter(parse=False)],
 ) -> Result:
@@ -48,28 +66,25 @@ def compare(
         baseline: implementation, or database, that speed-ups refer to (default: torch, or torch_npu on an NPU, else
             the first).
         ops: compare only these kernel types, named exactly, or these collectives, such as all_reduce.
-        calls: also weight durations by the calls of a model's step: what `opatlas model --json` printed into a file.
         fail_slower: exit with 1 if a rival is slower in a row by more than this, such as 5%, and by more than chance
             explains; or if no row compares.
     """
     with usage_errors():
-        step = None if calls is None else read_step(calls)
-        comparisons = _comparisons(databases, baseline, ops, step)
+        comparisons = _comparisons(databases, baseline, ops)
     if output.format == "csv":
         lines = [(*line, name) for name, each in comparisons.items() for line in tables.row_lines(each)]
         parts: list[Part] = [Table((*tables.LINE_COLUMNS, "folder"), lines)]
     else:
         parts = [part for name, comparison in comparisons.items() for part in tables.parts(comparison, name)]
         parts = [part for part in parts if not isinstance(part, Table) or part.rows]
+    contents = {name: _content(comparison) for name, comparison in comparisons.items()}
     problems = [problem for comparison in comparisons.values() for problem in comparison.problems]
     if fail_slower is not None:
         problems += [line for comparison in comparisons.values() for line in _slower(comparison, fail_slower)]
-    return Result(parts, json_value(comparisons), problems, 1 if problems else 0)
+    return Result(parts, contents.get("", contents), problems, 1 if problems else 0)
 
 
-def _comparisons(
-    places: Sequence[str], baseline: str, kernel_types: Sequence[str], step: ModelStep | None
-) -> dict[str, DatabaseComparison]:
+def _comparisons(places: Sequence[str], baseline: str, kernel_types: Sequence[str]) -> dict[str, DatabaseComparison]:
     """Returns the comparisons by the path of their databases below the folders that are named. Raises OpAtlasError.
 
     Of databases below folders, those that a state lacks are left out, and told.
@@ -79,7 +94,7 @@ def _comparisons(
     for name, pair in pairs_below(places).items():
         try:
             with _databases(pair) as databases:
-                found[name] = compare_databases(databases, baseline=baseline, kernel_types=kernel_types, step=step)
+                found[name] = compare_databases(databases, baseline=baseline, kernel_types=kernel_types)
         except OpAtlasError as error:
             errors.append(error)
     if not found:
@@ -109,3 +124,62 @@ def _slower(comparison: DatabaseComparison, least: float) -> Iterator[str]:
             yield f"--fail-slower {least:g}%: {rival.label}: {len(found):,} rows slower, most {row.case_id}: {us}"
         elif not any(row.pairs[rival.name].is_comparable for row in comparison.rows if rival.name in row.pairs):
             yield f"--fail-slower {least:g}%: {rival.label} has no row that compares"
+
+
+def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
+    """Returns databases, figures of each rival by kernel type and in all, and all rows."""
+    return {
+        "baseline": _database(comparison.baseline),
+        "rivals": [
+            {
+                **_database(rival),
+                "all": _figures(comparison.total(rival.name)),
+                "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
+            }
+            for rival in comparison.rivals
+        ],
+        "fastest": dict(comparison.fastest),
+        "without_rival": comparison.without_rival,
+        "without_common_rows": [rival.name for rival in comparison.without_common_rows],
+        "problems": comparison.problems,
+        "rows": [_row(row) for row in comparison.rows],
+    }
+
+
+def _database(database: ComparedDatabase) -> Mapping[str, object]:
+    return {
+        "name": database.name,
+        "version": database.version,
+        "path": str(database.path),
+        "state": database.state,
+    }
+
+
+def _figures(figures: RivalFigures) -> Mapping[str, object]:
+    counts = {name: getattr(figures, name) for name in ("measured", "unsupported", "wrong", "crashed", "missing")}
+    return {**asdict(figures), **counts}
+
+
+def _row(row: RowComparison) -> Mapping[str, object]:
+    return {
+        "kernel_type": row.kernel_type,
+        "signature": row.signature,
+        "id": row.case_id,
+        "fastest": row.fastest,
+        "composition_baseline": row.is_composition,
+        "calls": {name: _call(call) for name, call in row.calls.items()},
+        "pairs": {
+            name: {**asdict(pair), "margin": pair.margin, "speed_up": pair.speed_up} for name, pair in row.pairs.items()
+        },
+    }
+
+
+def _call(call: RowCall) -> Mapping[str, object]:
+    quality = call.duration and call.duration.quality
+    return {
+        **{name: getattr(call, name) for name in ("status", "reason", "sum_us", "span_us", "kernels")},
+        **{name: getattr(call, name) for name in ("noise", "samples")},
+        "quality": quality.value if quality else "",
+        **{name: call.cell(column) for name, column in _CELLS.items()},
+        **{name: getattr(call, name) for name in ("is_captured", "run_medians_us", "duration_us")},
+    }

@@ -21,7 +21,7 @@ from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, run_pr
 from opatlas.outer.doctor.probes import PROBES
 from opatlas.outer.doctor.report import expect_report, write_report
 from opatlas.progress import note_after, track
-from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.show.result import Fields, Part, Result, Table
 
 _FORMAT = 2
@@ -58,7 +58,7 @@ def doctor(
         expect_report(report)
     signs = signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:
-        kind = device if device in KINDS else ""
+        kind = device if device in device_kinds() else ""
         target, results = _examine(Target(device, kind, database_path, group, files=files), signs)
         states = {name: _state(PROBES[name], result, target) for name, result in results.items()}
         found = _as_json(target, signs, results)
@@ -78,7 +78,7 @@ def _examine(target: Target, signs: Sequence[str]) -> tuple[Target, dict[str, Pr
     results: dict[str, ProbeResult] = {}
     device_is_there = True
     for probe in track(list(PROBES.values()), "doctor, steps"):
-        if probe.of_ascend and not signs and target.kind != "npu":
+        if probe.of_ascend and not signs and not kind_named(target.kind).is_native:
             why_skipped = _NO_ASCEND
         elif not device_is_there and (probe.of_device or (probe.of_database and target.database is None)):
             why_skipped = "no device"

@@ -16,10 +16,10 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 from opatlas.outer.suites.overload import is_folder
 from opatlas.row.siblings import base_type, suggest_spelling
-from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
 from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import DEFAULTS, TORCH, Implementation
+from opatlas.run.implementations.implementation import TORCH, Implementation
 from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
 from opatlas.run.registry import replay_spec
 from opatlas.show.parameters import Names
@@ -193,7 +193,7 @@ def listed(implementation: Implementation) -> Listed:
         implementation.name,
         implementation.version,
         implementation.missing,
-        implementation.devices or tuple(KINDS),
+        implementation.devices or tuple(device_kinds()),
         implementation.about,
         kernels,
         notes,
@@ -210,7 +210,7 @@ def _file_of(source: KernelSource) -> str:
 def _kernel_types(implementation: Implementation) -> set[str]:
     """Returns the kernel types that an implementation has: the marked ones; if it wraps torch's functions, all."""
     replays = replays_of_bench()
-    if implementation.name in DEFAULTS.values():
+    if implementation.is_default and implementation.name != TORCH:
         return {name for name, function in replays.items() if proof_of(_npu_call(function)) != _NO_CALL}
     every = implementation.is_default or implementation.wrap is not None
     return {*implementation.sources, *(replays if every else ())}
@@ -219,7 +219,7 @@ def _kernel_types(implementation: Implementation) -> set[str]:
 def _proofs(implementation: Implementation) -> Mapping[str, str]:
     if implementation.name == TORCH:
         return dict.fromkeys(read_calls(), _ON_A_GPU)
-    if implementation.name in DEFAULTS.values():
+    if implementation.is_default and implementation.name != TORCH:
         proofs = {name: proof_of(_npu_call(function)) for name, function in replays_of_bench().items()}
         return {name: proof for name, proof in proofs.items() if proof not in ("", _NO_CALL)}
     return read_implementation_proofs().get(implementation.name, {})

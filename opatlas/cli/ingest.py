@@ -12,13 +12,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opatlas import options
-from opatlas.capture.attention import FillResult, fill_rows, row_keys
+from opatlas.capture.apply import case_shapes
+from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
 from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
-from opatlas.capture.launches import LaunchCounts, SkipReason
-from opatlas.capture.time_shares import TimeShare, rows_without_replay, without_shapes
-from opatlas.capture.unmatched import Unmatched, find_unmatched, write_unmatched
+from opatlas.capture.time_shares import rows_without_replay, without_shapes
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.ingests import CaptureVersions
 from opatlas.data.write_back import recover
@@ -135,12 +134,14 @@ def _ingest(database: Database, request: IngestRequest, into: _Done) -> None:
 
 def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Path]]]) -> Iterator[Part]:
     account, outcome = done.account, done.outcome
-    skipped = [
-        *((path, f"already ingested by {run_id}") for path, run_id in done.already),
-        *((path, reason) for reason, paths in not_read for path in paths),
-        *((path, "same bytes as another capture") for path in done.same_bytes),
-    ]
-    yield from _table(("file", "not read"), skipped)
+    yield from _table(
+        ("file", "not read"),
+        [
+            *((path, f"already ingested by {run_id}") for path, run_id in done.already),
+            *((path, reason) for reason, paths in not_read for path in paths),
+            *((path, "same bytes as another capture") for path in done.same_bytes),
+        ],
+    )
     if done.files:
         signatures = outcome.new + outcome.updated + outcome.unchanged
         fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
@@ -155,11 +156,11 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
                 else None,
             }
         )
-    yield from _table(("left out", "rows", "first"), list(_left_out(account)))
-    yield from _table(
-        ("without shapes", "launches", _SHARE),
-        [(each.kernel_type, each.count, each.share) for each in without_shapes(account)],
-    )
+    first = dict(reversed(account.without_duration))
+    left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common() if count]
+    yield from _table(("left out", "rows", "first"), left_out)
+    shares = [(each.kernel_type, each.count, each.share) for each in without_shapes(account)]
+    yield from _table(("without shapes", "launches", _SHARE), shares)
     yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
     us = Column("median(us)", microseconds)
@@ -168,26 +169,14 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
     )
     changes = sorted(outcome.changes, key=lambda each: each.distance, reverse=True)
+    before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
     yield from _table(
-        (
-            *("changed duration", "shapes"),
-            *(Column("before(us)", microseconds), Column("after(us)", microseconds), Column("change", change)),
-        ),
+        ("changed duration", "shapes", before, after, Column("change", change)),
         [
-            (each.kernel_type, each.shapes, each.before_us, each.after_us, each.after_us / each.before_us - 1)
+            (each.kernel_type, case_shapes(each.cells), *each.means_us, each.means_us[1] / each.means_us[0] - 1)
             for each in changes
         ],
     )
-
-
-def _left_out(account: LaunchCounts) -> Iterator[tuple[str, int, str | None]]:
-    first = {
-        SkipReason.INVALID_DURATION: account.invalid_durations,
-        SkipReason.IMPOSSIBLE_DURATION: account.impossible_durations,
-    }
-    for reason, count in account.left_out.most_common():
-        if count:
-            yield reason.value, count, next(iter(first.get(reason, ())), None)
 
 
 def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
@@ -208,14 +197,13 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
     )
     yield from _table(
         ("without a replay", "rows", _SHARE, "similar"),
-        [_missing(each, spellings(each.kernel_type, replayed)) for each in without],
+        [
+            (each.kernel_type, each.count, each.share, ", ".join(spellings(each.kernel_type, replayed)))
+            for each in without
+        ],
     )
     command = ["opatlas", "bench", "--database-path", str(database.path), "--update-mode=unreplayed"]
     yield f"next: {shlex.join(command)}"
-
-
-def _missing(each: TimeShare, similar: Sequence[str]) -> tuple[str, int, float | None, str]:
-    return each.kernel_type, each.count, each.share, ", ".join(similar)
 
 
 def _captures_json(done: IngestResult) -> dict[str, object]:
@@ -252,8 +240,14 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
     lock.acquire()
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        records = _read(database, files, total_mb, limit)
-        outcome = fill_rows(database, records.matched, limit)
+        records, wanted = Records(), row_keys(database)
+        with progress("read, MB", total_mb) as advance:
+            for path in files:
+                try:
+                    records.add_file(path, wanted, limit, advance)
+                except OpAtlasError as error:
+                    records.problems.append(str(error))
+        outcome = fill_rows(database, records, limit)
         unmatched = find_unmatched(records, outcome)
         report, problems = None, [problem for found in recovered for problem in found.problems]
         try:
@@ -264,63 +258,12 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
         lock.release()
     for found in filter(None, recovered):
         print_note(str(found))
-    outcome.problems = [*records.problems, *problems, *outcome.problems]
-    into.parts += _fill_parts(database, len(files), records, outcome, unmatched, report)
-    into.json["attention_records"] = _fill_json(records, outcome)
-    into.problems += [*outcome.problems, *records.malformed, *_more(records)]
-
-
-def _read(database: Database, files: Sequence[Path], total_mb: float, limit: int) -> Records:
-    records, wanted = Records(), row_keys(database)
-    with progress("read, MB", total_mb) as advance:
-        for path in files:
-            try:
-                records.add_file(path, wanted, limit, advance)
-            except OpAtlasError as error:
-                records.problems.append(str(error))
-    return records
-
-
-def _more(records: Records) -> list[str]:
     more = records.malformed_count - len(records.malformed)
-    return [f"and {more:,} more malformed lines"] if more else []
-
-
-def _fill_parts(
-    database: Database,
-    files: int,
-    records: Records,
-    outcome: FillResult,
-    unmatched: Sequence[Unmatched],
-    report: Path | None,
-) -> Iterator[Part]:
-    yield Fields(
-        {
-            "files": files,
-            "records": (records.count, f"{records.malformed_count:,} malformed" if records.malformed_count else ""),
-            "unmatched": (_unmatched(records), f"{len(records.unmatched):,} keys" if records.unmatched else ""),
-            "left out": (outcome.left_out, "--max-rows") if outcome.left_out else None,
-            "rows": outcome.rows,
-            "filled": outcome.filled,
-            "added": (outcome.added, "with the captured durations of all calls of their shapes")
-            if outcome.added
-            else 0,
-            "unchanged": outcome.unchanged,
-            "without record": len(outcome.unfilled),
-            "pruned": (outcome.pruned, "measured with assumed lengths, now in pruned/") if outcome.pruned else None,
-        }
-    )
-    yield Fields({"database": str(database.path), "unmatched": report and str(report)})
-    for what in ("record", "row"):
-        rows = [(one.place, one.count, one.key, one.reason) for one in unmatched if one.what == what]
-        yield from _table((f"unmatched {what}", "count", "key", "reason"), rows)
-
-
-def _fill_json(records: Records, outcome: FillResult) -> dict[str, object]:
-    return {
+    outcome.problems = [*records.problems, *problems, *outcome.problems]
+    counts = {
         "records": records.count,
         "malformed_lines": records.malformed_count,
-        "unmatched": _unmatched(records),
+        "unmatched": sum(count for count, _ in records.unmatched.values()),
         "rows": outcome.rows,
         "filled": outcome.filled,
         "added": outcome.added,
@@ -328,12 +271,15 @@ def _fill_json(records: Records, outcome: FillResult) -> dict[str, object]:
         "without_record": len(outcome.unfilled),
         "left_out": outcome.left_out,
         "pruned": outcome.pruned,
-        "problems": outcome.problems,
     }
-
-
-def _unmatched(records: Records) -> int:
-    return sum(at.count for at in records.unmatched.values())
+    into.json["attention_records"] = {**counts, "problems": outcome.problems}
+    into.parts.append(Fields({name.replace("_", " "): count for name, count in counts.items()}))
+    into.parts.append(Fields({"database": str(database.path), "unmatched": report and str(report)}))
+    for what in ("record", "row"):
+        rows = [(place, count, key, why) for kind, count, place, key, why in unmatched if kind == what]
+        into.parts += _table((f"unmatched {what}", "count", "key", "reason"), rows)
+    into.problems += [*outcome.problems, *records.malformed]
+    into.problems += [f"and {more:,} more malformed lines"] if more else []
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opatlas.run.devices.device import KINDS
+from opatlas.run.devices.device import device_kinds
 from opatlas.run.kernel_facts import proof_of, read_calls, replays_of_bench
 from opatlas.run.registry import replay_spec
 
@@ -47,7 +47,7 @@ def kernels_with_replay() -> list[Kernel]:
                 function.__module__.rpartition("test_")[2],
                 spec.npu or "",
                 proof_of(spec.npu or "") or "not yet",
-                ", ".join(kind for kind in KINDS if kind != "npu" or spec.npu),
+                ", ".join(name for name, kind in device_kinds().items() if spec.npu or not kind.is_native),
                 _operator_names(calls.get(kernel_type, ())),
             )
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from opatlas.ask.query.database import OpenDatabase, model_cost
+from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows, Step
@@ -85,8 +85,7 @@ def model(
     if next is None:
         # The first questions about a database fit models, which takes up to half a minute.
         with progress(f"{name}, calls", None) as advance:
-            cost = model_cost(
-                place,
+            cost = open_database(place).model(
                 model,
                 tp=tp,
                 ep=ep,

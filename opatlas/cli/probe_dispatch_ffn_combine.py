@@ -17,11 +17,12 @@ from opatlas.outer.doctor.shape_probe import ShapeProbe
 from opatlas.row.errors import DeviceGone
 from opatlas.row.location import default_path
 from opatlas.row.versions import detect
+from opatlas.run.devices.device import kind_named
 from opatlas.run.devices.discovery import available_devices, database_name
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.pool import GroupPool
-from opatlas.run.instruments.instrument import EVENTS, MeasureSettings
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process.device_pool import ExcludedDevices
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Result, Table
@@ -71,7 +72,7 @@ def probe(
     path = database_path or default_path(database_name(devices), detect())
     pool = GroupPool(
         GroupNodes(devices),
-        MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)),
+        MeasureSettings(repeat_count=1, cache="warm", instrument=kind_named(devices[0].kind).events),
         ExcludedDevices(None),
     )
     spec = GroupSpec(ep_size)

@@ -9,13 +9,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.query.answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
-from opatlas.ask.query.model_cache import folder
-from opatlas.ask.query.result import How, NoAnswer, QueryResult
+from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
+from opatlas.ask.query.predictor import folder
+from opatlas.ask.query.result import How, QueryResult
 from opatlas.data.csv_files import read_frame
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import UsageError
 from opatlas.formats import microseconds
 from opatlas.progress import note_after
 from opatlas.row.communication import BY_NAME
@@ -69,12 +69,7 @@ def _call(
     dtypes: tuple[str, ...],
     implementation: tuple[str, ...],
 ) -> QueryResult:
-    try:
-        return database.query(kernel_type, shapes, dtypes=list(dtypes), implementation=implementation)
-    except NoAnswer as error:
-        if not error.give or "dtypes" in error.give:
-            raise
-        raise OpAtlasError(f"{error}; a row of --file FILE has columns for it") from None
+    return database.query(kernel_type, shapes, dtypes=list(dtypes), implementation=implementation)
 
 
 def _message(

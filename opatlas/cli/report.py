@@ -7,7 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.query.database import model_cost
 from opatlas.ask.query.database import open as open_database
 from opatlas.errors import UsageError
 from opatlas.installation import require_extra
@@ -41,7 +40,7 @@ def report(
         step: a page on what a step of a model costs: MODEL,batch=N,context=N and further tp=N, ep=N, phase=decode or
             prefill, dtype=NAME; may be given several times.
         superkernel: a page on the scopes of a capture that a SuperKernel may fuse, as `opatlas diagnose` tells.
-        plots: write plots as images into DIR/plots, too: roofline, replays against captures, products, collectives.
+        plots: write plots as images into DIR/plots, too: the roofline, and replays against captures.
     """
     require_extra("report", "`opatlas report`", "bokeh")
     if plots is not None:
@@ -52,7 +51,7 @@ def report(
             raise UsageError(f"--step {each.text} lacks {missing[0]}=N")
     if against and "@" not in against:
         against = str(database_folder(against))
-    costs = [(each.text, model_cost(place, each.model, **each.settings)) for each in step]
+    costs = [(each.text, open_database(place).model(each.model, **each.settings)) for each in step]
     site = write_site(place, output, against=against, costs=costs, capture=superkernel)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),
@@ -60,8 +59,7 @@ def report(
     ]
     problems = list(site.problems)
     if plots is not None:
-        messages = open_database(place).messages
-        written = write_plots(place, None if messages is None else messages.path, output / "plots", plots)
+        written = write_plots(place, output / "plots", plots)
         problems += [problem for problem in written.problems if problem not in problems]
         parts += [
             Table(("file", "rows"), list(written.rows.items()), title="plots"),

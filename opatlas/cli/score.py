@@ -13,11 +13,11 @@ from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.formats import percent, ratio
-from opatlas.outer.candidates.judgement import Level
 from opatlas.outer.experiment.outcomes import Experiment, read_experiment
 from opatlas.outer.experiment.report import ExperimentReport, as_json, make_report
 from opatlas.outer.experiment.strategies import Strategy
 from opatlas.outer.experiment.tables import ErrorShare, SpeedUps
+from opatlas.outer.judging.judgement import Level
 from opatlas.outer.suites.overload import is_folder
 from opatlas.outer.suites.score import SuiteScore, read_score
 from opatlas.row.location import default_database_of

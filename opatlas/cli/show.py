@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.checks.overview import Overview, read_overview
+from opatlas.ask.overview import Overview, read_overview
 from opatlas.cli.kernels import HEADERS, kernels_with_replay
 from opatlas.data.database import Database
 from opatlas.data.origin import are_one_device

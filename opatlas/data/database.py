@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -142,12 +142,16 @@ class Database:
         path = self.csv_path(kernel_type)
         return RowTable(kernel_type, path, read_table(path, kernel_type))
 
-    def read_or_empty(self, kernel_type: str) -> RowTable:
-        """Reads the rows of a kernel type; no rows if there is no file. Raises TableError."""
+    def read_or_empty(self, kernel_type: str, columns: Sequence[str] = ()) -> RowTable:
+        """Reads the rows of a kernel type; without a file no rows, with some columns, or those of a row's identity.
+
+        Raises:
+            TableError: the file cannot be read.
+        """
         path = self.csv_path(kernel_type)
         if path.exists():
             return self.read(kernel_type)
-        return RowTable(kernel_type, path, text_table(row_kind(kernel_type).identity_columns))
+        return RowTable(kernel_type, path, text_table(columns or row_kind(kernel_type).identity_columns))
 
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""

@@ -1,6 +1,6 @@
 """The ingests of a database: the manifest `runs/ingest-{time}-{hex}.json`, and the samples beside it (`.jsonl.gz`).
 
-A Profiling Run ID in a CSV names the manifest. The file of samples (opatlas/capture/samples.py) begins with the
+A Profiling Run ID in a CSV names the manifest. The file of samples (opatlas/capture/cases.py) begins with the
 manifest and is written first, so that an ingest that is killed between both files is still known.
 """
 

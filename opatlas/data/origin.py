@@ -16,6 +16,7 @@ from pathlib import Path
 from opatlas.data.database import Database
 from opatlas.data.ingests import Ingest, read_ingests
 from opatlas.data.manifest import Manifest, read_manifests
+from opatlas.row.kind import kind_of, native_kind
 from opatlas.row.location import (
     UNNAMED_NPU,
     device_kind,
@@ -35,7 +36,7 @@ _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
     VLLM.name: (("vllm_ascend",), "vllm-ascend"),
     TORCH.name: (("torch",), "torch"),
     CANN.name: (("cann_toolkit", "cann"), ""),
-    CUDA.name: (("cuda",), ""),
+    CUDA.name: ((CUDA.field,), ""),
     NCCL.name: (("nccl",), ""),
 }
 
@@ -46,7 +47,7 @@ class MeasurementOrigin:
 
     Attributes:
         device: the name of the device, as in the path of a database.
-        kind: "npu", "cuda" or "cpu", or the kind of a device of a conftest.py.
+        kind: the name of a kind of device (opatlas/run/devices/), or the kind of a device of a conftest.py.
         versions: public versions by the name of the software ("torch": "2.11.0").
         threads: the CPU threads of torch; None for other devices. CPUs of one name may have different numbers: clouds
             name their CPUs `Intel_Xeon_Processor`.
@@ -234,7 +235,7 @@ class Provenance:
             run_ids: the ingests, as in the column Profiling Run ID; all of them if it names none.
         """
         named = _named([each for each in self.ingests if each.manifest.run_id in run_ids] or self.ingests)
-        is_npu = self.folder is not None and self.folder.kind == "npu"
+        is_npu = self.folder is not None and self.folder.kind == native_kind().name
         return named or [self.folder.device if self.folder is not None and is_npu else UNNAMED_NPU]
 
     def replayed(self, run_id: str) -> str:
@@ -261,7 +262,7 @@ class Provenance:
             for name in manifest.device_names:
                 replayed[name] += manifest.statuses.get("measured", 0)
         if self.ingests:
-            npus = Counter({name: count for name, count in replayed.items() if device_kind(name) == "npu"})
+            npus = Counter({name: count for name, count in replayed.items() if kind_of(name).is_native})
             return _most(npus) if npus else UNNAMED_NPU
         return _most(replayed)
 

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from opatlas import formats
 from opatlas.data.manifest import Manifest
+from opatlas.row.kind import Kind, kinds
 
-#: Seconds of a row by the kind of device, for databases without a replay: those of a starter database on a CPU, and of
-#: theory rows on an H200, which ran 17 to 44 a second.
-_ASSUMED_S_A_ROW = {"cuda": 0.05}
-_ASSUMED_ELSEWHERE_S_A_ROW = 1.0
 #: A run of a smaller share of the rows of the largest run does not show the pace.
 _LEAST_SHARE = 0.01
 
@@ -25,7 +22,7 @@ class Pace:
         run_id: the run in which the pace was measured; "" for an assumed pace.
     """
 
-    seconds_a_row: float = _ASSUMED_ELSEWHERE_S_A_ROW
+    seconds_a_row: float = Kind.assumed_s_a_row
     run_id: str = ""
 
     def time_of(self, rows: int) -> str:
@@ -49,6 +46,6 @@ def replay_pace(manifests: Iterable[Manifest], kind: str = "") -> Pace:
         rows = sum(count for status, count in manifest.statuses.items() if status not in ("added", "not run"))
         if rows and manifest.finished_at is not None and manifest.finished_at > manifest.started_at:
             found.append((rows, Pace((manifest.finished_at - manifest.started_at) / rows, manifest.run_id)))
-    assumed = Pace(_ASSUMED_S_A_ROW.get(kind, _ASSUMED_ELSEWHERE_S_A_ROW))
+    assumed = Pace(kinds()[kind].assumed_s_a_row) if kind in kinds() else Pace()
     least = _LEAST_SHARE * max((rows for rows, _ in found), default=0)
     return next((pace for rows, pace in found if rows >= least), assumed)

@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.installation import databases_root
+from opatlas.row.kind import FIELD, components, kind_of, kinds, native_kind, parse_name
 from opatlas.row.versions import (
     CANN,
-    CUDA,
-    NCCL,
     TORCH,
-    VLLM,
     Component,
     Versions,
     same_release,
@@ -36,7 +33,6 @@ from opatlas.row.versions import (
 )
 from opatlas.text import shortened, suggest
 
-Kind = Literal["npu", "cuda", "cpu"]
 #: A device, and the versions by the name of the software.
 ParsedPath = tuple[str, Mapping[str, str]]
 
@@ -61,36 +57,16 @@ SHIPPED = "SHIPPED.txt"
 _LARGEST_MARKER_BYTES = 1 << 20
 _LONGEST_MARKER = 300
 
-_STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
-_COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
-#: The software whose versions name a compute database, and a communication database (torch contains Gloo).
-NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
-COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
-#: The software that a task uses: its rows are not rows of vllm-ascend.
-TASKS_NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
 _TASKS = "tasks"
 _SUITE = "suite_"
-_TASKS_DIR = re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?")
-#: Folder names of `version_dir`; a suffix separates databases of a machine (`torch2.11.0_cuda13.0_warm`).
-_VERSION_DIRS = {
-    _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
-    _STACK["cuda"]: re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cpu)(?:_.*)?"),
-}
-#: Prefixes of the device names that torch.cuda lists; any other name is a CPU.
-_CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
-_NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
-#: The software of the folder of an implementation, after the name and the version of the implementation.
-_IMPLEMENTATION_DIR = r"{name}([^_]+)_torch([^_]+)_(?:cuda([^_]+)|cann([^_]+)|cpu)(?:_.*)?"
 #: The folder of a base that --database-path names, for the databases of implementations: `{name}-{version}`.
 IMPLEMENTATIONS = "implementations"
 _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
-def device_kind(device: str) -> Kind:
-    """Returns the kind of a device by its name. A name without a known prefix of NPUs or GPUs is a CPU."""
-    if device == UNNAMED_NPU or _NPU_NAME.match(device):
-        return "npu"
-    return "cuda" if _CUDA_NAME.match(device) else "cpu"
+def device_kind(device: str) -> str:
+    """Returns the name of the kind of a device by its name. A name that no kind knows is a CPU."""
+    return kind_of(device).name
 
 
 def expect_npu(device: str) -> None:
@@ -99,7 +75,7 @@ def expect_npu(device: str) -> None:
     Raises:
         OpAtlasError: the name is not an NPU; the message suggests a similar name.
     """
-    if device in NPU_DEVICES or is_chip(device) or (device_kind(device) == "npu" and (ROOT / device).is_dir()):
+    if device in NPU_DEVICES or is_chip(device) or (kind_of(device).is_native and (ROOT / device).is_dir()):
         return
     meant = suggest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
     raise OpAtlasError(f"--device {device}: not an NPU{meant}: name an NPU, or the folder with --database-path")
@@ -122,35 +98,36 @@ def parse_path(path: Path) -> ParsedPath | None:
         None unless the path has the form of `default_path` or `communication_path`, under any root.
     """
     *_, device, library, version = ("", "", "", *path.resolve().parts)
-    kinds = {name: kind for kind, name in _COMMUNICATION.items()}
-    if library in kinds:
-        number = version.removeprefix(_prefix(kinds[library]))
-        return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
+    for kind in kinds().values():
+        if library == kind.library:
+            number = version.removeprefix(kind.library_version.partition("{")[0])
+            return (device, {kind.communication_named_by.name: number}) if number[:1].isdigit() else None
     if _is_of_torch(library):
-        found = _TASKS_DIR.fullmatch(version)
-        named = zip((TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True) if found else ()
-        return (device, {software: text for software, text in named if text}) if found else None
-    if library not in _VERSION_DIRS:
-        return _implementation_place(device, library, version)
-    found = _VERSION_DIRS[library].fullmatch(version)
-    if found is None:
-        return None
-    components = NAMED_BY["npu"] if library == _STACK["npu"] else NAMED_BY["cuda"]
-    return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
+        return _named(device, version, [kind.software for kind in kinds().values()])
+    of_stack = [kind.compute or kind.software for kind in kinds().values() if kind.stack == library]
+    return _named(device, version, of_stack) if of_stack else _implementation_place(device, library, version)
+
+
+def _named(device: str, folder: str, templates: Iterable[str]) -> ParsedPath | None:
+    """Returns the device and the versions in the name of a folder; None where no template has the name."""
+    return next(((device, found) for each in templates if (found := parse_name(each, folder)) is not None), None)
 
 
 def communication_library(path: Path) -> str:
     """Returns the library and the version that the path of a communication database names; "" for another path."""
     library, version = path.resolve().parts[-2:]
-    return f"{library} {version}" if library in _COMMUNICATION.values() else ""
+    return f"{library} {version}" if library in _libraries() else ""
 
 
-def _implementation_place(device: str, name: str, version_dir: str) -> ParsedPath | None:
-    found = re.fullmatch(_IMPLEMENTATION_DIR.format(name=re.escape(name)), version_dir)
-    if found is None:
-        return None
-    named = zip((name, TORCH.name, CUDA.name, CANN.name), found.groups(), strict=True)
-    return device, {software: version for software, version in named if version}
+def _libraries() -> set[str]:
+    """Returns the libraries of collectives."""
+    return {kind.library for kind in kinds().values()}
+
+
+def _implementation_place(device: str, name: str, folder: str) -> ParsedPath | None:
+    version, _, software = folder.removeprefix(name).partition("_")
+    found = _named(device, software, [kind.software for kind in kinds().values()])
+    return (device, {name: version, **found[1]}) if found and version and folder.startswith(name) else None
 
 
 def implementation_label(name: str, version: str) -> str:
@@ -191,7 +168,7 @@ def list_databases(root: Path = ROOT) -> list[Path]:
 
 def parse_npu_path(path: Path) -> ParsedPath | None:
     """Returns `parse_path` of a compute database of an NPU; None for any other folder."""
-    return parse_path(path) if path.resolve().parent.name == _STACK["npu"] else None
+    return parse_path(path) if path.resolve().parent.name == native_kind().stack else None
 
 
 def communication_reference(database: Path, cann: str) -> str:
@@ -200,7 +177,7 @@ def communication_reference(database: Path, cann: str) -> str:
     If that folder is missing, another version of the same release is taken (`v8.5.1`).
     """
     name = communication_path(DEFAULT_NPU_DEVICE, cann).name
-    folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
+    folder = database.resolve().parents[1] / native_kind().library
     parsed_paths = [(path, parse_path(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
     versions = {
         parsed[1][CANN.name]: path.name for path, parsed in parsed_paths if parsed is not None and path.is_dir()
@@ -223,8 +200,9 @@ def default_path(device: str, versions: Versions) -> Path:
     Raises:
         OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
     """
-    kind = device_kind(device)
-    return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
+    kind = kind_of(device)
+    folder = _folder(kind.compute or kind.software, versions)
+    return ROOT / _directory_name(device, "device") / kind.stack / _directory_name(folder, "version")
 
 
 def _is_of_torch(library: str) -> bool:
@@ -255,10 +233,7 @@ def tasks_path(device: str, versions: Versions) -> Path:
     Raises:
         OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
     """
-    kind = device_kind(device)
-    _require(TASKS_NAMED_BY[kind], versions)
-    stack = {"cuda": f"cuda{versions.cuda}", "npu": f"cann{_short_cann(versions.cann or '')}", "cpu": "cpu"}[kind]
-    folder = f"torch{public_version(versions.torch or '')}_{stack}"
+    folder = _folder(kind_of(device).software, versions)
     return ROOT / _directory_name(device, "device") / _TASKS / _directory_name(folder, "version")
 
 
@@ -271,12 +246,9 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
     Raises:
         OpAtlasError: a version is unknown, or a name cannot be a folder.
     """
-    if name in (*_STACK.values(), *_COMMUNICATION.values()) or _is_of_torch(name):
+    if name in {kind.stack for kind in kinds().values()} | _libraries() or _is_of_torch(name):
         raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
-    kind = device_kind(device)
-    _require([TORCH, *({"cuda": [CUDA], "npu": [CANN]}.get(kind, []))], versions)
-    stack = {"cuda": f"cuda{versions.cuda}", "npu": f"cann{_short_cann(versions.cann or '')}", "cpu": "cpu"}[kind]
-    folder = f"{name}{version}_torch{public_version(versions.torch or '')}_{stack}"
+    folder = f"{name}{version}_{_folder(kind_of(device).software, versions)}"
     return ROOT / _directory_name(device, "device") / _directory_name(name, "name") / _directory_name(folder, "version")
 
 
@@ -301,27 +273,19 @@ def communication_path(device: str, version: str) -> Path:
     Raises:
         OpAtlasError: a name cannot be a folder.
     """
-    kind = device_kind(device)
-    name = _prefix(kind) + (_short_cann(version) if kind == "npu" else public_version(version))
-    return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
+    kind = kind_of(device)
+    name = FIELD.sub(lambda found: _written(found[1], version), kind.library_version)
+    return ROOT / _directory_name(device, "device") / kind.library / _directory_name(name, "version")
 
 
-def _prefix(kind: Kind) -> str:
-    """Returns the prefix of the version of a communication database; "v" for NPUs, as in msmodeling."""
-    return "v" if kind == "npu" else ""
+def _folder(template: str, versions: Versions) -> str:
+    """Returns the name of a folder of a software stack. Raises OpAtlasError where a version is not known."""
+    _require(components(template), versions)
+    return FIELD.sub(lambda found: _written(found[1], str(getattr(versions, found[1]))), template)
 
 
-def version_dir(kind: Kind, versions: Versions) -> str:
-    """Returns the name of the folder of a software stack. Raises OpAtlasError."""
-    _require(NAMED_BY[kind], versions)
-    torch = public_version(versions.torch or "")
-    if kind == "npu":
-        name = f"vllm{public_version(versions.vllm or '')}_torch{torch}_cann{_short_cann(versions.cann or '')}"
-    elif kind == "cuda":
-        name = f"torch{torch}_cuda{versions.cuda}"
-    else:
-        name = f"torch{torch}_cpu"
-    return _directory_name(name, "version")
+def _written(field: str, version: str) -> str:
+    return _short_cann(version) if field == CANN.field else public_version(version)
 
 
 def slug(name: str) -> str:

@@ -29,6 +29,8 @@ TORCH = Component("torch", "torch", "2.9.0")
 CANN = Component("cann", "CANN", "8.5")
 CUDA = Component("cuda", "CUDA (of torch)")
 NCCL = Component("nccl", "NCCL")
+#: By their field.
+COMPONENTS = {component.field: component for component in (VLLM, TORCH, CANN, CUDA, NCCL)}
 
 
 #: Folders of a toolkit with a version.info: the toolkit itself first, folders of newer releases last.

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opatlas.run.devices.device import kind_named
 from opatlas.run.stand_in import REST
 
 #: Number of bytes of a tensor's memory that are compared; of a larger tensor this much is compared in blocks.
 COMPARED_BYTES = 256 << 10
 _BLOCK_BYTES = 4 << 10
-#: Devices on which memory can be viewed as bytes. On others a small tensor is copied to the host.
-_HAVE_BYTES = ("cpu", "cuda")
 
 
 class InputWatch:
@@ -102,7 +101,7 @@ class _MemoryCopy:
         """Copies the compared part of a tensor; returns None if the values of the tensor cannot be compared."""
         if tensor.device.type == "meta" or _memory(tensor) is None:
             return None
-        if tensor.device.type not in _HAVE_BYTES:
+        if not kind_named(tensor.device.type).has_bytes:
             return cls(tensor, None, _bytes(tensor)) if tensor.nbytes <= COMPARED_BYTES else None
         memory = _bytes(tensor)
         blocks = _draw_blocks(len(memory), seed, tensor.device) if len(memory) > COMPARED_BYTES else None
@@ -123,7 +122,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the whole memory behind a tensor or view; on devices not in `_HAVE_BYTES` a copy of the tensor."""
-    if tensor.device.type not in _HAVE_BYTES:
+    if not kind_named(tensor.device.type).has_bytes:
         return tensor.cpu().contiguous().view(-1).view(torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from opatlas.row.errors import MissingPrecondition, ReplayError
 from opatlas.row.status import Status
+from opatlas.run.devices.device import device_kinds
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
-from opatlas.run.devices.npu_operators import missing_kernel
 from opatlas.run.job import RowOutcome
 from opatlas.text import cut_middle, exception_line, exception_message
 
@@ -65,7 +65,7 @@ def outcome_from_error(error: BaseException) -> RowOutcome:
     detail = user_traceback(error)
     if poison := fatal_device_error(text):
         return RowOutcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
-    if lacking := missing_kernel(text):
+    if lacking := next(filter(None, (kind.error_of(text) for kind in device_kinds().values())), None):
         return RowOutcome(lacking.status, str(lacking), detail)
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return RowOutcome(Status.UNSUPPORTED, reason, detail)

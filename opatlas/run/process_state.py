@@ -97,7 +97,7 @@ class ProcessState:
     """Reads the state of this process."""
 
     def __init__(self, kind: str) -> None:
-        """`kind` is torch's name for the type of the device ("cpu", "cuda", "npu")."""
+        """`kind` is torch's name for the type of the device."""
         self._readers = {**_of_python(), **_of_the_system(), **_of_torch(kind)}
 
     def read(self) -> State:

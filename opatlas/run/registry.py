@@ -103,8 +103,8 @@ def replay_spec(function: object) -> ReplaySpec | None:
     return spec if isinstance(spec, ReplaySpec) else None
 
 
-#: Fixtures that check in pytest whether a row can run; the fixtures are None in the body of a replay.
-_PYTEST_FIXTURES = ("custom_opp", "npu")
+#: Fixtures that prepare in pytest what a row needs; the fixtures are None in the body of a replay.
+_PYTEST_FIXTURES = ("custom_opp", "msprof")
 
 
 def load_function(job: Job) -> Callable[..., Any]:
@@ -115,9 +115,14 @@ def load_function(job: Job) -> Callable[..., Any]:
 
 
 def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
-    """Returns the items of `available` that `function` has as parameters. Raises TypeError for other parameters."""
+    """Returns the items of `available` that `function` has as parameters. Raises TypeError for other parameters.
+
+    `npu` is the device of the row if it is an NPU, and None on other devices.
+    """
     names = _parameters(function)
-    available = {**dict.fromkeys(_PYTEST_FIXTURES), **available}
+    device = getattr(available.get("row"), "device", None)
+    npu = device if getattr(device, "type", "") == "npu" else None
+    available = {**dict.fromkeys(_PYTEST_FIXTURES), "npu": npu, **available}
     unknown = [name for name in names if name not in available]
     if unknown:
         raise TypeError(

@@ -17,7 +17,7 @@ from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.slots import known_dtype
 from opatlas.run.call_watch import InputWatch, count_operators, may_be_compiled
-from opatlas.run.devices.cpu import bounded_memory, host_available_bytes
+from opatlas.run.devices.cpu import host_available_bytes
 from opatlas.run.devices.device import Device
 from opatlas.run.fused_cast import REAL, CastFormula, with_cast
 from opatlas.run.group import ALONE, Group
@@ -268,7 +268,7 @@ class Replay:
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which the row can take no more memory than the device has left."""
         is_harmless = self._source is None and self._row.bytes() <= _HARMLESS_BYTES
-        return nullcontext() if is_harmless else bounded_memory(self._device)
+        return nullcontext() if is_harmless else self._device.bounded_memory()
 
     def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
         """Raises an error on every rank if the kernel has changed an undeclared input on any rank.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from opatlas.row.errors import WrongResult
+from opatlas.run.devices.device import kind_named
 
 #: Tolerance of an element by the dtype of the result, relative to the element and to the root mean square of the result
 #: (terms of that size cancel in sums): two units in the last place for half types and FP8, which accumulate in float32;
@@ -33,10 +34,6 @@ SMALLEST = {
     torch.float32: torch.finfo(torch.float32).smallest_normal,
     torch.float64: torch.finfo(torch.float64).smallest_normal,
 }
-
-#: Devices that compute formulas. An NPU has no float64 for most operators, matrix products included. Device "meta", on
-#: which tests make NPU calls, computes nothing, and nothing can be copied from it.
-_HAVE_FLOAT64 = ("cpu", "cuda", "meta")
 
 #: Signed dtypes in which results of the wider unsigned dtypes are compared.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -199,7 +196,7 @@ def check(formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], 
 
 def is_checked_on_host(device: torch.device) -> bool:
     """Returns whether results of this device are copied to the host and checked there."""
-    return device.type not in _HAVE_FLOAT64
+    return not (device.type == "meta" or kind_named(device.type).has_float64)
 
 
 def _compare(comparison: Comparison, name: str, formula: str) -> float | None:

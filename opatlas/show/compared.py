@@ -1,4 +1,4 @@
-"""The tables of a comparison: databases, figures of rivals and of kernel types, rows, steps, and reasons of losses."""
+"""The tables of a comparison: databases, figures of rivals and of kernel types, rows, and reasons of losses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from opatlas.ask.compare.calls import MISSING
+from opatlas.ask.compare.calls import MISSING, STANDARD_ERRORS, CallPair, PairVerdict
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.step import total_of
-from opatlas.ask.compare.verdict import STANDARD_ERRORS, CallPair, PairVerdict
 from opatlas.formats import microseconds, percent, ratio
 from opatlas.row.columns import CONVERSIONS, IMPLEMENTATION, OUTPUTS_MISSING
 from opatlas.row.status import Status
@@ -66,8 +64,6 @@ def parts(comparison: DatabaseComparison, name: str) -> Iterator[Part]:
     yield figures_table(comparison, shown)
     for rival in shown:
         yield _kernel_types(comparison, rival)
-        if comparison.step is not None:
-            yield _step(comparison, comparison.step.model, rival)
         yield rows_table(comparison, rival)
     yield _losses(comparison, shown)
     without = comparison.without_rival
@@ -187,24 +183,6 @@ def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Ta
     if len(changed) < len(found):
         title += f" (others, all SAME: {len(found) - len(changed):,})"
     return Table(("kernel type", *(column for column, _ in figures)), rows, title).without_empty_columns()
-
-
-def _step(comparison: DatabaseComparison, model: str, rival: ComparedDatabase) -> Table:
-    """Returns what a step takes in both databases, by kernel type and in all."""
-    figures = comparison.step_figures(rival.name)
-    total = total_of(figures)
-    rows = [
-        (
-            each.kernel_type or "the step",
-            *(each.calls, each.compared_calls),
-            *((each.baseline_us, each.rival_us, each.speed_up) if each.compared_calls else (None, None, None)),
-            each.baseline_us / total.baseline_us if each.compared_calls else None,
-        )
-        for each in (*figures, total)
-    ]
-    ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
-    columns = ("kernel type", "calls", "compared", ours, theirs, Column("speed-up", ratio), Column("share", percent))
-    return Table(columns, rows, f"{rival.label}: a step of {model}")
 
 
 def _row(

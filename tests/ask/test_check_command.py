@@ -14,7 +14,7 @@ import pytest
 from checked import product, write_database
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.known_findings import KNOWN_FINDINGS
+from opatlas.ask.checks.results import KNOWN_FINDINGS
 from opatlas.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("forks")

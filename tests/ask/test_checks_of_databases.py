@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from captures import launched, write_capture
-from checked import RUN, findings, product, write_database, write_manifest
+from checked import findings, product, write_database, write_manifest
 from sessions import row
 
 from opatlas.ask.checks.check import CheckedDatabase
@@ -61,14 +61,6 @@ def test_rows_taken_in_another_way_are_found(tmp_path: Path, column: str, cell: 
     rows = [product(1, 9.0), product(2, 9.0), {**product(3, 9.0), column: cell}]
     (finding,) = findings("mixed", CheckedDatabase(write_database(tmp_path, {"MatMulV2": rows})))
     assert (finding.line, finding.value) == (4, f"{column} {cell}")
-
-
-def test_a_run_of_other_code_is_found_and_one_of_this_code_is_not(tmp_path: Path) -> None:
-    write_database(tmp_path, {"MatMulV2": [product(1, 9.0)]}, code="0123456789abcdef")
-    assert not findings("stale-code", CheckedDatabase(tmp_path, code="0123456789abcdef"))
-    (finding,) = findings("stale-code", CheckedDatabase(tmp_path, code="f" * 64))
-    assert finding.row == RUN
-    assert finding.value == "0123456789ab"
 
 
 def test_files_that_cannot_be_read_are_found_and_the_others_are_checked(tmp_path: Path) -> None:

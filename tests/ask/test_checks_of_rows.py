@@ -76,18 +76,6 @@ def test_the_statistics_of_any_samples_are_possible(samples: list[float]) -> Non
         assert not found_in(Path(folder), "impossible", change)
 
 
-@pytest.mark.parametrize(
-    ("change", "count"),
-    [
-        ({AVERAGE: "3192", MICROBENCH_MEDIAN: "263", MICROBENCH_STD: "8000"}, 1),
-        ({AVERAGE: "3192", MICROBENCH_MEDIAN: "", MICROBENCH_STD: "", MICROBENCH_SAMPLES: ""}, 1),
-        ({AVERAGE: "265", MICROBENCH_MEDIAN: "263", MICROBENCH_STD: "8"}, 0),
-    ],
-)
-def test_means_that_may_have_outliers_are_counted(tmp_path: Path, change: dict[str, str], count: int) -> None:
-    assert len(found_in(tmp_path, "means", change)) == count
-
-
 def test_a_row_that_stands_twice_is_found_with_the_line_of_the_first(tmp_path: Path) -> None:
     rows = [product(1, 9.0), product(2, 9.0), product(1, 12.0)]
     (finding,) = findings("duplicates", CheckedDatabase(write_database(tmp_path, {"MatMulV2": rows})))

@@ -271,7 +271,6 @@ def test_collectives_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("BASE BASE", "BASE"),
         ("NONE", "NONE"),
         ("BASE NONE", "NONE"),
-        ("BASE --calls NONE", "NONE"),
         *((f"BASE --fail-slower={percent}", repr(percent)) for percent in ("-1%", "x", "nan", "%")),
     ],
 )

@@ -9,7 +9,7 @@ from checked import check_named
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import Finding
-from opatlas.ask.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
+from opatlas.ask.checks.results import KNOWN_FINDINGS, read_known, split_findings
 from opatlas.errors import OpAtlasError
 from opatlas.files import UnsafePath
 

@@ -38,7 +38,7 @@ def database(folder: Path, **columns: str) -> Path:
 
 
 def cost(place: Path | str, tp: int = 2) -> opatlas.ModelCost:
-    return opatlas.model_cost(place, MODEL, tp=tp, batch=64, context=4096)
+    return opatlas.open(place).model(MODEL, tp=tp, batch=64, context=4096)
 
 
 def test_stored_rows_are_counted_for_each_layer(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_weights_have_the_layout_of_the_rows(tmp_path: Path) -> None:
     rows = [call.cells for call in calls if call.kernel_type == "QuantBatchMatmulV3"]
     table = pd.DataFrame(rows).assign(**{"Average Duration(us)": str(US)})
     write_table(tmp_path / "db", "QuantBatchMatmulV3", table)
-    found = opatlas.model_cost(tmp_path / "db", MODEL, tp=2, batch=64, context=4096, dtype="INT8")
+    found = opatlas.open(tmp_path / "db").model(MODEL, tp=2, batch=64, context=4096, dtype="INT8")
     products = [part for part in found.parts if part.kernel_type == "QuantBatchMatmulV3"]
     assert [(part.how, part.us_per_call) for part in products] == [("measured", US)] * len(ROLES)
     assert all("FRACTAL_NZ" in part.signature for part in products)
@@ -122,7 +122,7 @@ def test_parts_that_rows_do_not_predict_are_summed_separately(tmp_path: Path) ->
 def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -> None:
     place = database(tmp_path / "db")
     assert cost(place).other_dtypes_us == 0
-    half = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, dtype="FLOAT16")
+    half = opatlas.open(place).model(MODEL, tp=2, batch=64, context=4096, dtype="FLOAT16")
     products = [part for part in half.parts if part.kernel_type == "MatMulV2"]
     assert all(part.other_dtypes for part in products)
     assert half.other_dtypes_us == pytest.approx(half.us)
@@ -130,7 +130,7 @@ def test_parts_from_rows_of_other_dtypes_are_summed_separately(tmp_path: Path) -
     m, n, k = sizes()["qkv"]
     plain = product_rows([(m, n, k)], [US]).assign(**{"Input Data Types": "INT8;INT8"})
     write_table(tmp_path / "quantized", "QuantBatchMatmulV3", plain)
-    found = opatlas.model_cost(tmp_path / "quantized", MODEL, tp=2, batch=64, context=4096, dtype="INT8")
+    found = opatlas.open(tmp_path / "quantized").model(MODEL, tp=2, batch=64, context=4096, dtype="INT8")
     assert found.us > 0
     assert found.other_dtypes_us == 0
 
@@ -207,7 +207,7 @@ def test_differences_from_the_model_are_reported(tmp_path: Path, capsys: pytest.
     assert all(word in text for word in ("MXFP4", "2 of 4 layers", "sinks", "biases"))
     assert main([*asked, "--dtype", "bf16", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    found = opatlas.model_cost(place, model, batch=4, context=512, dtype="BF16")
+    found = opatlas.open(place).model(model, batch=4, context=512, dtype="BF16")
     assert (printed["dtype"], tuple(printed["differs"])) == ("BF16", found.differs)
     assert (found.layers, cost(place).differs) == (4, ())
     planned = [*asked, "--next", "1", "--dry-run"]
@@ -221,7 +221,7 @@ def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> Non
     sizes = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1024}
     content = {"model_type": "qwen3_5", "num_hidden_layers": 8, "intermediate_size": 512, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(content))
-    found = opatlas.model_cost(place, str(tmp_path), batch=4, context=512)
+    found = opatlas.open(place).model(str(tmp_path), batch=4, context=512)
     missing = {part.part: part.calls for part in found.missing}
     assert {part: missing[part] for part in ("convolution", "delta_rule", "attention_gate")} == {
         "convolution": 6,
@@ -324,7 +324,7 @@ def test_rows_with_the_dtypes_of_a_call_answer_before_the_first_of_the_stack(tmp
     place = database(tmp_path / "db")
     half = product_rows(list(sizes().values()), [1.0] * len(sizes())).assign(**{"Input Data Types": "FLOAT16;FLOAT16"})
     write_table(place / "implementations" / "mine-1.0", "MatMulV2", half)
-    found = opatlas.model_cost(place, MODEL, tp=2, batch=64, context=4096, implementation=("mine", "torch"))
+    found = opatlas.open(place).model(MODEL, tp=2, batch=64, context=4096, implementation=("mine", "torch"))
     parts = [part for part in found.parts if part.part in ROLES]
     assert {(part.implementation, part.us_per_call, part.other_dtypes) for part in parts} == {("torch", US, False)}
 

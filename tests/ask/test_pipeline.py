@@ -1,20 +1,17 @@
-"""`opatlas compare` in a pipeline: rows that are slower, and durations weighted by the calls of a model's step."""
+"""`opatlas compare` in a pipeline: rows that are slower."""
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from compared import call, lost, measured, shape, write_tables
+from compared import call, lost, measured, write_tables
 
+from opatlas.ask.compare.calls import PairVerdict
 from opatlas.ask.compare.comparison import DatabaseComparison, compare_row
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.verdict import PairVerdict
 from opatlas.cli.main import main
-from opatlas.row.signature import signature
 
 
 @pytest.fixture
@@ -68,49 +65,3 @@ def test_a_planted_row_is_found_among_thousands() -> None:
     found = comparison([(1.0, 1.0)] * 4000 + [(1.0, 1.5), (1.0, 2.0)] + [(1.0, 1.0)] * 4000, 0.15, 10)
     assert [row.signature.split(",")[0] for row, _ in found.slower_rows("b", 5)] == ["4001", "4000"]
     assert found.slower_rows("b", 120) == []
-
-
-def write_step(path: Path, calls: dict[tuple[str, int], int]) -> Path:
-    parts = [
-        {"part": "x", "kernel_type": name, "signature": signature(name, shape(size)), "calls": count, "us": 1.0}
-        for (name, size), count in calls.items()
-    ]
-    path.write_text(json.dumps({"model": "Qwen/Qwen3-32B", "database": "somewhere", "parts": parts}))
-    return path
-
-
-def test_durations_are_weighted_by_the_calls_of_a_step(
-    two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write_step(
-        tmp_path / "step.json", {("Sort", 1): 30, ("Sort", 2): 2, ("Sort", 3): 5, ("Abs", 1): 7, ("Neg", 1): 4}
-    )
-    assert main(["compare", *two, "--calls", str(file), "--json"]) == 0
-    content: dict[str, Any] = json.loads(capsys.readouterr().out)
-    step = {each["kernel_type"]: each for each in content["rivals"][0]["step"]}
-    sort = step["Sort"]
-    assert (sort["calls"], sort["compared_calls"], sort["baseline_us"], sort["rival_us"]) == (37, 32, 3200, 3340)
-    assert sort["speed_up"] == pytest.approx(3200 / 3340)
-    # Warm against cold, and a kernel type that nobody has.
-    assert [(step[name]["compared_calls"], step[name]["speed_up"]) for name in ("Abs", "Neg")] == [(0, None)] * 2
-    assert main(["compare", *two, "--calls", str(file)]) == 0
-    words = next(line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("the step"))
-    assert words[2:4] == ["48", "32"]
-
-
-def test_a_step_without_a_row_that_compares(two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_step(tmp_path / "step.json", {("Neg", 1): 4})
-    assert main(["compare", *two, "--calls", str(file), "--json"]) == 0
-    (rival,) = json.loads(capsys.readouterr().out)["rivals"]
-    assert [(each["calls"], each["compared_calls"], each["speed_up"]) for each in rival["step"]] == [(4, 0, None)]
-    assert main(["compare", *two, "--calls", str(file)]) == 0
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"model": "x"}', '{"model": "x", "parts": []}', '{"parts": 1}'])
-def test_a_file_that_is_no_step_is_refused(
-    two: list[str], tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "step.json"
-    file.write_text(text)
-    assert main(["compare", *two, "--calls", str(file)]) == 2
-    assert str(file) in capsys.readouterr().err

@@ -151,7 +151,7 @@ def test_a_step_has_durations_of_one_device(tmp_path: Path, capsys: pytest.Captu
         rows["Profiling Average Duration(us)"] = "" if kernel_type == "SwiGlu" else "11"
         write_table(folder, kernel_type, rows.fillna(""))
     replay_of(folder, CPU, us=1000.0)
-    found = opatlas.model_cost(folder, MODEL, tp=2, batch=2, context=100)
+    found = opatlas.open(folder).model(MODEL, tp=2, batch=2, context=100)
     assert set(found.us_by("device")) == {NPU}
     assert set(found.us_by("source")) == {"captured"}
     parts = {part.part: part for part in found.parts}

@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.ask.checks.known_findings import read_known, split_findings
+from opatlas.ask.checks.results import read_known, split_findings
 from opatlas.row.location import ROOT, SHIPPED
 
 DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))

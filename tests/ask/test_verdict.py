@@ -14,9 +14,8 @@ from compared import call, lost_call
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opatlas.ask.compare.calls import RowCall
+from opatlas.ask.compare.calls import CallPair, PairVerdict, RowCall, compare_calls
 from opatlas.ask.compare.comparison import geometric_mean
-from opatlas.ask.compare.verdict import CallPair, PairVerdict, compare_calls
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.row.quality import Quality
 

@@ -11,7 +11,7 @@ from opatlas.plugins import run_manifest
 
 from opatlas.outer.doctor import surroundings as doctor
 from opatlas.outer.doctor.probe import State, Target
-from opatlas.run.devices.cpu_flush import FlushPlan
+from opatlas.run.devices.cpu import FlushPlan
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.machine_state import MachineState
 from opatlas.run.instruments.instrument import MeasureSettings

@@ -18,8 +18,8 @@ from time import perf_counter
 
 import torch
 
-from opatlas.run.devices.cgroups import available_cores, usable_cores
-from opatlas.run.devices.cpu_flush import EXPENSIVE_READ_BYTES, CpuFlush, FlushPlan, evictor, plan_flush
+from opatlas.run.devices.cpu import EXPENSIVE_READ_BYTES, CpuFlush, FlushPlan, evictor, plan_flush
+from opatlas.run.devices.system import available_cores, usable_cores
 
 _TOLD_BYTES = 480 << 20
 _SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)

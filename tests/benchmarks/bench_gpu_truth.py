@@ -39,16 +39,14 @@ class All:
     name = "all"
 
     def __init__(self) -> None:
-        from opatlas.run.instruments import cupti
-        from opatlas.run.instruments import kernel_records as kineto
-        from opatlas.run.instruments import timers as device_events
+        from opatlas.run.devices.device import kind_named
         from opatlas.run.instruments.instrument import MeasureSettings
 
-        settings = MeasureSettings()
         self.medians: list[dict[str, float]] = []
-        self._cupti = cupti.open_cupti(settings)
-        self._kineto = kineto.open_kineto(settings)
-        self._events = device_events.open_cuda_events(settings)
+        self._cupti, self._kineto, self._events = (
+            cast("KernelRecords", kind_named("cuda").open_instrument(MeasureSettings(instrument=name)))
+            for name in ("cupti", "kineto", "cuda-events")
+        )
         self._cupti_us = 1.0
         # Kineto sets CUPTI's clock to one of its own when it is first used, which others read from then on.
         self._spin(self._kineto)

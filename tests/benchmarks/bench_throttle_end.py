@@ -21,7 +21,7 @@ import torch
 
 from opatlas.run.devices.cuda import CudaDevice
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.nvidia import open_nvml
+from opatlas.run.devices.nvml import Nvml
 from opatlas.run.instruments.instrument import MeasureSettings
 
 _LOAD_S, _WATCH_S = 0.35, 0.8
@@ -42,7 +42,7 @@ def main() -> int:
         "product of 64 x 4096 x 4096": lambda: x[:64] @ x,
         "add of 32 MB": lambda: x + x,
     }
-    nvml = open_nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    nvml = Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def duration_us(call: Callable[[], object]) -> float:

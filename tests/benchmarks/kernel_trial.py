@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_replay import bind

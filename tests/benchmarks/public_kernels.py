@@ -38,9 +38,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from opatlas.outer.candidates.error_class import CandidateFailure, Phase, classify
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.candidates.static_rules import is_installed, static_check, static_findings
+from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.static_rules import is_installed, static_check, static_findings
 from opatlas.typed_json import decode
 
 #: The end of the name of a folder whose candidates raise what they would swallow.

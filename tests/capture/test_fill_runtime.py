@@ -14,7 +14,7 @@ from attention_calls import DECODE, PACKED, decode, packed
 from captures import KERNEL_DETAILS, table, write_capture
 from test_ingest_attention import ATTENTION, attention
 
-from opatlas.capture.attention import SOURCE_PROFILE
+from opatlas.capture.launches import SOURCE_PROFILE
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
 from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME_PREFIX

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_summary
 
-from opatlas.capture.cases import Aggregate
+from opatlas.capture.cases import Aggregate, read_samples
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures, rebuild_profiling
-from opatlas.capture.samples import read_samples
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions, read_manifest
@@ -305,7 +304,7 @@ class TestWhatIsKept:
         lines = [launch(duration=us) for us in ("10", "N/A", "0")]
         path = write_capture(tmp_path / "kernel_details.csv", lines)
         done = ingest(database, path)
-        (first,) = done.account.invalid_durations
+        ((_, first),) = done.account.without_duration
         assert first.startswith(f"{path}:3: ")
 
     @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations", "no name"])

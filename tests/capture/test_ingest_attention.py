@@ -3,9 +3,9 @@
 import pytest
 from captures import KERNEL_DETAILS, launch, table, write_capture
 
-from opatlas.capture.attention import SOURCE_PROFILE, bundles, runtime_cells
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.ingest import IngestRequest, ingest_captures
+from opatlas.capture.launches import SOURCE_PROFILE, source_cell
 from opatlas.data.database import Database
 from opatlas.row.columns import PROFILING_AVERAGE, RUNTIME, RUNTIME_PREFIX
 
@@ -78,21 +78,12 @@ def test_files_beside_the_capture_are_found(ingest, folder):
     assert row[SOURCE_PROFILE] == ("capture/rank_0/kernel_details.csv + operator_details.csv + trace_view.json")
 
 
-def test_bundles_of_captures_with_attention_rows(folder):
-    aggregate = Aggregate()
-    aggregate.add_file(write_capture(folder / "a/kernel_details.csv", [attention()]))
-    aggregate.add_file(write_capture(folder / "b/kernel_details.csv", [launch()]))
-    (bundle,) = bundles(aggregate.cases())
-    assert bundle.capture == folder / "a/kernel_details.csv"
-    assert (bundle.operator_details, bundle.trace_view) == (None, None)
-
-
 def test_a_row_of_many_ranks_names_the_first(folder):
-    aggregate = Aggregate()
+    aggregate = Aggregate(folder)
     for rank in range(5):
         aggregate.add_file(write_capture(folder / f"rank_{rank}/kernel_details.csv", [attention()]))
     (case,) = aggregate.cases()[ATTENTION]
-    assert runtime_cells(case, folder)[SOURCE_PROFILE] == (
+    assert source_cell(case.sources) == (
         "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv; "
         "capture/rank_2/kernel_details.csv; and 2 more"
     )

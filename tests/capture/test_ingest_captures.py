@@ -302,7 +302,6 @@ def test_case_and_blanks_of_the_header_do_not_matter(path, text, spell):
     [
         ("Duration(ns)", ["'Duration(us)'", "'Duration(ns)'", " ns "]),
         ("Durations(us)", ["'Duration(us)'", "'Durations(us)'"]),
-        ("duration(us),DURATION(us)", ["'Duration(us)'", "'duration(us)'"]),
     ],
 )
 def test_the_column_that_may_be_the_duration_is_named(path, name, said):

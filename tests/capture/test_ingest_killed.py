@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
+from opatlas.capture.cases import SampleLine, read_samples
 from opatlas.capture.ingest import IngestRequest, ingest_captures, rebuild_profiling
-from opatlas.capture.samples import SampleLine, read_samples
 from opatlas.data import csv_files as store
 from opatlas.data.database import Database
 from opatlas.data.ingests import read_ingests, read_manifest

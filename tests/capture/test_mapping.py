@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 from captures import launch, write_capture
-from opatlas.plugins.session_plan import prepare_database
+from opatlas.plugins.plan import prepare_database
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database

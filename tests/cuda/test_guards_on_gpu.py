@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.device_process import DeviceProcess

@@ -12,7 +12,7 @@ import captures
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.ask.checks.known_findings import KNOWN_FINDINGS, read_known, split_findings
+from opatlas.ask.checks.results import KNOWN_FINDINGS, read_known, split_findings
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,

@@ -16,14 +16,13 @@ from dataclasses import asdict, replace
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import ReplayError
-from opatlas.run.devices.device import DeviceSpec, open_device
-from opatlas.run.devices.discovery import VISIBLE
-from opatlas.run.instruments.instrument import INSTRUMENTS, MeasureSettings
+from opatlas.run.devices.device import DeviceSpec, kind_named, open_device
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.npu_profilers import profiling
 from opatlas.run.instruments.stop_rule import StopRule
 from opatlas.run.msprof.command import METRICS
 
-SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
+SPEC = DeviceSpec("npu", 3, pinned=(kind_named("npu").visible, "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (
     None,
     "torch.add",
@@ -64,7 +63,7 @@ def main() -> None:
         "instrument": events.name,
         "durations_us": samples.durations_us,
         "kernels": {str(call): found(device, call) for call in CALLS},
-        "offered": list(INSTRUMENTS["npu"]),
+        "offered": list(kind_named("npu").instruments),
         # The real profiler takes these arguments; it cannot start without CANN.
         "profilers": [type(profiling("unused", metrics)).__name__ for metrics in METRICS],
     }

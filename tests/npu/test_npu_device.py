@@ -17,7 +17,7 @@ from fake_npu_smi import A3, fake_npu_smi
 from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
 from opatlas.row.status import Status
-from opatlas.run.devices.torch_npu import TorchNpuMissing, import_torch_npu
+from opatlas.run.devices.npu import TorchNpuMissing, import_torch_npu
 from opatlas.run.msprof.command import METRICS
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 from npu_environment import REPOSITORY, environment_variables
-from opatlas.plugins.planner import make_plan
-from opatlas.plugins.selection import Choice
+from opatlas.plugins.plan import make_plan
+from opatlas.plugins.select import Choice
 from replaying import cells_of, replay_of, runner
 from sample_rows_attention import LATENT, MASK, fia
 
@@ -66,7 +66,7 @@ def database(records, tmp_path) -> Database:
 def test_recorded_calls_become_cases_with_their_lengths(database):
     plan = make_plan(database, Choice())
     (table,) = plan.tables.values()
-    cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for _, row, _ in table.rows()]
+    cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for row in table.to_run]
     calls = [read_attention(with_operator_shapes(case)) for case in cases]
     assert [call.kv_lengths for call in calls[:3]] == [[40, 9, 2], [11, 31], [20, 1, 16]]
     assert calls[4].kv_lengths == [17, 33, 64]

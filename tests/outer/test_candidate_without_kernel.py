@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from planted_trials import PLANTED, job_of_candidate
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.task_replay import bind
 from opatlas.row.errors import NoKernelLaunched
 from opatlas.run.devices.device import DeviceSpec, open_device

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_attempts import attempt, draw_attempts
 
-from opatlas.outer.candidates.judgement import ErrorClass
 from opatlas.outer.experiment.attempts import AttemptsFile, ModelAttempt
 from opatlas.outer.experiment.outcomes import Experiment, run_of
 from opatlas.outer.experiment.strategies import Selector, Strategy, StrategyResult, strategy_results
+from opatlas.outer.judging.judgement import ErrorClass
 
 PASS, FAIL = ErrorClass.PASS, ErrorClass.COMPILE
 

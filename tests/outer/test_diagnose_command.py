@@ -273,7 +273,7 @@ def test_a_database_of_a_capture_is_ranked_as_the_capture(
     path = capture(tmp_path, kernels)
     folder = tmp_path / "rows"
     assert main(["ingest", "--profiling-path", str(path), "--database-path", str(folder), "--device", device]) == 0
-    peaks = ["--peaks", device] if known_peaks(device).are_known else []
+    peaks = ["--peaks", device] if known_peaks(device).origin else []
     of_capture, of_database = _json(capsys, path, *peaks), _json(capsys, folder)
     assert (of_capture["kernel_us"], of_capture["launches"]) == (of_database["kernel_us"], of_database["launches"])
     for one, other in zip(of_capture["ranking"], of_database["ranking"], strict=True):

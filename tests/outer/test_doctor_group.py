@@ -12,8 +12,8 @@ from stand_in_npu import collective_us
 
 from opatlas.outer.doctor import replays
 from opatlas.outer.doctor.probe import State, Target, Verdict
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import VISIBLE, pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.discovery import pin_devices
 
 pytestmark = pytest.mark.usefixtures("forks")
 _CPU = Target("cpu", "cpu", with_group=True)
@@ -37,10 +37,10 @@ def npus(tmp_path, monkeypatch):
     """Two stand-ins for NPUs, whose ranks meet over gloo, and for msprof; takes how that breaks."""
     stand_in_msprof.write_program(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0", "1"])
+    specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0", "1"])
     monkeypatch.setattr(replays, "available_devices", lambda name: specs)
     # Events need an NPU.
-    monkeypatch.setattr(replays, "EVENTS", {})
+    monkeypatch.setattr(type(kind_named("npu")), "events", None)
 
     def run(fault: str = "") -> Verdict:
         monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all ranks": fault}))
@@ -72,9 +72,9 @@ def test_ranks_meet_only_with_the_option() -> None:
 
 
 def test_fewer_than_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = pin_devices(DeviceSpec("npu"), VISIBLE["npu"], ["3"])
+    one = pin_devices(DeviceSpec("npu"), kind_named("npu").visible, ["3"])
     monkeypatch.setattr(replays, "available_devices", lambda name: one)
     verdict = replays.group(Target("npu", "npu", with_group=True))
     assert verdict.state is State.FAIL
-    assert VISIBLE["npu"] in verdict.detail
+    assert kind_named("npu").visible in verdict.detail
     assert re.findall(r"\b\d\b", verdict.detail) == ["2", "1", "1"]

@@ -21,8 +21,8 @@ from opatlas.outer.doctor import replays
 from opatlas.outer.doctor.msprof_session import RecordedSession, check_session, record_session
 from opatlas.outer.doctor.probe import State, Target, Verdict
 from opatlas.outer.doctor.sample_rows import ROWS, SAMPLES
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import VISIBLE, pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.discovery import pin_devices
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.msprof.pending import read_output
 
@@ -35,7 +35,7 @@ def stand_ins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DeviceSpec:
     """Puts a stand-in for msprof on PATH; returns a stand-in NPU."""
     stand_in_msprof.write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    (spec,) = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0"])
+    (spec,) = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0"])
     return spec
 
 

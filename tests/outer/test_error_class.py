@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from opatlas.outer.candidates.error_class import CandidateFailure, Phase, classify, mismatch_sub_class
-from opatlas.outer.candidates.judgement import Level
+from opatlas.outer.judging.compare import mismatch_sub_class
+from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
+from opatlas.outer.judging.judgement import Level
 
 CALL = Phase.FIRST_CALL
 VECTOR_CORE = (

@@ -11,11 +11,11 @@ from simulated_attempts import attempt, loop, write_run
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
-from opatlas.outer.candidates.judgement import ErrorClass, Level
 from opatlas.outer.experiment.attempts import ATTEMPTS, attempt_line, read_attempts
 from opatlas.outer.experiment.outcomes import TaskName, TaskOutcome, read_experiment
 from opatlas.outer.experiment.report import make_report
 from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.typed_json import DecodeError
 
 RELU, SORT = TaskName("set", "relu"), TaskName("set", "sort")

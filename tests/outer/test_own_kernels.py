@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from opatlas.outer.candidates.floor import drift_notes, expect_possible
-from opatlas.outer.candidates.judgement import CandidateRejected
-from opatlas.outer.candidates.own_kernels import own_kernel_names, own_share, share_notes
-from opatlas.outer.candidates.source import CandidateSource
+from opatlas.outer.judging.durations import drift_notes, expect_possible, own_kernel_names, own_share, share_notes
+from opatlas.outer.judging.judgement import CandidateRejected
+from opatlas.outer.judging.source import CandidateSource
 from opatlas.row.roofline import Peak
 
 _SOURCE = '''

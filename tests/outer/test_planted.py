@@ -10,9 +10,9 @@ import pytest
 import torch
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
-from opatlas.outer.candidates.candidate_run import run_candidate
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.candidates.static_rules import static_check
+from opatlas.outer.judging.failures import run_candidate
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.static_rules import static_check
 from opatlas.row.status import Status
 from opatlas.run import result_check
 from opatlas.run.devices.device import DeviceSpec

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.generation.prompt import MOST_ERROR_CHARACTERS, Hardware, Prompts, TaskText, without_places
 from opatlas.outer.generation.settings import KernelLanguage
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 SOURCE = """import torch
 

@@ -22,7 +22,7 @@ def test_a_step_of_training_of_a_language_model() -> None:
     frame = found.table.frame
     assert (len(frame), found.with_ratios, found.unbound) == (2463, 2448, 1633)
     assert found.counts[KernelVerdict.BOUND_BY_NOTHING] == 495
-    scalar = found.pipes.pop("aic_scalar_ratio") + found.pipes.pop("aiv_scalar_ratio")
+    scalar = found.pipes["aic_scalar_ratio"] + found.pipes["aiv_scalar_ratio"]
     assert scalar == found.counts[KernelVerdict.SCALAR_BOUND] == 38
     pipes = {
         "aiv_mte2_ratio": 417,
@@ -31,7 +31,7 @@ def test_a_step_of_training_of_a_language_model() -> None:
         "aiv_vec_ratio": 33,
         "aiv_mte3_ratio": 31,
     }
-    assert found.pipes == pipes
+    assert {name: count for name, count in found.pipes.items() if "scalar" not in name} == pipes
     assert found.memory_over_compute[0] == 1678
     assert (frame["Block Dim"] == 1).sum() == 572
     assert found.verdicts.holds[KernelVerdict.NOT_ENOUGH_WORK][(frame["Block Dim"] == 1).to_numpy()].all()

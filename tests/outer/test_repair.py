@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.generation.answers import NoRecordedAnswer, RecordedAnswers
 from opatlas.outer.generation.attempt_log import AttemptLog
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest
@@ -18,6 +17,7 @@ from opatlas.outer.generation.prices import Price, Prices
 from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.outer.generation.settings import KernelLanguage, LoopLimits
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, within_1e3=True, max_error=0.5, duration_us=12.5)
 WRONG = Judgement(ErrorClass.MISMATCH, "nan", Level.COMPILE, "nan in /tmp/run1/0.py", False, float("inf"))

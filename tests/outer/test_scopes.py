@@ -19,12 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.outer.superkernel.advice import advise
-from opatlas.outer.superkernel.analysis import ScopeAnalysis, analyse
-from opatlas.outer.superkernel.cuts import CutReason
-from opatlas.outer.superkernel.gains import GainModel, ScopeGain, ScopeVerdict
+from opatlas.outer.superkernel.analysis import ScopeAnalysis, advise, analyse
+from opatlas.outer.superkernel.gains import CutReason, GainModel, ScopeGain, ScopeVerdict
 from opatlas.outer.superkernel.kernel_types import Module, StepPhase, read_module_map
-from opatlas.outer.superkernel.scopes import ScopeKind, StepSource
+from opatlas.outer.superkernel.structure import ScopeKind, StepSource
 from opatlas.outer.superkernel.timeline import read_timeline
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"

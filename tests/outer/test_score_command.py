@@ -11,7 +11,7 @@ from commands import as_json, run
 from simulated_attempts import attempt, mixed_run, write_run
 
 from opatlas.cli.guard import USAGE
-from opatlas.outer.candidates.judgement import ErrorClass
+from opatlas.outer.judging.judgement import ErrorClass
 
 
 @pytest.fixture

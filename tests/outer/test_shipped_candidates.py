@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opatlas.outer.candidates.candidate_run import run_candidate
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.failures import run_candidate
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.outer.tasks.task_rows import TaskRows, task_rows

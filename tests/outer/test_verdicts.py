@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from opatlas.cli.main import main
-from opatlas.outer.diagnosis.advice import LANGUAGES, advice
 from opatlas.outer.diagnosis.diagnosis import Diagnosis, diagnose
 from opatlas.outer.diagnosis.peaks import kernel_work, known_peaks
-from opatlas.outer.diagnosis.rules import KernelVerdict, verdict_rules
+from opatlas.outer.diagnosis.rules import LANGUAGES, KernelVerdict, verdict_rules
 from tests.ask.tables import product_rows, write_table
 from tests.outer.planted import OTHER_COUNTERS, PIPES, capture, kernel
 
@@ -245,15 +244,14 @@ def test_equal_launches_are_ranked_together_unless_their_verdicts_differ(tmp_pat
     assert ranking[1].line == 2
 
 
-def test_each_verdict_has_a_rule_a_source_and_advice() -> None:
-    assert set(verdict_rules()) == set(advice()) == set(KernelVerdict)
-    for verdict, rule in verdict_rules().items():
+def test_each_verdict_has_a_rule_and_advice() -> None:
+    assert set(verdict_rules()) == set(KernelVerdict)
+    for rule in verdict_rules().values():
         assert rule.source
-        assert rule.zh
-        assert advice()[verdict].source
-        assert set(advice()[verdict].apis) <= set(LANGUAGES)
-        assert "obsolete" in advice()[verdict].apis.get("TBE", "obsolete")
-    assert sum(bool(each.document) for each in advice().values()) == 5
+        assert rule.advice.source
+        assert set(rule.advice.apis) <= set(LANGUAGES)
+        assert "obsolete" in rule.advice.apis.get("TBE", "obsolete")
+    assert sum(bool(rule.advice.document) for rule in verdict_rules().values()) == 5
 
 
 def test_findings_name_the_cells_by_the_files_own_columns(tmp_path: Path) -> None:

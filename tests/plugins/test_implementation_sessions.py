@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.planner import make_plan
-from opatlas.plugins.selection import Choice
+from opatlas.plugins.plan import make_plan
+from opatlas.plugins.select import Choice
 from sessions import WAITING_KERNEL, Sessions, row
 from stand_in_npus import StandInNpus
 

@@ -106,10 +106,10 @@ def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_t
 def test_an_error_that_nobody_has_foreseen_in_making_the_plan_is_told_once(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.folder / "test_a_broken.py").write_text(
-        "import opatlas.plugins.session_plan\n"
+        "import opatlas.plugins.plan\n"
         "def broken(*arguments, **options):\n"
         "    raise ZeroDivisionError('no plan')\n"
-        "opatlas.plugins.session_plan.make_plan = broken\n"
+        "opatlas.plugins.plan.make_plan = broken\n"
     )
     (sessions.folder / "test_more.py").write_text((sessions.folder / "test_toys.py").read_text())
     done = sessions.run_in_process()

@@ -14,9 +14,9 @@ from chat_server import ChatServer, chat_server
 from sessions import ROOT, Sessions
 
 from opatlas.data.database import SessionHolder
-from opatlas.outer.candidates.judgement import ErrorClass
 from opatlas.outer.experiment.attempts import read_attempts
 from opatlas.outer.generation.answers import read_exchanges
+from opatlas.outer.judging.judgement import ErrorClass
 
 KEY = "sk-0123456789-secret"
 TASK = """

@@ -12,8 +12,7 @@ from opatlas.plugins.target import devices_of
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
 from opatlas.row.versions import Versions
-from opatlas.run.devices import discovery as at_hand
-from opatlas.run.devices import nvidia as nvidia_smi
+from opatlas.run.devices import cuda, npu
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import available_devices, database_name
 
@@ -22,8 +21,8 @@ VERSIONS = Versions("0.18.0", "2.9.0", "8.5.0")
 
 @pytest.fixture(autouse=True)
 def _no_accelerators(monkeypatch):
-    monkeypatch.setattr(at_hand, "npus_present", lambda: 0)
-    monkeypatch.setattr(nvidia_smi, "list_gpus", lambda: ())
+    monkeypatch.setattr(npu, "npus_present", lambda: 0)
+    monkeypatch.setattr(cuda, "list_gpus", lambda: ())
     monkeypatch.delenv(simulated.VISIBLE, raising=False)
 
 

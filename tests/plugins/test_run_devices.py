@@ -18,9 +18,8 @@ GROUP = replace(GPU, facts={**GPU.facts, "ranks": 2})
 def test_a_device_that_was_opened_again_is_listed_once() -> None:
     context: Any = SimpleNamespace(settings=SimpleNamespace(rehearses=False))
     records = SessionRecords(context, context)
-    for number, device in enumerate((GPU, HOTTER, GROUP, replace(GROUP, state=HOTTER.state), GPU)):
-        report: Any = SimpleNamespace(nodeid=str(number))
-        records.take(report, {"record": {"status": "measured"}, "device": asdict(device)})
+    for device in (GPU, HOTTER, GROUP, replace(GROUP, state=HOTTER.state), GPU):
+        records.take({"record": {"status": "measured"}, "device": asdict(device)}, 0)
     assert records.devices == [GPU, GROUP]
     assert records.devices[0].state == GPU.state
     assert records.device_name == "NVIDIA_H200"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from opatlas.plugins.planner import make_plan
-from opatlas.plugins.selection import Choice, Shard
+from opatlas.plugins.plan import make_plan
+from opatlas.plugins.select import Choice, Shard
 from sessions import Sessions, row
 
 from opatlas.data.database import Database
@@ -24,7 +24,7 @@ def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> 
     def part(sizes: range) -> set[str]:
         sessions.write("Toy", [row(n) for n in sizes])
         plan = make_plan(Database(sessions.database), Choice(shard=Shard(1, 2)))
-        return set(plan.tables["Toy"].cases.values())
+        return {case.id for case in plan.tables["Toy"].to_run}
 
     first, later = part(range(1, 21)), part(range(40, 0, -3))
     both = part(range(19, 0, -3))
@@ -35,7 +35,7 @@ def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> 
 def test_a_part_without_rows_is_done_and_one_that_selects_nothing_is_not(sessions: Sessions) -> None:
     sessions.write("Toy", [row(7)])
     plan = make_plan(Database(sessions.database), Choice(shard=Shard(1, 2)))
-    empty = 1 + bool(plan.tables["Toy"].cases)
+    empty = 1 + bool(plan.tables["Toy"].to_run)
     done = sessions.run_in_process(f"--shard={empty}/2", "test_toys.py")
     assert done.code == 0, done.output
     assert re.search(r"^nothing to do +1 ", done.output, re.MULTILINE)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.plan import Plan
+from opatlas.plugins.cases import Plan
 from opatlas.plugins.shared_folder import SharedFolder
 
 from opatlas.errors import OpAtlasError

@@ -44,9 +44,9 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
 
 #: A session has a line a minute, and this one has a line a row.
 EACH_ROW = """
-from opatlas.plugins import progress
+from opatlas.plugins import terminal
 
-progress.EVERY_S = 0.0
+terminal.EVERY_S = 0.0
 """
 
 

@@ -30,14 +30,16 @@ def test_cuda_and_cpu_databases():
 
 
 def test_torch_loses_its_local_suffix():
-    assert location.version_dir("cpu", Versions(torch="2.13.0+cpu")) == "torch2.13.0_cpu"
+    assert location.default_path("AMD_EPYC", Versions(torch="2.13.0+cpu")).name == "torch2.13.0_cpu"
 
 
 @pytest.mark.parametrize(
     ("given", "named"), [("8.5", "8.5"), ("8.5.0", "8.5"), ("8.5.1", "8.5.1"), ("10.0", "10.0"), ("8.3.RC1", "8.3.RC1")]
 )
 def test_cann_as_the_toolkit_and_as_users_write_it(given, named):
-    assert location.version_dir("npu", Versions("0.18.0", "2.9.0", given)).endswith(f"_cann{named}")
+    assert location.default_path(location.DEFAULT_NPU_DEVICE, Versions("0.18.0", "2.9.0", given)).name.endswith(
+        f"_cann{named}"
+    )
 
 
 def test_communication_databases():

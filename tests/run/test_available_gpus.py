@@ -8,11 +8,9 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
-from opatlas.run.devices import discovery as at_hand
-from opatlas.run.devices import system
+from opatlas.run.devices import cuda, npu, system
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import available_devices, database_name, device_environment
-from opatlas.run.devices.nvidia import Gpu, parse_gpus
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 H200, H100 = "NVIDIA_H200", "NVIDIA_H100_80GB_HBM3"
@@ -30,15 +28,15 @@ MIXED = TWO + (
 def machine(monkeypatch, tmp_path):
     """Gives the machine an nvidia-smi that says something, or fails, and a torch for CUDA, or none."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(at_hand, "npus_present", lambda: 0)
+    monkeypatch.setattr(npu, "npus_present", lambda: 0)
 
-    def make(said, code=0, cuda="13.0"):
+    def make(said, code=0, version="13.0"):
         program = tmp_path / "nvidia-smi"
         program.write_text(f"#!{sys.executable}\nimport sys\nassert sys.argv[1:] == ['-L']\nprint({said!r}, end='')\n")
         program.open("a").write(f"sys.exit({code})\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setattr(at_hand, "cuda_version", lambda: cuda)
+        monkeypatch.setattr(cuda, "cuda_version", lambda: version)
         system._run.cache_clear()
 
     yield make
@@ -47,14 +45,6 @@ def machine(monkeypatch, tmp_path):
 
 def pins(specs):
     return [spec.pinned[1] for spec in specs]
-
-
-def test_output_of_nvidia_smi():
-    assert parse_gpus(MIXED)[1:] == (
-        Gpu(1, H200, "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"),
-        Gpu(2, H100, "GPU-11111111-8a20-1476-0a48-dc80e3dc8688"),
-    )
-    assert parse_gpus("No devices found.") == ()
 
 
 def test_gpus_are_the_device_at_hand_and_each_process_sees_one(machine):
@@ -67,7 +57,7 @@ def test_gpus_are_the_device_at_hand_and_each_process_sees_one(machine):
 
 
 def test_a_torch_without_cuda_replays_on_the_cpu_unless_the_gpu_is_asked_for(machine):
-    machine(TWO, cuda=None)
+    machine(TWO, version=None)
     assert available_devices(None) == [DeviceSpec("cpu", name=cpu_device_name())]
     assert len(available_devices("cuda")) == 2
 

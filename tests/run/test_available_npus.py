@@ -9,8 +9,7 @@ from fake_npu_smi import A3, a2, fake_npu_smi, fields, table
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import NPU_DEVICES, cpu_device_name
-from opatlas.run.devices import discovery as at_hand
-from opatlas.run.devices import npu_smi
+from opatlas.run.devices import cuda, npu, npu_smi
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.discovery import available_devices, database_name
 from opatlas.run.devices.npu_smi import Chip
@@ -23,14 +22,14 @@ A3_752T, A3_560T = "ATLAS_800_A3_752T_128G_DIE", "ATLAS_800_A3_560T_128G_DIE"
 def machine(monkeypatch, tmp_path):
     """Gives the machine npu-smi answers, or none, and device files. The machine has no GPU."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(at_hand, "cuda_version", lambda: None)
+    monkeypatch.setattr(cuda, "cuda_version", lambda: None)
 
     def make(answers=None, nodes=0):
         dev = tmp_path / "dev"
         dev.mkdir()
         for name in ("davinci_manager", *(f"davinci{i}" for i in range(nodes))):
             (dev / name).touch()
-        monkeypatch.setattr(at_hand, "_DEVICE_FILES", dev)
+        monkeypatch.setattr(npu, "_DEVICE_FILES", dev)
         smi = fake_npu_smi(tmp_path / "bin", answers) if answers else None
         monkeypatch.setenv("PATH", os.pathsep.join([str(smi.folder)] if smi else []) + ":/usr/bin:/bin")
         return smi

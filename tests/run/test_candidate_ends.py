@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.outer.candidates.candidate_run import run_candidate
-from opatlas.outer.candidates.error_class import Phase
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.failures import Phase, run_candidate
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import Task, TaskKind
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from opatlas.run.devices import cpu
-from opatlas.run.devices.cgroups import (
+from opatlas.run.devices.cpu import CpuDevice
+from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.system import (
     Periods,
     affinity_cores,
     available_cores,
@@ -21,8 +23,6 @@ from opatlas.run.devices.cgroups import (
     cpu_quota,
     memory_limit,
 )
-from opatlas.run.devices.cpu import CpuDevice
-from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
 from tests.support.fake_system import write_files
 
@@ -122,7 +122,7 @@ def test_a_system_without_groups_limits_nothing(tmp_path: Path) -> None:
 def test_a_quota_rounded_up_is_how_many_threads_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
 ) -> None:
-    monkeypatch.setattr("opatlas.run.devices.cgroups.affinity_cores", lambda: 64)
+    monkeypatch.setattr("opatlas.run.devices.system.affinity_cores", lambda: 64)
     files = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": _V2, "sys/fs/cgroup/cpu.max": f"{quota}\n"}
     assert available_cores(write_files(tmp_path, files)) == cores
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import re
 from argparse import Namespace
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from _pytest.config.argparsing import Parser
-from opatlas.plugins.workload import CollectiveWorkload
+from opatlas.plugins.sources import collectives
 
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.run.collectives import options
-from opatlas.run.collectives import topology as at_hand
 from opatlas.run.collectives.rows import message_group
 from opatlas.run.collectives.topology import default_grid
+from opatlas.run.devices import cuda
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.nvidia import group_islands
+from opatlas.run.devices.nvml import group_islands
 from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 
@@ -84,7 +84,7 @@ def test_defaults_of_an_a3() -> None:
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        at_hand, "find_nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
+        cuda, "nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
     )
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
     assert default_grid(GPUS, 4, 1).shape == (1, 2, 2)
@@ -208,12 +208,12 @@ def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch
     assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 
-def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    def database(*arguments: str) -> Path:
-        return CollectiveWorkload(parsed(*arguments)).named_database(tmp_path)
-
-    assert database() == tmp_path
-    assert database("--node-rank", "1") == tmp_path / "node1"
+@pytest.mark.parametrize(("rank", "subfolder"), [(0, ""), (1, "node1")])
+def test_each_node_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, rank: int, subfolder: str) -> None:
+    config: Any = SimpleNamespace(option=Namespace(ray=None, node_rank=rank))
+    plan = options.CollectivePlan({}, config.option, ())
+    monkeypatch.setattr(options, "collective_plan", lambda option, nodes: plan)
+    assert collectives(config, CPU).subfolder == subfolder
 
 
 def test_collectives_are_named_alone() -> None:

@@ -11,8 +11,8 @@ import torch
 from replaying import job_of
 
 from opatlas.row.status import Status
-from opatlas.run.devices import cpu, cpu_flush
-from opatlas.run.devices.cpu_flush import (
+from opatlas.run.devices import cpu
+from opatlas.run.devices.cpu import (
     EXPENSIVE_READ_BYTES,
     CpuFlush,
     FlushPlan,
@@ -84,7 +84,7 @@ def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = machine(tmp_path, caches=1, cores=2, size="491520K")
-    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: None)
+    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: None)
     plan = plan_flush(range(2), 2, root)
     assert (plan.cache_bytes, plan.whole_bytes, plan.read_bytes, plan.by_line) == (
         480 * MIB,
@@ -92,7 +92,7 @@ def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
         EXPENSIVE_READ_BYTES,
         True,
     )
-    monkeypatch.setattr(cpu_flush, "evictor", lambda: None)
+    monkeypatch.setattr(cpu, "evictor", lambda: None)
     plan = plan_flush(range(2), 2, root)
     assert (plan.read_bytes, plan.by_line) == (960 * MIB, False)
 
@@ -123,7 +123,7 @@ def test_a_flush_by_line_evicts_each_tensor_once_and_reads_the_whole_caches_for_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     evicted = []
-    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append((address, size)))
+    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append((address, size)))
     flush = CpuFlush(FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True))
     small, large = torch.zeros(1000), torch.zeros(MIB)
     flush([small, small[5:], small.view(10, 100)])
@@ -135,7 +135,7 @@ def test_a_flush_by_line_evicts_each_tensor_once_and_reads_the_whole_caches_for_
 
 def test_inputs_and_result_of_a_row_are_evicted_before_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     evicted: list[int] = []
-    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append(size))
+    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append(size))
     plan = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
     monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: plan)
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="cold", threads=1))
@@ -201,7 +201,7 @@ def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own
     monkeypatch: pytest.MonkeyPatch, call: str, by_line: bool
 ) -> None:
     evicted: list[int] = []
-    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append(size))
+    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append(size))
     plan = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
     monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: plan)
     job = job_of("Eight", "8,8 | FLOAT -> 8,8 | FLOAT", f"{__name__}.eight_times")
@@ -214,7 +214,7 @@ def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own
 
 def test_tensors_without_memory_of_their_own_cannot_be_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     evicted: list[int] = []
-    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append(size))
+    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append(size))
     flush = CpuFlush(FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True))
     dense = torch.eye(9)
     for without in (dense.to_sparse(), dense.to_sparse_csr(), dense.to("meta"), Wrapper(dense)):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from opatlas.row.errors import ReplayError
+from opatlas.run.devices.device import InstrumentMissing
 from opatlas.run.instruments import cupti as instrument
-from opatlas.run.instruments.instrument import InstrumentMissing
 from opatlas.run.instruments.kernel_records import KernelRecord
 
 KERNEL, MEMCPY, MEMSET, OTHER = 10, 1, 2, 9

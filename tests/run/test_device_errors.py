@@ -362,7 +362,7 @@ def test_text_of_ends_where_exceptions_go_in_a_circle():
             Status.DEVICE_ERROR,
             "Ascend error 507015 (aicore exception): RuntimeError: npuSync",
         ),
-        (torch.OutOfMemoryError(QUEUE_ENDED), Status.DEVICE_ERROR, "torch_npu's task queue ended"),
+        (torch.OutOfMemoryError(QUEUE_ENDED), Status.DEVICE_ERROR, "Ascend: the task queue ended"),
         (RuntimeError(INVALID_ARGUMENT), Status.FAILED, "RuntimeError: CUDA error: invalid argument"),
         (InvalidRow(ILLEGAL_ADDRESS), Status.INVALID, "CUDA error: an illegal memory access"),
     ],

@@ -12,15 +12,24 @@ from typing import Any
 import pytest
 import torch
 
-from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.guards.allocations import PoisonedAllocations, poison_free_memory, poisoned_elements
-from opatlas.outer.guards.functions import FunctionTable
-from opatlas.outer.guards.input_sets import MARGIN_BYTES, InputSets, Variant
-from opatlas.outer.guards.process_guard import PackageFiles, PersistingCache, ProcessGuard
-from opatlas.outer.guards.results import plain_results, same_results
-from opatlas.outer.guards.settings import TorchSettings
-from opatlas.outer.guards.threads import ThreadWatch
-from opatlas.outer.guards.trial import CandidateTrial
+from opatlas.outer.judging.input_sets import MARGIN_BYTES, InputSets, Variant
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.process_guard import (
+    FunctionTable,
+    PackageFiles,
+    PersistingCache,
+    ProcessGuard,
+    ThreadWatch,
+    TorchSettings,
+)
+from opatlas.outer.judging.results import (
+    PoisonedAllocations,
+    plain_results,
+    poison_free_memory,
+    poisoned_elements,
+    same_results,
+)
+from opatlas.outer.judging.trial import CandidateTrial
 
 CPU = torch.device("cpu")
 

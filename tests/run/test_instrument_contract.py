@@ -6,16 +6,17 @@ from time import thread_time_ns
 
 import pytest
 
-from opatlas.run.instruments.instrument import INSTRUMENTS, InstrumentMissing, MeasureSettings, open_instrument
+from opatlas.run.devices.device import InstrumentMissing, kind_named
+from opatlas.run.instruments.instrument import MeasureSettings
 
 SAMPLES = 3
 CALL_US, FLUSH_US = 2_000, 50_000
 
 
-@pytest.fixture(params=INSTRUMENTS["cpu"])
+@pytest.fixture(params=kind_named("cpu").instruments)
 def instrument(request):
     try:
-        return open_instrument("cpu", MeasureSettings(instrument=request.param))
+        return kind_named("cpu").open_instrument(MeasureSettings(instrument=request.param))
     except InstrumentMissing as error:
         pytest.skip(str(error))
 

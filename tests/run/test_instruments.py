@@ -10,15 +10,11 @@ import pytest
 from replaying import job_of
 
 from opatlas.errors import OpAtlasError
-from opatlas.run.devices.cpu import CpuDevice
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.instruments import instrument
+from opatlas.run.devices.cpu import Cpu, CpuDevice
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.instruments.instrument import (
-    INSTRUMENTS,
     MeasureSettings,
     Samples,
-    open_instrument,
-    preferred_instrument,
 )
 from opatlas.run.instruments.timers import WallClock
 from opatlas.run.runner import Runner
@@ -36,20 +32,19 @@ class Sundial:
 
 @pytest.fixture
 def _sundials(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda settings: Sundial()))
-    offered = {"cpu": {**INSTRUMENTS["cpu"], Sundial.name: "sundials:of"}}
-    monkeypatch.setattr(instrument, "INSTRUMENTS", offered)
+    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda kind, settings: Sundial()))
+    monkeypatch.setattr(Cpu, "instruments", {**Cpu.instruments, Sundial.name: "sundials:of"})
 
 
 def test_the_first_one_is_taken_by_default():
-    assert preferred_instrument("cpu", None) == "wall-clock"
-    assert all(preferred_instrument(kind, None) == next(iter(names)) for kind, names in INSTRUMENTS.items())
+    assert kind_named("cpu").preferred_instrument(None) == "wall-clock"
+    assert kind_named("npu").preferred_instrument(None) == "msprof"
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
-    offered = ", ".join(INSTRUMENTS["cpu"])
+    offered = ", ".join(Cpu.instruments)
     with pytest.raises(OpAtlasError, match=rf"sundial: .* {offered}$"):
-        open_instrument("cpu", MeasureSettings(instrument="sundial"))
+        kind_named("cpu").open_instrument(MeasureSettings(instrument="sundial"))
 
 
 def test_a_device_that_does_not_heed_the_choice_is_not_opened(monkeypatch):

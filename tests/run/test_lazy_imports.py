@@ -28,7 +28,8 @@ def test_a_device_process_imports_neither_torchs_compiler_nor_pandas() -> None:
 
 
 def test_the_endpoint_client_is_imported_at_its_first_use() -> None:
-    code = "import sys, opatlas.plugins.models, opatlas.cli.diagnose; print('openai' in sys.modules)"
+    modules = "opatlas.outer.generation.session_models, opatlas.outer.diagnosis.command"
+    code = f"import sys, {modules}; print('openai' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

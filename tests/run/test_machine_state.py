@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.run.devices.cgroups import Periods
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.machine_state import MachineState, MachineWatch, machine_state, needed_cores
+from opatlas.run.devices.system import Periods
 from tests.support.fake_system import write_files
 
 _QUIET = MachineState(

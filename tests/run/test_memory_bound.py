@@ -15,7 +15,7 @@ from sessions import ROOT
 
 from opatlas.row.errors import OutOfMemory
 from opatlas.row.status import Status
-from opatlas.run.devices.cpu import CpuDevice, bounded_memory
+from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -52,7 +52,7 @@ CELLS = {
 
 def test_an_allocation_beyond_the_bound_fails_and_the_next_one_does_not() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with bounded_memory(SimpleNamespace(torch_device=torch.device("cpu"), available_bytes=lambda: 256 << 20)):
+    with CpuDevice.bounded_memory(SimpleNamespace(available_bytes=lambda: 256 << 20)):
         assert torch.ones(16 << 20).sum() > 0
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             torch.ones(256 << 20)
@@ -85,7 +85,7 @@ def test_a_kernel_that_needs_too_much_memory_costs_its_row(tmp_path, monkeypatch
 
 
 STACKS = """
-from opatlas.run.devices.cpu import CpuDevice, bounded_memory
+from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
 
@@ -93,7 +93,7 @@ import torch
 
 device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=8))
 device.available_bytes = lambda: 128 << 20
-with bounded_memory(device):
+with device.bounded_memory():
     torch.ones(1 << 20).sum()
 """
 

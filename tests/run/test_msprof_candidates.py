@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from planted_trials import job_of_candidate
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.row.status import Status
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome

@@ -11,7 +11,8 @@ import torch
 
 from opatlas.errors import OpAtlasError
 from opatlas.run.devices.device import DeviceSpec, open_device
-from opatlas.run.devices.nvidia import find_nvlink_islands, gpu_states, open_nvml
+from opatlas.run.devices.discovery import device_states
+from opatlas.run.devices.nvml import Nvml, nvlink_islands
 from opatlas.run.instruments.instrument import MeasureSettings
 
 UUID = "GPU-f89c029f-2a4a-0051-75af-431226ec9b55"
@@ -63,7 +64,7 @@ def library(monkeypatch):
 
 
 def test_facts_leave_out_changing_and_unanswered_values(library):
-    assert open_nvml(UUID).facts() == {
+    assert Nvml(UUID).facts() == {
         "driver": "580.159.04",
         "nvml": "13.580.159.04",
         "driver_cuda": "13.0",
@@ -75,7 +76,7 @@ def test_facts_leave_out_changing_and_unanswered_values(library):
 
 
 def test_its_state_has_the_changing_values(library):
-    assert open_nvml(UUID).state() == {
+    assert Nvml(UUID).state() == {
         "temperature_c": 37,
         "power_w": 85.173,
         "sm_clock_mhz": 1755,
@@ -97,32 +98,32 @@ def test_its_state_has_the_changing_values(library):
 )
 def test_why_it_is_throttled(library, bits, reasons):
     library.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: bits
-    assert open_nvml(UUID).throttles() == reasons
+    assert Nvml(UUID).throttles() == reasons
 
 
 def test_a_gpu_without_throttle_reasons_is_not_throttled(library):
     library.nvmlDeviceGetCurrentClocksThrottleReasons = refuse
-    assert open_nvml(UUID).throttles() == ()
+    assert Nvml(UUID).throttles() == ()
 
 
 def test_a_missing_package_or_driver_is_in_the_facts(library, monkeypatch):
     library.nvmlInit = refuse
-    without = open_nvml(UUID)
+    without = Nvml(UUID)
     assert (without.facts(), without.state(), without.throttles()) == ({"nvml": "Not Supported"}, {}, ())
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "opatlas[cuda]" in open_nvml(UUID).facts()["nvml"]
+    assert "opatlas[cuda]" in Nvml(UUID).facts()["nvml"]
 
 
 @pytest.mark.parametrize("name", ["1", UUID[:12], UUID])
 def test_a_gpu_is_found_by_its_visible_name(library, name):
-    assert open_nvml(name).state()["temperature_c"] == 37
-    assert len(open_nvml(name).processes()) == 3
+    assert Nvml(name).state()["temperature_c"] == 37
+    assert len(Nvml(name).processes()) == 3
 
 
 def test_processes_of_others_and_throttling_disturb_a_gpu(library):
     gpu = DeviceSpec("cuda", pinned=("CUDA_VISIBLE_DEVICES", "1"))
     devices = [DeviceSpec("cpu"), DeviceSpec("cuda", pinned=("CUDA_VISIBLE_DEVICES", "GPU-0")), gpu]
-    quiet, state = gpu_states(devices, {os.getpid()}, opened=False)
+    quiet, state = device_states(devices, {os.getpid()}, opened=False)
     assert [(other.pid, other.memory_bytes) for other in state.others] == [
         (os.getppid(), 3 << 30),
         (_OF_THE_HOST, None),
@@ -133,7 +134,7 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
     assert "software power cap" in throttled
     assert quiet.others == ()
     # A session that has opened the GPU cannot distinguish its own process from one that it does not see.
-    (later,) = gpu_states([gpu], {os.getpid()}, opened=True)
+    (later,) = device_states([gpu], {os.getpid()}, opened=True)
     assert [other.pid for other in later.others] == [os.getppid()]
 
 
@@ -149,4 +150,4 @@ def test_nvlink_is_found_for_any_visible_names(library, names):
     library.NVML_P2P_CAPS_INDEX_NVLINK, library.NVML_P2P_STATUS_OK = 2, 0
     library.nvmlDeviceGetP2PStatus = lambda one, other, caps: 0 if {one, other} == {"another", "handle"} else 1
     devices = [DeviceSpec("cuda", index, ("CUDA_VISIBLE_DEVICES", name)) for index, name in enumerate(names)]
-    assert find_nvlink_islands(devices).size == 2
+    assert nvlink_islands(devices).size == 2

@@ -10,10 +10,11 @@ from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
+from opatlas.run.devices.device import kind_named
 from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.instruments.instrument import INSTRUMENTS, MSPROF, TORCH_NPU_PROFILER, MeasureSettings
+from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.msprof.executor import msprof_on_group
 from opatlas.run.process.executor import Executor
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs 2 GPUs or NPUs")
 
 
 @pytest.fixture(
-    scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in INSTRUMENTS[kind]] or [""]
+    scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in kind_named(kind).instruments] or [""]
 )
 def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     if request.param == TORCH_NPU_PROFILER:

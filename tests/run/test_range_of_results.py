@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opatlas.outer.guards.verdict import compare_results
+from opatlas.outer.judging.compare import compare_results
 from opatlas.outer.suites.opinfo import opinfos
 from opatlas.row.errors import WrongResult
 from opatlas.run.result_check import Comparison, Formula, check

@@ -16,14 +16,17 @@ from captures import launch, write_capture
 
 from opatlas.outer.doctor import replays
 from opatlas.outer.doctor.probe import State, Target
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.instruments import npu_profilers
 from opatlas.run.instruments.attribution import BEGIN_MARK, END_MARK, NoSamples, ProfiledSamples, dimensions, row_mark
-from opatlas.run.instruments.instrument import MeasureSettings, open_instrument
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.npu_profilers import MarkedLaunches
 from opatlas.run.instruments.stop_rule import StopRule
 
 COUNTER = {"aicore_time(us)": "0.5"}
+
+
+PROFILER = MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def launched(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(profiler=profiler))
     monkeypatch.setattr(
-        npu_profilers, "marked_launches", lambda name: MarkedLaunches(name, torch.device("cpu"), lambda: None)
+        npu_profilers, "marked_launches", lambda name, kind: MarkedLaunches(name, torch.device("cpu"), lambda: None)
     )
     negate = torch.neg
 
@@ -70,7 +73,9 @@ def launched(monkeypatch):
 
 def test_a_rows_samples_are_read_from_its_own_profile(launched):
     durations = iter([7.0, 8.0, 9.0])
-    instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
+    instrument = kind_named("npu").open_instrument(
+        MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
+    )
     samples = instrument.sample(
         lambda: launched.append(("RmsNorm", "16,32", next(durations))),
         lambda: launched.append(("ReduceSum", "50331648", 40.0)),
@@ -98,7 +103,9 @@ def test_records_that_the_profiler_loses_at_its_start_cost_nothing(launched, mon
 
     monkeypatch.setattr(profiler, "profile", headless)
     durations = iter([7.0, 8.0, 9.0])
-    instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
+    instrument = kind_named("npu").open_instrument(
+        MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
+    )
     samples = instrument.sample(
         lambda: launched.append(("RmsNorm", "16,32", next(durations))), None, StopRule(repeat_count=3, time_limit_s=5)
     )
@@ -110,7 +117,9 @@ def test_records_that_the_profiler_loses_at_its_start_cost_nothing(launched, mon
 def test_a_profiler_that_writes_nothing_gives_no_measurement(launched, monkeypatch):
     profiler = sys.modules["torch_npu"].profiler
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
-    instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
+    instrument = kind_named("npu").open_instrument(
+        MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
+    )
     samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
     assert isinstance(samples.profiled, NoSamples)
     assert "kernel_details.csv" in samples.profiled.reason

@@ -10,7 +10,7 @@ import pytest
 from browser import chromium, missing
 from decode_timelines import decode_steps, write_timeline
 
-from opatlas.ask.query.database import model_cost
+import opatlas
 from opatlas.show.site.writer import write_site
 from tests.ask.tables import product_rows, write_table
 from tests.show.small_databases import HOSTILE, SIZES, STEP, small_databases
@@ -29,7 +29,7 @@ def start(database: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         # The cache of fitted models lies in the user's folder otherwise.
         patch.setenv("XDG_CACHE_HOME", str(database.parents[3] / "cache"))
-        cost = model_cost(database, "Qwen/Qwen3-32B", batch=8, context=512)
+        cost = opatlas.open(database).model("Qwen/Qwen3-32B", batch=8, context=512)
     kernels = decode_steps(layers=4, steps=2)
     kernels[5] = kernels[5].of(kernel_type=HOSTILE, core="AI_CPU")
     capture = write_timeline(database.parents[3] / "kernel_details.csv", kernels)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from printed import numbers_in
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
@@ -19,30 +18,20 @@ from opatlas.row.columns import (
     CACHE_STATE,
     INPUT_SLOTS,
     INSTRUMENT,
-    MICROBENCH_MIN,
-    MICROBENCH_STD,
     OUTPUT_SLOTS,
     PROFILING_AVERAGE,
     RUN_ID,
 )
-from opatlas.row.communication import ALL_GATHER, ALL_REDUCE
 from opatlas.row.durations import Duration
 from opatlas.row.roofline import PEAKS, Peak
 from opatlas.row.table import Row, RowTable
 from opatlas.show.plots import writer
-from opatlas.show.plots.communication import communication_title, message_lines
-from opatlas.show.plots.durations import Agreement, agreement, product_lines, products_plot
-from opatlas.show.plots.figure import bytes_text
-from opatlas.show.plots.roofline import RooflinePoint, rate_unit, roofline_plot, roofline_points
+from opatlas.show.plots.figures import Agreement, RooflinePoint, agreement, rate_unit, roofline_plot, roofline_points
 from opatlas.show.plots.writer import WrittenPlots, write_plots
 
 HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
 ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
 PRODUCT = '"{m},512;1024,512",DT_BF16;DT_BF16,ND;ND,"{m},1024",DT_BF16,ND,{replayed},{captured},{how}'
-MESSAGES = (
-    "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps,MicroBench Rank Spread(us)\n"
-    "2048,4,DT_BF16,1,20,,\n1024,4,DT_BF16,1,10.0,,5\n1024,4,DT_BF16,1,,,\n1024,2,DT_FLOAT,0,1.0,,0.5\n"
-)
 
 
 def add(n: int, replayed: str = "", captured: str = "") -> str:
@@ -74,7 +63,6 @@ def folder(tmp_path: Path) -> Path:
     """A database of an H200 by its manifest, with data for every plot."""
     table(tmp_path, "Add", add(1, "2.5", "2.0"), add(8, "4", "4.4"), add(16, "", "5"), add(32))
     table(tmp_path, "MatMulV2", product(8, "5", "5"), product(64, "5.5"))
-    (tmp_path / "hcom_allReduce_.csv").write_text(MESSAGES)
     (tmp_path / "runs").mkdir()
     manifest = {"device": {"name": "NVIDIA_H200"}, "packages": {}, "started_at": 1.0}
     (tmp_path / "runs" / "one.json").write_text(json.dumps(manifest))
@@ -83,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, output: Path | None = None) -> WrittenPlots:
     pytest.importorskip("matplotlib")
-    return write_plots(folder, folder, output or folder / "plots", "svg")
+    return write_plots(folder, output or folder / "plots", "svg")
 
 
 def rows_in(plots: WrittenPlots) -> dict[str, int]:
@@ -177,8 +165,6 @@ def test_compositions_are_in_no_plot(folder: Path) -> None:
     assert rows_in(written(folder)) == {
         "roofline": 2,
         "microbench_against_profiling": 1,
-        "products": 2,
-        "bus_bandwidth": 3,
     }
 
 
@@ -193,13 +179,16 @@ def test_agreement_of_few_rows_has_no_tenths() -> None:
 def test_every_plot_that_there_is_data_for_is_written_once(folder: Path) -> None:
     plots = written(folder)
     # The row that was captured only is in no roofline.
-    assert rows_in(plots) == {"roofline": 4, "microbench_against_profiling": 3, "products": 2, "bus_bandwidth": 3}
+    assert rows_in(plots) == {
+        "roofline": 4,
+        "microbench_against_profiling": 3,
+    }
     assert (plots.device, plots.missing, plots.problems) == ("NVIDIA_H200", [], [])
     first = {path: path.read_bytes() for path in plots.rows}
     assert all(text.startswith(b"<?xml") for text in first.values())
     assert {path: path.read_bytes() for path in written(folder).rows} == first
     # An earlier image in another format would be taken for that of these rows.
-    write_plots(folder, None, folder / "plots", "png")
+    write_plots(folder, folder / "plots", "png")
     assert {path.suffix for path in (folder / "plots").iterdir()} == {".png"}
 
 
@@ -221,72 +210,25 @@ def test_what_there_is_no_data_for_is_missing(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_left_out_and_told(folder: Path) -> None:
     table(folder, "Sub", add(1, "2.5").replace("1,1024", "one,1024"), add(1, "2.5"))
     (folder / "Mul.csv").write_text("")
-    (folder / "hcom_allReduce_.csv").write_text(MESSAGES.replace("2048", "many"))
     plots = written(folder)
-    assert rows_in(plots) == {"roofline": 5, "microbench_against_profiling": 3, "products": 2}
-    for problem, place in zip(plots.problems, ("Mul.csv", "Sub.csv", "hcom_allReduce_.csv:2"), strict=True):
+    assert rows_in(plots) == {"roofline": 5, "microbench_against_profiling": 3}
+    for problem, place in zip(plots.problems, ("Mul.csv", "Sub.csv"), strict=True):
         assert problem.startswith(f"{folder / place}: ")
     assert "'ONE'" in plots.problems[1]
-
-
-def test_lines_of_collectives_are_of_what_was_measured(folder: Path) -> None:
-    lines = message_lines(folder, ALL_REDUCE)
-    assert [(label.partition(",")[0], numbers_in(label)) for label in lines] == [("BF16", (4, 1)), ("FLOAT", (2, 0))]
-    small, large = next(iter(lines.values()))
-    assert (small.message_bytes, large.message_bytes) == (1024, 2048)
-    # 3/2 of 1024 bytes in 10 us, in 5 us on the fastest rank.
-    assert (small.bus_gbps, small.fastest_gbps) == pytest.approx((0.1536, 0.3072))
-    assert message_lines(folder, ALL_GATHER) == {}
-
-
-def test_the_title_of_collectives_has_device_and_library(folder: Path, tmp_path: Path) -> None:
-    assert "NVIDIA_H200" in communication_title(folder)
-    title = communication_title(tmp_path / "data" / "AMD_EPYC" / "gloo" / "2.13.0")
-    assert all(title.count(word) == 1 for word in ("AMD_EPYC", "Gloo", "2.13.0"))
-
-
-def test_products_of_a_weight_are_a_line_by_their_rows(tmp_path: Path) -> None:
-    rows = [product(64, "5.5"), product(8, "4.5", "4"), product(16), product(4, "", "3"), product(32, "", "5")]
-    other = product(8, "9").replace("DT_BF16", "FLOAT")
-    header = f"{HEADER},{MICROBENCH_MIN},{MICROBENCH_STD}"
-    of_samples = [f"{row},{float(us) - 0.5},0.2" if us else f"{row},," for row in rows for us in (row.split(",")[-4],)]
-    (tmp_path / "MatMulV3.csv").write_text("\n".join([header, *of_samples, f"{other},,"]) + "\n")
-    read = pairs(tmp_path, "MatMulV3")
-    lines = product_lines(read)
-    assert [(line.weight, line.dtype, line.conditions) for line in lines] == [
-        ("1024 x 512", "BF16", "cold, cupti"),
-        ("1024 x 512", "BF16", "captured"),
-    ]
-    cold, captured = lines.values()
-    assert [(m, duration.us, duration.least_us, duration.std_us) for m, duration in cold] == [
-        (8, 4.5, 4.0, 0.2),
-        (64, 5.5, 5.0, 0.2),
-    ]
-    assert [duration.us for _, duration in captured] == [3.0, 5.0]
-    pytest.importorskip("matplotlib")
-    plot = products_plot(read, "Ascend910B3")
-    assert plot is not None
-    assert plot.rows == 4
-    first, second = plot.figure.axes[0].get_lines()
-    assert first.get_color() == second.get_color()
-    assert (first.get_linestyle(), second.get_linestyle()) == ("-", "--")
 
 
 def test_the_command_writes_images_beside_the_site(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("bokeh")
-    (folder / "hcom_allReduce_.csv").unlink()
     site = folder.parent / "site"
     assert main(["report", str(folder), "--output", str(site), "--plots", "pdf", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert {Path(each["file"]): each["rows"] for each in content["plots"]} == {
         site / "plots" / "roofline.pdf": 4,
         site / "plots" / "microbench_against_profiling.pdf": 3,
-        site / "plots" / "products.pdf": 2,
     }
-    assert [each["plot"] for each in content["not drawn"]] == ["bus_bandwidth"]
     assert (site / "index.html").is_file()
-    assert len(list((site / "plots").iterdir())) == 3
+    assert len(list((site / "plots").iterdir())) == 2
 
 
 @pytest.mark.parametrize(("extra", "module"), [("report", "bokeh"), ("plot", "matplotlib")])
@@ -304,8 +246,3 @@ def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
 
     assert set(NPU_DEVICES) <= set(PEAKS)
     assert {device_kind(device) for device in PEAKS} == {"npu", "cuda"}
-
-
-@pytest.mark.parametrize(("size", "text"), [(1, "1 B"), (512, "512 B"), (1 << 16, "64 KiB"), (3 << 40, "3 TiB")])
-def test_sizes_are_written_in_powers_of_1024(size: int, text: str) -> None:
-    assert bytes_text(size) == text

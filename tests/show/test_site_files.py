@@ -15,9 +15,9 @@ import opatlas
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.cli.main import main
 from opatlas.show.site import rows
-from opatlas.show.site.columns import number_column, word_column
-from opatlas.show.site.diagnosis import row_judges
-from opatlas.show.site.rows import columns_of, moves_each_byte_once
+from opatlas.show.site.columns import columns_of, number_column, word_column
+from opatlas.show.site.pages import registered_pages
+from opatlas.show.site.rows import moves_each_byte_once
 from opatlas.show.site.writer import write_site
 from tests.ask.tables import RUN, product_rows, write_table
 from tests.outer.planted import capture, kernel
@@ -41,7 +41,9 @@ def opened(place: Path) -> OpenDatabase:
 
 
 def row_table(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
-    return rows.row_table(database, kernel_type, row_judges(database))
+    pages = registered_pages().values()
+    more = {name: [page.row_cells(database, name) for page in pages] for name in database.implementations}
+    return rows.row_table(database, kernel_type, more)
 
 
 def test_rows_without_a_duration_have_sizes_and_reasons(database: Path) -> None:

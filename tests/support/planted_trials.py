@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.columns import TASK_DIGEST, TASK_INPUTS
 from opatlas.run.implementations.contract import KernelSource
@@ -91,7 +91,7 @@ def job_of_candidate(task: Path, path: Path, row: int = 0) -> Job:
         timeout_s=120,
         subject=found,
         source=KernelSource("planted 1", "", str(path), "ModelNew"),
-        judge="opatlas.outer.candidates.candidate_run:run_candidate",
+        judge="opatlas.outer.judging.failures:run_candidate",
         log=str(path.with_suffix(".log")),
     )
 

@@ -63,8 +63,8 @@ CONFTEST = """
 import os
 
 import simulated
-from opatlas.run.devices.discovery import VISIBLE, pin_devices
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.discovery import pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.process import dealer, device_process
 from opatlas.run.msprof import command
 
@@ -82,7 +82,7 @@ def pytest_opatlas_devices():
     npus = int(os.environ.get("STAND_IN_NPUS", "0"))
     if npus:
         spec = DeviceSpec("npu", opener="stand_in_npu:StandInNpu")
-        return pin_devices(spec, VISIBLE["npu"], [str(index) for index in range(npus)])
+        return pin_devices(spec, kind_named("npu").visible, [str(index) for index in range(npus)])
     present = int(os.environ.get("SIMULATED_DEVICES", "0"))
     return simulated.devices(present) if present else None
 """

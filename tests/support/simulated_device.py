@@ -22,7 +22,7 @@ class SimulatedDevice(CpuDevice):
         super().__init__(spec, settings)
         # The nodes of a cluster of Ray have devices of their own, although they are on one machine.
         node = os.environ.get("RAY_RAYLET_PID", "")
-        self._lock = DeviceLock(simulated.FOLDER / f"lock-{simulated.own_id()}{node}")
+        self.lock = DeviceLock(simulated.FOLDER / f"lock-{simulated.own_id()}{node}")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription("Simulated", {"id": simulated.own_id()})

@@ -49,7 +49,7 @@ class StandInNpu(CpuDevice):
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         super().__init__(spec, settings)
-        self._lock = DeviceLock(Path(tempfile.gettempdir()) / f"opatlas-stand-in-{os.getuid()}-{spec.index}.lock")
+        self.lock = DeviceLock(Path(tempfile.gettempdir()) / f"opatlas-stand-in-{os.getuid()}-{spec.index}.lock")
         self._log = _Log(Path(os.environ[LAUNCHES])) if LAUNCHES in os.environ else None
         self._job: Job | None = None
         self._calls = 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import VISIBLE, pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.discovery import pin_devices
 
 NAME = "ATLAS_800_A3_752T_128G_DIE"
 #: The variable that tells how many there are, if not one.
@@ -14,4 +14,6 @@ COUNT = "STAND_IN_NPUS"
 
 def pytest_opatlas_devices():
     spec = DeviceSpec("npu", opener="stand_in_npu:StandInNpu", name=NAME)
-    return pin_devices(spec, VISIBLE["npu"], [str(index) for index in range(int(os.environ.get(COUNT, "1")))])
+    return pin_devices(
+        spec, kind_named("npu").visible, [str(index) for index in range(int(os.environ.get(COUNT, "1")))]
+    )

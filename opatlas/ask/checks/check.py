@@ -10,16 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.capture.cases import PooledCases, pool_cases
-from opatlas.data.cells import stored_us
+from opatlas.capture.cases import Cases, pool_cases
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
 from opatlas.data.ingests import read_ingests
-from opatlas.data.log import all_records
 from opatlas.data.manifest import Manifest
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.record import RowName
 from opatlas.row.roofline import PEAKS, Peak
 from opatlas.row.table import FIRST_LINE, RowTable
 
@@ -66,20 +63,12 @@ class CheckedDatabase:
         database: the folder.
         kernel_types: the types whose CSV can be read, collectives included.
         unreadable: the errors of the other CSVs, by kernel type.
-        code: the digest of the present code; "" if unknown.
         replayed_types: the kernel types that have a replay.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        code: str = "",
-        replayed_types: Collection[str] = frozenset(),
-    ) -> None:
+    def __init__(self, path: Path, *, replayed_types: Collection[str] = frozenset()) -> None:
         """Reads all CSVs. Raises OpAtlasError: a folder of the database is a link."""
         self.database = Database(path)
-        self.code = code
         self.replayed_types = replayed_types
         self._tables: dict[str, RowTable] = {}
         self.unreadable: dict[str, TableError] = {}
@@ -128,25 +117,14 @@ class CheckedDatabase:
         return self.provenance.manifests
 
     @cached_property
-    def kept_us(self) -> Mapping[tuple[str, RowName], float]:
-        """The stored duration that follows from the samples in the histories, by run id and row."""
-        # A history that cannot be read has no samples.
-        records = all_records(self.database, [])
-        return {
-            (record.run_id, RowName(record.kernel_type, record.signature)): stored_us(record)
-            for record in records
-            if record.measurement is not None
-        }
-
-    @cached_property
-    def _pooled(self) -> tuple[Mapping[str, PooledCases], list[str]]:
+    def _pooled(self) -> tuple[Mapping[str, Cases], list[str]]:
         try:
             return pool_cases(read_ingests(self.database)), []
         except OpAtlasError as error:
             return {}, [str(error)]
 
     @property
-    def pooled(self) -> Mapping[str, PooledCases]:
+    def pooled(self) -> Mapping[str, Cases]:
         """The captured launches that ingests keep, by kernel type; empty if they cannot be read."""
         return self._pooled[0]
 

@@ -31,7 +31,6 @@ from opatlas.row.communication import is_communication
 from opatlas.row.durations import Durations
 from opatlas.row.optional_slots import optional_inputs, optional_outputs
 from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Quality, judge, relative_noise
-from opatlas.row.record import RowName
 from opatlas.row.roofline import PRODUCTS, bound_us, row_work
 from opatlas.row.siblings import base_type
 from opatlas.row.slots import slot_words
@@ -39,8 +38,6 @@ from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import parse_whole
 
 _M = "M"
-#: A stored duration has four decimals.
-_DECIMAL_US = 1e-3
 
 
 @dataclass(frozen=True)
@@ -248,43 +245,6 @@ NOISY = Check(
     "durations whose samples do not agree",
     "measure the rows again on an idle machine: opatlas bench --database-path DB --where 'quality != quiet'",
     check_table=_noisy_rows,
-)
-
-
-def _means_with_outliers(database: CheckedDatabase, table: RowTable) -> list[Finding]:
-    """Finds replayed means that may have outliers: no samples are kept, or they have another mean.
-
-    A mean without samples that is within NOISE_LIMIT of its median passes.
-    """
-    if is_communication(table.kernel_type):
-        return []
-    durations = table.replayed
-    found = []
-    for index in np.flatnonzero(durations.known).tolist():
-        mean, median = float(durations.us[index]), float(durations.middle_us[index])
-        run_id = durations.run_id[index]
-        kept = database.kept_us.get((run_id, RowName(table.kernel_type, table.signatures[index])))
-        if kept is not None:
-            if abs(mean - kept) <= _DECIMAL_US:
-                continue
-            reason = f"the mean of its samples without outliers is {formats.duration(kept)}"
-        elif median > 0:
-            if abs(mean - median) <= NOISE_LIMIT * median:
-                continue
-            reason = f"no samples are kept, and the median is {formats.duration(median)}"
-        else:
-            reason = "neither samples nor a median are kept"
-        other = kept or (median if median > 0 else mean)
-        found.append(finding(table, index, formats.duration(mean), reason, max(mean / other, other / mean)))
-    return found
-
-
-MEANS = Check(
-    "means",
-    "means that may have outliers",
-    "use MicroBench Median Duration(us); where samples are kept, opatlas history DB --restore csvs computes means anew",
-    check_table=_means_with_outliers,
-    advisory=True,
 )
 
 

@@ -2,11 +2,8 @@
 
 databases.py        which databases are compared, and their names
 states.py           a database at a git revision, in a run, or by its captures
-calls.py            what one database has of a row
-verdict.py          two calls of a row against each other
+calls.py            what one database has of a row, and two against each other
 comparison.py       the rows of all databases side by side, and the figures of each rival
-step.py             the calls of a model's step, by which durations are weighted
 steps.py            steps and drifts of a series
 regressions.py      steps of all rows over the runs of a database
-export.py           the comparison as JSON
 """

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist, fmean
 
-from opatlas.ask.compare.calls import MISSING, RowCall
+from opatlas.ask.compare.calls import MISSING, CallPair, PairVerdict, RowCall, compare_calls
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.step import ModelStep, StepFigures
-from opatlas.ask.compare.verdict import CallPair, PairVerdict, compare_calls
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.progress import track
 from opatlas.row.communication import COLLECTIVES
@@ -130,14 +128,12 @@ class DatabaseComparison:
         rivals: the others.
         rows: the rows that any of them has, by kernel type.
         problems: sentences about files that cannot be read.
-        step: calls of a model's step, by which durations are weighted; None for no step.
     """
 
     baseline: ComparedDatabase
     rivals: Sequence[ComparedDatabase]
     rows: Sequence[RowComparison]
     problems: Sequence[str] = ()
-    step: ModelStep | None = None
 
     @cached_property
     def by_kernel_type(self) -> Mapping[str, Sequence[RowComparison]]:
@@ -217,27 +213,6 @@ class DatabaseComparison:
             sum(of_rival and not of_baseline for of_baseline, of_rival in measured),
         )
 
-    def step_figures(self, rival: str) -> list[StepFigures]:
-        """Returns what the step takes for each kernel type that it calls, those with the most time first."""
-        found = []
-        for kernel_type, calls in (self.step.by_kernel_type() if self.step else {}).items():
-            pairs = {row.signature: row.pairs.get(rival) for row in self.by_kernel_type.get(kernel_type, ())}
-            compared = [
-                (pair, count)
-                for signature, count in calls.items()
-                if (pair := pairs.get(signature)) is not None and pair.is_comparable
-            ]
-            found.append(
-                StepFigures(
-                    kernel_type,
-                    sum(calls.values()),
-                    sum(count for _, count in compared),
-                    sum(pair.baseline_us * count for pair, count in compared),
-                    sum(pair.rival_us * count for pair, count in compared),
-                )
-            )
-        return sorted(found, key=lambda each: each.baseline_us, reverse=True)
-
     def slower_rows(self, rival: str, percent: float) -> list[tuple[RowComparison, CallPair]]:
         """Returns the rows in which a rival is slower by more than `percent`, the worst first.
 
@@ -265,14 +240,12 @@ def compare_databases(
     *,
     baseline: str = "",
     kernel_types: Sequence[str] = (),
-    step: ModelStep | None = None,
 ) -> DatabaseComparison:
     """Reads databases and compares their rows.
 
     Args:
         baseline: the name of the baseline; "": the default implementation, else the first database.
         kernel_types: the kernel types, or names of collectives, to compare; all if empty.
-        step: calls of a model's step, by which durations are weighted; None for no step.
 
     Raises:
         UsageError: no database has the name or a kernel type.
@@ -292,7 +265,7 @@ def compare_databases(
         for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
             calls = {name: table.get(signature, _NO_CALL) for name, table in tables.items()}
             rows.append(compare_row(kernel_type, signature, calls, chosen.name))
-    return DatabaseComparison(chosen, rivals, rows, problems, step)
+    return DatabaseComparison(chosen, rivals, rows, problems)
 
 
 def compare_row(kernel_type: str, signature: str, calls: Mapping[str, RowCall], baseline: str) -> RowComparison:
@@ -320,7 +293,7 @@ def _kernel_types(databases: Iterable[ComparedDatabase], named: Sequence[str]) -
     """Returns the kernel types to compare, sorted. Raises UsageError."""
     present: set[str] = set()
     for each in databases:
-        present.update(each.calls.kernel_types())
+        present.update(each.calls.kernel_types)
     collectives = {each.name: each.kernel_type for each in COLLECTIVES}
     wanted = [collectives.get(name, name) for name in named]
     if unknown := [name for name in wanted if name not in present]:

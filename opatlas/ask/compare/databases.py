@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from opatlas.ask.compare.calls import RowCall, replayed_call
 from opatlas.data.database import Database, expect_tables
@@ -14,34 +14,32 @@ from opatlas.data.origin import database_device
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.row.location import device_kind, implementation_label, implementation_of, parse_path
+from opatlas.row.table import Row
 from opatlas.row.versions import version_key
 from opatlas.run.implementations.implementation import default_name
 
 
-class CallSource(Protocol):
-    """Where the calls of a database come from."""
-
-    def kernel_types(self) -> list[str]:
-        """Returns the kernel types that may have calls."""
-
-    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
-        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
-
-
 @dataclass(frozen=True)
-class Replays:
-    """The replayed durations in the CSVs of a folder, messages of collectives among them."""
+class CallSource:
+    """Where the calls of a database come from.
 
-    path: Path
+    Attributes:
+        kernel_types: those that may have calls.
+        read: returns the rows of a kernel type by signature; raises OpAtlasError.
+    """
 
-    def kernel_types(self) -> list[str]:
-        """Returns the kernel types that have a CSV."""
-        return Database(self.path).kernel_types_and_messages()
+    kernel_types: Sequence[str]
+    read: Callable[[str], Mapping[str, RowCall]]
 
-    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
-        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
-        table = Database(self.path).read_or_empty(kernel_type)
-        return {signature: replayed_call(table.row(i)) for signature, i in table.by_signature.items()}
+
+def calls_in(path: Path, call_of: Callable[[Row], RowCall], kernel_types: Sequence[str]) -> CallSource:
+    """Returns the calls that a function makes of the rows in the CSVs of a folder."""
+
+    def read(kernel_type: str) -> Mapping[str, RowCall]:
+        table = Database(path).read_or_empty(kernel_type)
+        return {signature: call_of(table.row(i)) for signature, i in table.by_signature.items()}
+
+    return CallSource(kernel_types, read)
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,10 @@ class ComparedDatabase:
         """Returns whether both have the same implementation, so that not implementations but times are compared."""
         return implementation_of(self.path)[0] == implementation_of(other.path)[0]
 
-    @property
+    @cached_property
     def calls(self) -> CallSource:
         """Where its calls come from."""
-        return self.source or Replays(self.path)
+        return self.source or calls_in(self.path, replayed_call, Database(self.path).kernel_types_and_messages())
 
 
 def implementations_of(base: Path) -> list[ComparedDatabase]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
-from opatlas.ask.compare.calls import RowCall
+from opatlas.ask.compare.calls import LEAST_DIFFERENCE, RowCall
 from opatlas.ask.compare.states import read_run
 from opatlas.ask.compare.steps import (
     LEAST_RUNS,
@@ -17,7 +17,6 @@ from opatlas.ask.compare.steps import (
     probability_of_no_change,
     spread_between_runs,
 )
-from opatlas.ask.compare.verdict import LEAST_DIFFERENCE
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
@@ -181,7 +180,7 @@ def _calls(database: Database, runs: Sequence[str], problems: list[str]) -> dict
         except OpAtlasError as error:
             problems.append(str(error))
             continue
-        for kernel_type, of_type in calls.calls.items():
+        for kernel_type, of_type in calls.items():
             for signature, call in of_type.items():
                 if call.duration is not None:
                     found.setdefault(RowName(kernel_type, signature), {})[run] = call

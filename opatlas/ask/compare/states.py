@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
 
 from opatlas.ask.compare.calls import RowCall, captured_call, replayed_call
-from opatlas.ask.compare.databases import ComparedDatabase, distinct_names, named_database
+from opatlas.ask.compare.databases import CallSource, ComparedDatabase, calls_in, distinct_names, named_database
 from opatlas.data import log
 from opatlas.data.cells import duration_cells, status_cells
 from opatlas.data.csv_files import text_table
@@ -28,10 +28,8 @@ from opatlas.text import shortened, suggest
 #: The state of the durations that were captured, and not replayed.
 CAPTURES = "captures"
 _GIT_S = 120
-#: A database with larger files is refused, so that a small repository cannot fill the memory.
-_MOST_BYTES = 4 << 30
 #: The modes of regular files in a tree of git begin so; links and submodules are no files.
-_REGULAR = b"100"
+_REGULAR = "100"
 #: Databases lie at most so deep below a folder that is compared with another one.
 _BELOW = ("*", "*/*", "*/*/*")
 #: Folders of a database that hold CSVs of other kinds.
@@ -112,12 +110,14 @@ def _state(place: str) -> Iterator[ComparedDatabase]:
             raise OpAtlasError(f"{place}: give DB@STATE: a git revision, the Run ID of a run, or {CAPTURES}")
         yield named_database(path)
     elif state == CAPTURES:
-        database, source = named_database(path), Captures(path)
-        if not any(call.duration for name in source.kernel_types() for call in source.read(name).values()):
+        database, source = named_database(path), calls_in(path, captured_call, Database(path).kernel_types())
+        if not any(call.duration for name in source.kernel_types for call in source.read(name).values()):
             raise OpAtlasError(f"{place}: no row has a captured duration: `opatlas ingest` reads captures")
         yield replace(database, state=state, source=source)
     elif state in (runs := log.runs(Database(path))):
-        yield replace(named_database(path), state=state, source=read_run(Database(path), state))
+        calls = read_run(Database(path), state)
+        source = CallSource(sorted(calls), lambda kernel_type: calls.get(kernel_type, {}))
+        yield replace(named_database(path), state=state, source=source)
     else:
         with _git_revision(path, state, runs) as (commit, checkout):
             database = named_database(checkout)
@@ -126,39 +126,10 @@ def _state(place: str) -> Iterator[ComparedDatabase]:
             yield replace(database, path=path, state=label, source=database.calls)
 
 
-@dataclass(frozen=True)
-class Captures:
-    """The captured durations of a database."""
+def read_run(database: Database, run_id: str) -> dict[str, dict[str, RowCall]]:
+    """Returns what a run has of each row, by kernel type and signature.
 
-    path: Path
-
-    def kernel_types(self) -> list[str]:
-        """Returns the kernel types that have a CSV."""
-        return Database(self.path).kernel_types()
-
-    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
-        """Returns the rows of a kernel type by signature. Raises OpAtlasError."""
-        table = Database(self.path).read_or_empty(kernel_type)
-        return {signature: captured_call(table.row(i)) for signature, i in table.by_signature.items()}
-
-
-@dataclass(frozen=True)
-class RunCalls:
-    """The calls of one run, by kernel type and signature."""
-
-    calls: Mapping[str, Mapping[str, RowCall]]
-
-    def kernel_types(self) -> list[str]:
-        """Returns the kernel types of the run."""
-        return sorted(self.calls)
-
-    def read(self, kernel_type: str) -> Mapping[str, RowCall]:
-        """Returns the rows of a kernel type by signature."""
-        return self.calls.get(kernel_type, {})
-
-
-def read_run(database: Database, run_id: str) -> RunCalls:
-    """Returns what a run has of each row: of several records the last measured one, else the last.
+    Of several records it is the last measured one, else the last.
 
     Raises:
         OpAtlasError: the history of the run cannot be read.
@@ -170,7 +141,7 @@ def read_run(database: Database, run_id: str) -> RunCalls:
             there = of_type.get(each.signature)
             if there is None or each.measurement is not None or there.measurement is None:
                 of_type[each.signature] = each
-    return RunCalls({kernel_type: _recorded_calls(kernel_type, found) for kernel_type, found in records.items()})
+    return {kernel_type: _recorded_calls(kernel_type, found) for kernel_type, found in records.items()}
 
 
 def _recorded_calls(kernel_type: str, records: Mapping[str, Record]) -> dict[str, RowCall]:
@@ -190,27 +161,20 @@ def _recorded_calls(kernel_type: str, records: Mapping[str, Record]) -> dict[str
 def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tuple[str, Path]]:
     """Yields the commit of a revision, and a folder with the CSVs and manifests that a database had then."""
     existing = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    named = shortened(revision)
-    prefix = _git(existing, "rev-parse", "--show-prefix")
-    if prefix is None:
-        raise OpAtlasError(
-            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a git revision: "
-            f"{existing} is in no git repository"
-        )
     commit = _git(existing, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if commit is None:
+        named = shortened(revision)
         raise OpAtlasError(
-            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a revision of its git "
-            f"repository: `git log -- {path}` lists revisions"
+            f"{path}@{named}: neither a run of the database{suggest(named, runs)}, nor a revision of a git repository "
+            f"that has it: `git log -- {path}` lists revisions"
         )
     at = commit.decode().strip()
-    below = PurePosixPath(os.fsdecode(prefix.rstrip(b"\n")), path.relative_to(existing).as_posix())
     with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
         # Software and device follow from the last parts of the path.
         checkout = Path(folder, *path.parts[1:][-4:])
-        checkout.mkdir(parents=True)
-        _write_files(existing, f"{at}:{_tree_path(below)}", ".csv", checkout)
-        _write_files(existing, f"{at}:{_tree_path(below / 'runs')}", ".json", checkout / "runs")
+        below = path.relative_to(existing)
+        _write_files(existing, f"{at}:./{below.as_posix().removeprefix('.')}", ".csv", checkout)
+        _write_files(existing, f"{at}:./{(below / 'runs').as_posix()}", ".json", checkout / "runs")
         try:
             expect_tables(checkout)
         except OpAtlasError as error:
@@ -218,51 +182,32 @@ def _git_revision(path: Path, revision: str, runs: Sequence[str]) -> Iterator[tu
         yield at, checkout
 
 
-def _tree_path(path: PurePosixPath) -> str:
-    return "" if path == PurePosixPath() else str(path)
-
-
 def _write_files(repository: Path, tree: str, suffix: str, folder: Path) -> None:
-    """Writes the regular files with a suffix that a tree of a commit has itself; none if there is no such tree.
+    """Writes the files with a suffix that a tree of a commit has itself; none if there is no such tree.
 
     Contents are those that git keeps: no filter of the repository runs, since it may be a stranger's. `git worktree`
     and `git archive` would run its filters.
     """
-    listed = (_git(repository, "ls-tree", "-l", "-z", "--full-tree", tree) or b"").split(b"\0")
-    files: list[tuple[str, bytes]] = []
-    total = 0
-    for entry in filter(None, listed):
-        about, _, encoded = entry.partition(b"\t")
-        mode, _, digest, size = about.split()
-        if mode.startswith(_REGULAR) and encoded.endswith(suffix.encode()):
-            files.append((os.fsdecode(encoded), digest))
-            total += int(size) if size.isdigit() else 0
-    if total > _MOST_BYTES:
-        raise OpAtlasError(
-            f"{tree}: files of {total:,} bytes, which is too large for a database: name another revision"
-        )
-    if not files:
-        return
-    folder.mkdir(exist_ok=True)
-    digests = b"".join(digest + b"\n" for _, digest in files)
-    contents = io.BytesIO(_git(repository, "cat-file", "--batch", sent=digests) or b"")
-    for name, digest in files:
-        header = contents.readline().split()
-        if header[:2] != [digest, b"blob"]:
-            raise OpAtlasError(f"{tree}: git has no content of {name}: fetch it (`git fetch --refetch`)")
-        (folder / name).write_bytes(contents.read(int(header[2])))
-        contents.readline()
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in map(os.fsdecode, (_git(repository, "ls-tree", "-z", "--full-tree", tree) or b"").split(b"\0")):
+        about, _, name = entry.partition("\t")
+        if about.startswith(_REGULAR) and name.endswith(suffix):
+            with open(folder / name, "wb") as file:
+                if _git(repository, "cat-file", "blob", about.split()[-1], into=file) is None:
+                    raise OpAtlasError(f"{tree}: git has no content of {name}: fetch it (`git fetch --refetch`)")
 
 
-def _git(folder: Path, *arguments: str, sent: bytes = b"") -> bytes | None:
-    """Returns what git prints; None if it fails. Raises OpAtlasError if there is no git."""
+def _git(folder: Path, *arguments: str, into: IO[bytes] | int = subprocess.PIPE) -> bytes | None:
+    """Returns what git prints, b"" if that goes into a file; None if it fails. Raises OpAtlasError without git."""
     command = ["git", "-C", str(folder), *arguments]
     # The repository may be a stranger's: nothing is fetched, by whatever command its settings name.
     environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, input=sent, env=environment)
+        done = subprocess.run(
+            command, stdout=into, stderr=subprocess.DEVNULL, timeout=_GIT_S, check=False, env=environment
+        )
     except FileNotFoundError:
         raise OpAtlasError("git is not installed, so revisions cannot be read: install it") from None
     except subprocess.TimeoutExpired:
         raise OpAtlasError(f"`{' '.join(command)}` took more than {_GIT_S} s: try it by hand") from None
-    return done.stdout if done.returncode == 0 else None
+    return (done.stdout or b"") if done.returncode == 0 else None

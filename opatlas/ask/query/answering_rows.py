@@ -1,6 +1,7 @@
-"""The rows of a kernel type that answer questions: which duration of a row is of the device, and whether it may answer.
+"""The rows of a kernel type that answer questions.
 
-All else about a row and its duration is a column of its table (`opatlas.row.table`).
+This decides which duration of a row counts, whether it is of the device, and whether it may answer. All else about a
+row and its duration is a column of its table (`opatlas.row.table`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opatlas.arrays import Floats, Mask, Positions
-from opatlas.ask.query.compositions import composition_of
 from opatlas.ask.query.question import Question
 from opatlas.ask.query.result import machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
@@ -26,7 +26,8 @@ from opatlas.row.columns import (
     MICROBENCH_DEVICE_KERNELS,
     RUNTIME_IN_SIGNATURE,
 )
-from opatlas.row.durations import Duration, Durations, Source
+from opatlas.row.communication import is_communication
+from opatlas.row.durations import Durations, Source
 from opatlas.row.signature import signatures
 from opatlas.row.slots import normal_words
 from opatlas.row.status import Status
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _EXTRA_IN_SIGNATURE = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)
 #: The instrument of a captured duration.
 CAPTURED = "capture"
+#: The note of rows of which `RowDuration.composed` is None.
+UNKNOWN_COMPOSITION = "the rows do not say whether a composition of operators ran"
 #: After a run that ended so, an earlier duration may be one of a wrong result, or of a call that the row does not mean.
 _WRONG = (Status.FAILED, Status.INVALID)
 _UNSEEN = -2
@@ -49,29 +52,34 @@ class RowDuration(NamedTuple):
     """A duration of a row, and whether it answers.
 
     Attributes:
-        durations, position: the durations of its source, and the position of the row in its table.
+        row: the row.
+        durations: the durations of its source.
         device: the device that it was measured on; "" if unknown.
-        composed: whether it is that of a composition of torch operators; None if the row does not say.
+        composed: whether it is that of a composition of torch operators in place of the one kernel of an NPU; None if
+            the row does not say.
         left_out: why it does not answer; "" if it does.
     """
 
+    row: Row
     durations: Durations
-    position: int
     device: str
     composed: bool | None
     left_out: str
 
     @property
-    def measured(self) -> Duration:
-        """The duration with the facts of its samples."""
-        found = self.durations[self.position]
-        assert found is not None
-        return found
+    def position(self) -> int:
+        """The position of the row in its table."""
+        return self.row.position
 
     @property
     def is_captured(self) -> bool:
         """Whether it is that of a capture, and not of a replay."""
         return self.durations.source is Source.CAPTURED
+
+    @property
+    def us(self) -> float:
+        """The duration in microseconds."""
+        return float(self.durations.us[self.position])
 
     @property
     def quality(self) -> str:
@@ -82,6 +90,27 @@ class RowDuration(NamedTuple):
     def run_id(self) -> str:
         """The run that measured it; "" for a captured one."""
         return "" if self.is_captured else self.durations.run_id[self.position]
+
+    @property
+    def cache(self) -> str:
+        """The cache state; "" for a captured one."""
+        return self.durations.cache[self.position]
+
+    @property
+    def instrument(self) -> str:
+        """The instrument; CAPTURED for a captured one."""
+        return CAPTURED if self.is_captured else self.durations.instrument[self.position]
+
+    @property
+    def machines(self) -> tuple[int | None, float | None]:
+        """The number of machines that measured the row, and their spread as a share; None if the row does not say."""
+        return (None, None) if self.is_captured else self.row.table.machines[self.position]
+
+    @property
+    def lost(self) -> Status | None:
+        """The status of the last run of the row if that did not measure this duration; else None."""
+        status = self.row.status
+        return None if self.is_captured or status is Status.MEASURED else status
 
 
 class AnsweringRows:
@@ -121,11 +150,11 @@ class AnsweringRows:
         return len(self.found)
 
     def __iter__(self) -> Iterator[Row]:
-        return (self.table.row(each.position) for each in self.found)
+        return (each.row for each in self.found)
 
     def case_id(self, place: int) -> str:
         """Returns the id of a row."""
-        return self.table.row(self.found[place].position).case_id
+        return self.found[place].row.case_id
 
     def cells(self, column: str) -> list[str]:
         """Returns the cells of a column; empty ones if the column is missing."""
@@ -140,10 +169,6 @@ class AnsweringRows:
 
     def _of_rows(self, values: Sequence[Any]) -> list[Any]:
         return [values[each.position] for each in self.found]
-
-    def _of_durations(self, name: str) -> list[Any]:
-        """Returns a column of `Durations` for the duration that answers of each row."""
-        return [getattr(each.durations, name)[each.position] for each in self.found]
 
     @cached_property
     def signatures(self) -> list[str]:
@@ -162,80 +187,79 @@ class AnsweringRows:
 
     def numbers(self, name: str) -> Floats:
         """Returns a column of numbers of `Durations`, such as std_us, for the duration of each row."""
-        return np.array(self._of_durations(name), dtype=np.float64)
+        return np.array([getattr(each.durations, name)[each.position] for each in self.found], dtype=np.float64)
 
     @cached_property
     def noisy(self) -> Mask:
         """Whether the samples of each row are noisy, drifting, bimodal or throttled."""
-        return np.array(self._of_durations("noisy"), dtype=bool)
+        return self.numbers("noisy") > 0
 
-    @cached_property
-    def quality(self) -> list[str]:
-        """The quality of the samples of each row (`RowDuration.quality`)."""
-        return [each.quality for each in self.found]
-
-    @cached_property
-    def run_id(self) -> list[str]:
-        """The run that measured each duration; "" for a captured one."""
-        return [each.run_id for each in self.found]
-
-    @cached_property
+    @property
     def captured(self) -> list[bool]:
         """Whether each duration is that of a capture, and not of a replay."""
         return [each.is_captured for each in self.found]
 
-    @cached_property
-    def source(self) -> list[str]:
-        """The source of each duration, in a word."""
-        return [each.durations.source.value for each in self.found]
-
-    @cached_property
+    @property
     def devices(self) -> list[str]:
         """The device of each duration; "" if unknown."""
         return [each.device for each in self.found]
 
     @cached_property
-    def device(self) -> str:
-        """The device of the rows, several with commas; "" if unknown."""
-        return joined(self.devices)
+    def common(self) -> Mapping[str, Any]:
+        """Device, cache, instrument and source of all durations, each with commas, and whether any is composed.
+
+        `composed` is None if no duration is known to be a composition, and some row does not say.
+        """
+        composed = {each.composed for each in self.found}
+        return {
+            **{name: joined(getattr(each, name) for each in self.found) for name in ("device", "cache", "instrument")},
+            "source": joined(each.durations.source.value for each in self.found),
+            "composed": True if True in composed else None if None in composed else False,
+        }
 
     @cached_property
-    def cache(self) -> list[str]:
-        """The cache state of each row; "" for a captured one."""
-        return self._of_durations("cache")
+    def facts(self) -> pd.DataFrame:
+        """What is known of the duration of each row, as columns."""
+        import pandas as pd
 
-    @cached_property
-    def instrument(self) -> list[str]:
-        """The instrument of each row; CAPTURED for a captured one."""
-        replayed = self._of_durations("instrument")
-        return [CAPTURED if captured else cell for captured, cell in zip(self.captured, replayed, strict=True)]
+        words = ("quality", "composed", "device", "cache", "instrument", "run_id")
+        columns: dict[str, Any] = {
+            "duration_us": self.duration_us,
+            **{name: self.numbers(column) for name, column in _NUMBERS.items()},
+            **{name: [getattr(each, name) for each in self.found] for name in words},
+            "machines": [each.machines[0] for each in self.found],
+            "machine_spread": [each.machines[1] for each in self.found],
+            "source": [each.durations.source.value for each in self.found],
+            "implementation": self.label,
+        }
+        table: pd.DataFrame = pd.DataFrame(columns)
+        return table
 
-    @cached_property
-    def composed(self) -> list[bool | None]:
-        """Whether each duration is that of a composition of torch operators; None if the row does not say."""
-        return [each.composed for each in self.found]
+    def typed(self) -> pd.DataFrame:
+        """Returns a table with a line for each row.
 
-    @cached_property
-    def any_composed(self) -> bool | None:
-        """Whether some duration is that of a composition; None if none is known to be, and some row does not say."""
-        return True if True in self.composed else None if None in self.composed else False
+        The columns: m, n, k and batch of a product; m, n, k and groups of products of experts; sequences, queries,
+        keys, heads, kv_heads, head_size, value_size, latent and pages of attention; message_bytes, num_devices, dtype
+        and topology_tier of a collective; dtype and format of the first input, bytes (of attention those that it reads
+        and writes, each once), those of `facts`, id, tflops and gbps.
+        """
+        import pandas as pd
 
-    @cached_property
-    def lost(self) -> list[Status | None]:
-        """The status of the last run of each row where that did not measure its duration; else None."""
-        statuses = zip(self.captured, self._of_rows(self.table.statuses), strict=True)
-        return [None if captured or status is Status.MEASURED else status for captured, status in statuses]
-
-    @cached_property
-    def machines(self) -> list[tuple[int | None, float | None]]:
-        """The number of machines that measured each row, and their spread as a share; None if the row does not say."""
-        replayed = self._of_rows(self.table.machines)
-        return [(None, None) if captured else known for captured, known in zip(self.captured, replayed, strict=True)]
+        table: pd.DataFrame = pd.DataFrame([row.sizes for row in self])
+        if not len(table):
+            return table
+        operations = table.pop("operations") if "operations" in table else None
+        table = pd.concat([table, self.facts], axis=1).assign(id=[row.case_id for row in self])
+        if operations is not None:
+            table["tflops"] = operations / self.duration_us / 1e6
+        if "bytes" in table:
+            table["gbps"] = table["bytes"] / self.duration_us / 1e3
+        return table
 
     @cached_property
     def machine_floors(self) -> Floats:
         """The `machine_floor` of each row, by its machines."""
-        return np.array([machine_floor(*each) for each in self.machines], dtype=np.float64)
+        return np.array([machine_floor(*each.machines) for each in self.found], dtype=np.float64)
 
     def half_widths(self, floors: Floats) -> Floats:
         """Returns the half width of the interval of each row, as a share of its duration (`measured_half_widths`)."""
@@ -306,25 +330,26 @@ class AnsweringRows:
         return {}
 
 
+#: The columns of numbers in `AnsweringRows.facts`, and their names in `Durations`.
+_NUMBERS = {"median_us": "middle_us", "std_us": "std_us", "samples": "samples"}
+
+
 def _judged(
     table: RowTable, devices: Provenance, answering: str, compositions: bool
 ) -> Iterator[Sequence[RowDuration]]:
     """Yields the durations of each row: that of the replay, then the captured one."""
     replayed_on, captured_on = cache(devices.replayed), cache(lambda run_ids: joined(devices.captured(run_ids)))
     kernels = table.cells(MICROBENCH_DEVICE_KERNELS)
-    for position, status in enumerate(table.statuses):
-        found = []
+    for row, status in zip(table, table.statuses, strict=True):
+        found, position = [], row.position
         for durations in table.durations:
             if not durations.known[position]:
                 continue
             run_id, composed = durations.run_id[position], durations.composed[position]
             is_captured = durations.source is Source.CAPTURED
-            if is_captured:
-                device = captured_on(run_id)
-            else:
-                device = replayed_on(run_id)
-                if composed is None:
-                    composed = composition_of(table.kernel_type, durations.instrument[position], kernels[position])
+            device = (captured_on if is_captured else replayed_on)(run_id)
+            if composed is None and not is_captured:
+                composed = _composition_of(table.kernel_type, durations.instrument[position], kernels[position])
             left_out = ""
             if not are_one_device(device, answering):
                 left_out = f"its duration is of {device}"
@@ -332,5 +357,35 @@ def _judged(
                 left_out = f"its last run ended with status {status}"
             elif composed and not compositions:
                 left_out = "its duration is that of a composition of torch operators"
-            found.append(RowDuration(durations, position, device, composed, left_out))
+            found.append(RowDuration(row, durations, device, composed, left_out))
         yield found
+
+
+def _composition_of(kernel_type: str, instrument: str, device_kernels: str) -> bool | None:
+    """Returns whether a replay without Quality and Stand-In is of a composition; None if the row does not say.
+
+    Rows of another tool, and of some databases that ship, have neither. A row of torch without both on a GPU or CPU
+    says so only if one device kernel ran, or if the kernel type is that of an operator of torch.
+    """
+    instrument = instrument.strip()
+    if not instrument or device_kernels.strip() == "1" or is_communication(kernel_type):
+        return False
+    return False if instrument in _native_instruments() or _is_operator_of_torch(kernel_type) else None
+
+
+@cache
+def _native_instruments() -> frozenset[str]:
+    # Few rows need the devices and the registry, which take as long to import as a query to answer.
+    from opatlas.run.devices.device import device_kinds
+
+    return frozenset(name for kind in device_kinds().values() if kind.is_native for name in kind.instruments)
+
+
+@cache
+def _is_operator_of_torch(kernel_type: str) -> bool:
+    """Whether torch's own operator launches the kernel on an NPU, and not one of torch_npu or of a serving engine."""
+    from opatlas.run.kernel_facts import replays_of_bench, runs_on_cpu
+    from opatlas.run.registry import replay_spec
+
+    spec = replay_spec(replays_of_bench().get(kernel_type))
+    return spec is not None and spec.npu is not None and runs_on_cpu(spec.npu)

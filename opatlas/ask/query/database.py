@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.query.collectives import answer_collective
-from opatlas.ask.query.implementation_answers import AnswerRules, ImplementationAnswers, best_answer
+from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, best_answer
 from opatlas.ask.query.question import Shapes, Words, ask
 from opatlas.ask.query.result import QueryResult
-from opatlas.ask.query.stack import FASTEST, default_stack
 from opatlas.errors import OpAtlasError
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.named_databases import database_folder
@@ -49,48 +48,8 @@ def open(  # noqa: A001
     Raises:
         OpAtlasError: the folder or device does not exist, or the folder has no CSVs.
     """
-    rules = AnswerRules(same_machine, compositions)
-    return OpenDatabase(ImplementationAnswers(database_folder(place), rules))
-
-
-def model_cost(
-    place: Path | str,
-    model: str,
-    *,
-    tp: int = 1,
-    ep: int = 1,
-    batch: int,
-    context: int,
-    phase: Phase = "decode",
-    dtype: str = "",
-    implementation: str | Sequence[str] = (),
-    same_machine: bool = False,
-    tell: Callable[[str], object] = str,
-) -> ModelCost:
-    """Returns `OpenDatabase.model` of a database.
-
-    Args:
-        place, same_machine: as for `open`.
-
-    Raises:
-        OpAtlasError: the database or the model does not exist, or the model cannot be divided so.
-    """
-    from opatlas.theory.sources import resolve_model
-
-    # The error of a wrong model comes before that of a wrong database.
-    resolve_model(model)
-    database = open(place, same_machine=same_machine)
-    return database.model(
-        model,
-        tp=tp,
-        ep=ep,
-        batch=batch,
-        context=context,
-        phase=phase,
-        dtype=dtype,
-        implementation=implementation,
-        tell=tell,
-    )
+    answers = ImplementationAnswers(database_folder(place), same_machine=same_machine, compositions=compositions)
+    return OpenDatabase(answers)
 
 
 class OpenDatabase:
@@ -264,7 +223,7 @@ class OpenDatabase:
         return self if answers is self.answers else OpenDatabase(answers)
 
     def frame(self, kernel_type: str, *, implementation: str = "") -> pd.DataFrame:
-        """Returns the rows of a kernel type as typed columns (`opatlas.ask.query.typed_rows`).
+        """Returns the rows of a kernel type as typed columns (`AnsweringRows.typed`).
 
         Args:
             implementation: default: the rows of all implementations.
@@ -274,11 +233,9 @@ class OpenDatabase:
         """
         import pandas as pd
 
-        from opatlas.ask.query.typed_rows import typed_rows
-
         self._expect(kernel_type)
         names = self._chosen(implementation or FASTEST)
-        tables = [typed_rows(self.answers.stored_rows(kernel_type, name)) for name in names]
+        tables = [self.answers.stored_rows(kernel_type, name).typed() for name in names]
         table: pd.DataFrame = pd.concat(tables, ignore_index=True)
         return table
 
@@ -309,13 +266,13 @@ class OpenDatabase:
             batch, context: the sequences, and the tokens of each.
             phase, dtype: "decode" or "prefill"; the dtype of products (default: that of the model's weights).
             implementation: the stack, a name or several in their order; "fastest": for each call the answer of `query`.
-                Default: the stack that the database names (`opatlas.ask.query.stack`).
+                Default: the stack that the database names (`default_stack`).
             tell: gets the kernel type of each call after its answer. The first question about one may fit a model.
 
         Raises:
             OpAtlasError: the model is unknown, it cannot be divided so, or no row has the dtype of its weights.
         """
-        from opatlas.ask.query.model_cost import ModelCost, part_costs
+        from opatlas.ask.query.model_cost import ModelCost, default_stack, part_costs
         from opatlas.theory.model_calls import model_calls, step_dtype
         from opatlas.theory.sources import resolve_model
 
@@ -363,7 +320,7 @@ class OpenDatabase:
         Args:
             n: the most rows.
             models: default: the built-in models.
-            tp, ep, batch, context, phase, dtype: the steps, as for `model_cost`; each of these with each. A prefill has
+            tp, ep, batch, context, phase, dtype: the steps, as for `model`; each of these with each. A prefill has
                 one sequence. Default of `batch`: 1, 4, 16, 64, 256; of `context`: 1024, 4096.
             steps: in place of all these, steps that differ in more.
             tell: called with the kernel type of each row before it is predicted, which may fit a model.
@@ -383,7 +340,7 @@ class OpenDatabase:
             dtype=dtype,
         )
         # The durations of another machine do not matter.
-        answering = self.answers.under(same_machine=True)
+        answering = ImplementationAnswers(self.path, same_machine=True, compositions=self.answers.compositions)
         found = next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
         return replace(found, differs=next_rows.differences(steps))
 

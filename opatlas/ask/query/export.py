@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.typed_rows import typed_rows
 from opatlas.data.csv_files import write_atomically, write_text
 from opatlas.data.origin import are_one_device
 from opatlas.progress import track
@@ -107,7 +106,7 @@ def _rows_of(database: OpenDatabase, kernel_type: str) -> pd.DataFrame:
         rows = database.answers.stored_rows(kernel_type, name)
         cells = {} if is_communication(kernel_type) else {own: rows.cells(column) for own, column in _CELLS.items()}
         if len(rows):
-            parts.append(typed_rows(rows).assign(**cells))
+            parts.append(rows.typed().assign(**cells))
     table: pd.DataFrame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
     if "dtype" in table:
         table["dtype"] = table["dtype"].map(_dtype)
@@ -175,7 +174,7 @@ def perf_tables(database: OpenDatabase) -> list[PerfTable]:
                 framework, version = _software(each.path, name)
                 if not len(rows):
                     continue
-                for line, own_row in zip(_records(typed_rows(rows)), rows, strict=True):
+                for line, own_row in zip(_records(rows.typed()), rows, strict=True):
                     row = sizes(kernel_type, line, own_row.cells)
                     if row is None:
                         continue

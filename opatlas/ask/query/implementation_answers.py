@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from opatlas.arrays import Floats
 from opatlas.ask.compare.databases import ComparedDatabase, with_implementations
-from opatlas.ask.query.answering_rows import CAPTURED, AnsweringRows, RowDuration
-from opatlas.ask.query.answers import Answers
-from opatlas.ask.query.completion import Completion
-from opatlas.ask.query.compositions import UNKNOWN_COMPOSITION
-from opatlas.ask.query.question import Question
+from opatlas.ask.query.answering_rows import UNKNOWN_COMPOSITION, AnsweringRows, RowDuration
+from opatlas.ask.query.question import Completion, Question
 from opatlas.ask.query.result import (
     OTHER_MACHINE_FLOOR,
     SAME_MACHINE_FLOOR,
@@ -26,24 +22,29 @@ from opatlas.ask.query.result import (
     UsedRow,
     interval_of,
     leads,
+    machine_floor,
     measured_half_widths,
 )
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
 from opatlas.data.origin import Provenance, are_one_device, database_device, joined
 from opatlas.row.columns import (
+    CACHE_STATE,
     INPUT_DTYPES,
     INPUT_FORMATS,
+    INSTRUMENT,
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
     PROFILING_POPULATIONS,
+    QUALITY,
+    RUN_ID,
     RUNTIME,
 )
 from opatlas.row.communication import is_communication
 from opatlas.row.location import communication_library, device_kind, parse_path
 from opatlas.row.named_databases import newness
-from opatlas.row.signature import make_case_id, row_cells, signature
+from opatlas.row.signature import row_cells, signature
 from opatlas.run.implementations.implementation import default_name
 
 if TYPE_CHECKING:
@@ -51,6 +52,17 @@ if TYPE_CHECKING:
 
     from opatlas.ask.query.predictor import Predictor
 
+#: The implementation that is fastest for each call, in place of named ones.
+FASTEST = "fastest"
+#: The columns of `OpenDatabase.query_many`.
+ANSWER_COLUMNS = (
+    *("Duration(us)", "Low(us)", "High(us)", "How", "Implementation", QUALITY, RUN_ID, "Composition"),
+    *("Device", CACHE_STATE, INSTRUMENT, "Machines", "Source"),
+)
+#: Of these the ones that all rows of an implementation tell of a prediction, by their names in `QueryResult`.
+_COMMON = {"device": "Device", "cache": CACHE_STATE, "instrument": INSTRUMENT, "source": "Source"}
+#: The words of the column Composition, by `QueryResult.composed`.
+COMPOSITION_WORDS = {False: "no", True: "yes", None: "not told"}
 #: AI cores of a 910B, whose manifests do not have them.
 _CORES_IF_UNKNOWN = 24
 #: The columns that distinguish rows with the same shapes, and the arguments of `query` for them.
@@ -64,33 +76,26 @@ _TELLING = {
 }
 
 
-@dataclass(frozen=True)
-class AnswerRules:
-    """Which rows answer, and for which machine: the arguments of `opatlas.open`."""
-
-    same_machine: bool = False
-    compositions: bool = False
-
-
 class ImplementationAnswers:
     """The answers of the implementations of a database. Tables are read, and models fitted, at the first question.
 
     Attributes:
         path: the folder of the default implementation.
         implementations: the databases of the implementations by name, the default one first.
-        rules: which rows answer.
+        same_machine, compositions: which rows answer, and for which machine, as for `opatlas.open`.
     """
 
-    def __init__(self, path: Path, rules: AnswerRules) -> None:
+    def __init__(self, path: Path, *, same_machine: bool = False, compositions: bool = False) -> None:
         """Reads no table yet. Raises OpAtlasError if the folder is missing or has no CSVs."""
         databases = with_implementations(path)
         self.path = databases[0].path
         self.implementations: Mapping[str, ComparedDatabase] = {each.name: each for each in databases}
-        self.rules = rules
-        self._rows: dict[tuple[str, str], AnsweringRows] = {}
-        self._devices: dict[str, Provenance] = {}
-        self._predictors: dict[tuple[str, str], Predictor] = {}
-        self._completions: dict[tuple[str, str], Completion] = {}
+        self.same_machine, self.compositions = same_machine, compositions
+        # Each of a kernel type and an implementation; these raise TableError.
+        self.stored_rows = cache(self._read_rows)
+        self.completion = cache(lambda kernel_type, name: Completion(self.stored_rows(kernel_type, name)))
+        self.predictor = cache(self._make_predictor)
+        self._devices = cache(lambda name: Provenance(Database(self.implementations[name].path)))
 
     @cached_property
     def kernel_types(self) -> list[str]:
@@ -111,16 +116,15 @@ class ImplementationAnswers:
         folders = {path.parent for path in self.path.parent.parent.glob("*/*/hcom_*.csv")}
         if not folders or parse_path(self.path) is None:
             return None
-        return ImplementationAnswers(max(folders, key=newness), self.rules)
+        newest = max(folders, key=newness)
+        return ImplementationAnswers(newest, same_machine=self.same_machine, compositions=self.compositions)
 
     @cached_property
     def with_compositions(self) -> ImplementationAnswers:
         """The same with rows whose duration is that of a composition."""
-        return self if self.rules.compositions else self.under(compositions=True)
-
-    def under(self, **rules: bool) -> ImplementationAnswers:
-        """Returns the same with some rules changed."""
-        return ImplementationAnswers(self.path, replace(self.rules, **rules))
+        if self.compositions:
+            return self
+        return ImplementationAnswers(self.path, same_machine=self.same_machine, compositions=True)
 
     def answer(self, name: str, question: Question) -> QueryResult:
         """Returns the answer of an implementation. Raises NoAnswer if several rows fit, or none answers."""
@@ -128,11 +132,10 @@ class ImplementationAnswers:
         found = rows.find(question)
         if len(found) > 1:
             columns = rows.differing(found, tuple(_TELLING))
-            telling = dict.fromkeys(_TELLING[column] for column in columns)
+            arguments = ", ".join(dict.fromkeys(_TELLING[column] for column in columns))
             raise NoAnswer(
                 f"{question.kernel_type}: {len(found)} rows have these inputs, with other {', '.join(columns)}: "
-                f"give {', '.join(telling) or 'query_many whole rows'}",
-                telling,
+                f"give {f'{arguments}, or ' if arguments else ''}whole rows (`opatlas query --file`)"
             )
         if found:
             return self._measured(rows, found[0])
@@ -155,12 +158,10 @@ class ImplementationAnswers:
                 else f"{kernel_type}: the rows of {rows.label} do not answer this call: check that its shapes fit "
                 f"together, or measure it"
             )
-        composed = rows.any_composed
         has_dtypes = is_communication(kernel_type) or rows.has_dtypes(cells)
         other = "" if has_dtypes else "no row has these dtypes"
-        unknown = UNKNOWN_COMPOSITION if composed is None else ""
+        unknown = UNKNOWN_COMPOSITION if rows.common["composed"] is None else ""
         why = _why(stored) if stored else prediction.note
-        note = "; ".join(filter(None, (why, other, note, unknown)))
         return QueryResult(
             prediction.duration_us,
             prediction.interval_us,
@@ -168,14 +169,10 @@ class ImplementationAnswers:
             kernel_type,
             rows.label,
             prediction.rows,
-            device=rows.device,
-            cache=joined(rows.cache),
-            instrument=joined(rows.instrument),
-            note=note,
-            composed=composed,
-            source=joined(rows.source),
+            note="; ".join(filter(None, (why, other, note, unknown))),
             other_dtypes=not has_dtypes,
-            rivals=() if stored is None else (self._of_row(rows, stored, make_case_id(kernel_type, own)),),
+            rivals=() if stored is None else (self._of_row(rows, stored),),
+            **rows.common,
         )
 
     def _answering_rows(self, kernel_type: str, name: str) -> AnsweringRows:
@@ -190,90 +187,91 @@ class ImplementationAnswers:
             )
         return rows
 
-    def _measured(self, rows: AnsweringRows, position: int) -> QueryResult:
-        case_id, stored = rows.case_id(position), rows.found[position]
-        own = self._of_row(rows, stored, case_id, position)
-        others = tuple(self._of_row(rows, each, case_id) for each in rows.others[position])
-        return replace(own, note=_note(rows, position), rivals=others)
+    def _measured(self, rows: AnsweringRows, place: int) -> QueryResult:
+        own = rows.found[place]
+        rivals = tuple(self._of_row(rows, each) for each in rows.others[place])
+        return replace(self._of_row(rows, own), note=_note(own), rivals=rivals)
 
-    def _of_row(
-        self, rows: AnsweringRows, stored: RowDuration, case_id: str, position: int | None = None
-    ) -> QueryResult:
-        """Returns a duration of a row as an answer.
-
-        Args:
-            position: the position of the row if the duration is the one that answers, about which more is known.
-        """
-        answers = position is not None
-        is_own = answers or are_one_device(stored.device, self.device)
-        label = rows.label if is_own else default_name(device_kind(stored.device))
-        cache, instrument, machines, floor = "", CAPTURED if stored.is_captured else "", None, self._floor_of_one
-        if position is not None:
-            cache, instrument = rows.cache[position], rows.instrument[position]
-            machines, floor = rows.machines[position][0], float(self._floors(rows)[position])
-        found = stored.measured
-        half = measured_half_widths(found.std_us, found.samples, found.us, floor, found.noisy)
-        low, high = interval_of(found.us, half)
+    def _of_row(self, rows: AnsweringRows, stored: RowDuration) -> QueryResult:
+        """Returns a duration of a row as an answer."""
+        durations, i = stored.durations, stored.position
+        is_own = are_one_device(stored.device, self.device)
+        floor = SAME_MACHINE_FLOOR if self.same_machine else machine_floor(*stored.machines)
+        half = measured_half_widths(durations.std_us[i], durations.samples[i], stored.us, floor, durations.noisy[i])
+        low, high = interval_of(stored.us, half)
         return QueryResult(
-            found.us,
+            stored.us,
             (float(low), float(high)),
             How.MEASURED,
             rows.kernel_type,
-            label,
-            (UsedRow(case_id, stored.run_id, found.us),),
+            rows.label if is_own else default_name(device_kind(stored.device)),
+            (UsedRow(stored.row.case_id, stored.run_id, stored.us),),
             device=stored.device,
-            cache=cache,
-            instrument=instrument,
-            machines=machines,
+            cache=stored.cache,
+            instrument=stored.instrument,
+            machines=stored.machines[0],
             quality=stored.quality,
             composed=stored.composed,
-            source=found.source.value,
+            source=durations.source.value,
         )
-
-    @property
-    def _floor_of_one(self) -> float:
-        return SAME_MACHINE_FLOOR if self.rules.same_machine else OTHER_MACHINE_FLOOR
-
-    def _floors(self, rows: AnsweringRows) -> Floats:
-        """Returns the relative difference of each row on the machine that is asked for."""
-        return np.full(len(rows), SAME_MACHINE_FLOOR) if self.rules.same_machine else rows.machine_floors
 
     def answer_frame(self, names: Collection[str], kernel_type: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Returns the answers of the best of some implementations to many rows, as `OpenDatabase.query_many`."""
-        best = Answers(len(frame))
-        stored = [self.stored_rows(kernel_type, name) for name in names]
-        positions = [rows.places(frame) for rows in stored]
-        for rows, there in zip(stored, positions, strict=True):
-            best.take_measured(rows, there, self._floors(rows))
-        has_row = np.any([there >= 0 for there in positions], axis=0)
+        import pandas as pd
+
+        tables = {name: self.stored_rows(kernel_type, name) for name in names}
+        places = {name: rows.places(frame) for name, rows in tables.items()}
+        stored = _fastest(
+            self._stored(rows).iloc[places[name][there]].set_index(there)
+            for name, rows in tables.items()
+            if len(there := np.flatnonzero(places[name] >= 0))
+        )
+        row_us = stored["Duration(us)"].reindex(range(len(frame))).to_numpy(dtype=np.float64)
         cells: dict[int, Mapping[str, str]] = {}
-        for name, rows, there in zip(names, stored, positions, strict=True):
-            asked = np.flatnonzero(there < 0)
-            unread = [i for i in asked.tolist() if i not in cells] if len(rows) else []
+        predicted = []
+        for name, rows in tables.items():
+            asked = np.flatnonzero(places[name] < 0).tolist() if len(rows) else []
+            unread = [i for i in asked if i not in cells]
             cells |= dict(zip(unread, row_cells(frame.iloc[unread]), strict=True))
             # A prediction from rows of other dtypes goes before no stored row.
-            where = [i for i in asked.tolist() if len(rows) and (not has_row[i] or rows.has_dtypes(cells[i]))]
-            if where:
-                found = self.predictor(kernel_type, name).predict([cells[i] for i in where])
-                best.take_predicted(np.array(where, dtype=np.intp), found, rows)
-        return best.frame(frame.index)
+            where = [i for i in asked if np.isnan(row_us[i]) or rows.has_dtypes(cells[i])]
+            found = self.predictor(kernel_type, name).predict([cells[i] for i in where]) if where else []
+            leading = {
+                i: (each.duration_us, *each.interval_us, each.how.value, rows.label)
+                for i, each in zip(where, found, strict=True)
+                if each is not None and leads(each.how, each.interval_us, row_us[i])
+            }
+            if leading:
+                common = {_COMMON[fact]: word for fact, word in rows.common.items() if fact in _COMMON}
+                table = pd.DataFrame.from_dict(leading, orient="index", columns=list(ANSWER_COLUMNS[:5]))
+                predicted.append(table.assign(**common, Composition=COMPOSITION_WORDS[rows.common["composed"]]))
+        best = pd.concat([_fastest(predicted), stored]).groupby(level=0).head(1)
+        best = best.reindex(index=range(len(frame)), columns=list(ANSWER_COLUMNS))
+        words = {name: best[name].astype(object).fillna("") for name in ANSWER_COLUMNS[3:]}
+        answers: pd.DataFrame = best.assign(**words).set_axis(frame.index)
+        return answers
 
-    def completion(self, kernel_type: str, implementation: str) -> Completion:
-        """Returns the object that completes questions from the rows. Raises TableError."""
-        key = kernel_type, implementation
-        if key not in self._completions:
-            self._completions[key] = Completion(self.stored_rows(*key))
-        return self._completions[key]
+    def _stored(self, rows: AnsweringRows) -> pd.DataFrame:
+        """Returns the answers of stored rows."""
+        facts = rows.facts
+        floors = np.full(len(rows), SAME_MACHINE_FLOOR) if self.same_machine else rows.machine_floors
+        low, high = interval_of(rows.duration_us, rows.half_widths(floors))
+        numbers = {"Duration(us)": rows.duration_us, "Low(us)": low, "High(us)": high, "How": How.MEASURED.value}
+        told = {
+            "Composition": facts["composed"].map(COMPOSITION_WORDS.__getitem__),
+            "Machines": np.array(["" if each.machines[0] is None else each.machines[0] for each in rows.found], object),
+            QUALITY: facts["quality"],
+            RUN_ID: facts["run_id"],
+        }
+        common = {column: facts[fact] for fact, column in _COMMON.items()}
+        table: pd.DataFrame = facts[[]].assign(**numbers, Implementation=rows.label, **told, **common)
+        return table
 
-    def predictor(self, kernel_type: str, implementation: str) -> Predictor:
-        """Returns the predictor of a kernel type in an implementation. Raises TableError."""
-        key = kernel_type, implementation
-        if key not in self._predictors:
-            from opatlas.ask.query.predictor import Predictor
+    def _make_predictor(self, kernel_type: str, name: str) -> Predictor:
+        from opatlas.ask.query.predictor import Predictor
 
-            floor = 0.0 if self.rules.same_machine else OTHER_MACHINE_FLOOR
-            self._predictors[key] = Predictor(self.stored_rows(*key), self._cores, floor)
-        return self._predictors[key]
+        floor = 0.0 if self.same_machine else OTHER_MACHINE_FLOOR
+        return Predictor(self.stored_rows(kernel_type, name), self._cores, floor)
 
     @cached_property
     def _cores(self) -> int:
@@ -283,22 +281,26 @@ class ImplementationAnswers:
         counts = [count for count in found if isinstance(count, int) and count > 0]
         return max(counts, default=_CORES_IF_UNKNOWN)
 
-    def stored_rows(self, kernel_type: str, implementation: str) -> AnsweringRows:
-        """Returns the rows of a kernel type that answer for an implementation. Raises TableError."""
-        key = kernel_type, implementation
-        if key not in self._rows:
-            database, rules = self.implementations[implementation], self.rules
-            library = communication_library(database.path) if is_communication(kernel_type) else ""
-            label = library or database.label.strip()
-            devices = self._devices.setdefault(implementation, Provenance(Database(database.path)))
-            self._rows[key] = AnsweringRows(
-                Database(database.path).read_or_empty(kernel_type),
-                devices,
-                label=label,
-                device=self.device,
-                compositions=rules.compositions,
-            )
-        return self._rows[key]
+    def _read_rows(self, kernel_type: str, name: str) -> AnsweringRows:
+        database = self.implementations[name]
+        library = communication_library(database.path) if is_communication(kernel_type) else ""
+        return AnsweringRows(
+            Database(database.path).read_or_empty(kernel_type),
+            self._devices(name),
+            label=library or database.label.strip(),
+            device=self.device,
+            compositions=self.compositions,
+        )
+
+
+def _fastest(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Returns of answers by the number of their question the fastest one to each."""
+    import pandas as pd
+
+    found = list(tables)
+    table = pd.concat(found) if found else pd.DataFrame(columns=list(ANSWER_COLUMNS))
+    fastest: pd.DataFrame = table.sort_values("Duration(us)", kind="stable").groupby(level=0).head(1)
+    return fastest
 
 
 def best_answer(names: Iterable[str], answer: Callable[[str], QueryResult]) -> QueryResult:
@@ -327,12 +329,9 @@ def best_answer(names: Iterable[str], answer: Callable[[str], QueryResult]) -> Q
             each for each in ranked if not each.other_dtypes and leads(each.how, each.interval_us, row.duration_us)
         )
         best = next((each for each in faster if each.how is not How.MEASURED), row)
-    others = tuple(replace(each, rivals=()) for each in _others(ranked, best))
-    return replace(best, rivals=(*others, *(rival for each in (best, *_others(ranked, best)) for rival in each.rivals)))
-
-
-def _others(answers: Iterable[QueryResult], best: QueryResult) -> list[QueryResult]:
-    return [each for each in answers if each is not best]
+    others = [each for each in ranked if each is not best]
+    of_rows = (rival for each in (best, *others) for rival in each.rivals)
+    return replace(best, rivals=(*(replace(each, rivals=()) for each in others), *of_rows))
 
 
 def _why(stored: RowDuration) -> str:
@@ -340,11 +339,11 @@ def _why(stored: RowDuration) -> str:
     return f"the row is stored, and does not answer: {stored.left_out}"
 
 
-def _note(rows: AnsweringRows, position: int) -> str:
+def _note(stored: RowDuration) -> str:
     """Returns the note of a stored row: populations of a capture's launches, a failed run, a composition."""
-    if lost := rows.lost[position]:
-        return f"the last run of the row ended with status {lost}: the duration is of an earlier one"
-    if rows.captured[position] and rows.quality[position]:
+    if stored.lost:
+        return f"the last run of the row ended with status {stored.lost}: the duration is of an earlier one"
+    if stored.is_captured and stored.quality:
         # The duration is the average: neither population may have it.
-        return f"the capture has {rows.cells(PROFILING_POPULATIONS)[position]}: the duration is the average of all"
-    return "" if rows.composed[position] is not None else UNKNOWN_COMPOSITION
+        return f"the capture has {stored.row.cell(PROFILING_POPULATIONS)}: the duration is the average of all"
+    return "" if stored.composed is not None else UNKNOWN_COMPOSITION

@@ -10,18 +10,28 @@ that was found by hiding rows: itself, its site, the sizes around it, or all lar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from opatlas.arrays import Floats, Mask, Positions
 from opatlas.ask.query.features import RowFeatures
-from opatlas.ask.query.fitted_roofline import FittedRoofline, fit_roofline
-from opatlas.ask.query.kriging import Covariance, Kriged, find_jump, fit_covariance, krige, posterior
+from opatlas.ask.query.smoother import (
+    Covariance,
+    Kriged,
+    Smoother,
+    SmootherFit,
+    find_jump,
+    fit_covariance,
+    fit_roofline,
+    posterior,
+    roofline_log_us,
+)
 
 #: Fewer rows fit no model.
 LEAST_ROWS = 8
@@ -76,59 +86,30 @@ class Predictions:
     distance: Floats
 
 
-@dataclass(frozen=True)
-class _Smoother:
-    """A fitted roofline, and kriging of its error.
+class Fit(msgspec.Struct):
+    """All numbers that were fitted.
 
     Attributes:
-        roofline: the mean.
-        covariance: of the logarithms of durations divided by the roofline.
-        kinds: the kinds of work that the roofline has, the first ones.
-        off: the deviations of the rows from the roofline.
+        jumps: a feature and a value of it, at which durations jump.
+        scores: how many deviations each row is off, predicted with itself hidden; NaN where too few are left.
+        quantiles: of the scores, by class.
     """
 
-    roofline: FittedRoofline
-    covariance: Covariance
-    kinds: int
-    off: Floats = field(default_factory=lambda: np.zeros(0))
-
-    @classmethod
-    def stored(cls, fit: Mapping[str, Floats], number: int, is_smooth: Mask) -> _Smoother:
-        """Returns the smoother whose `numbers` are in a fit."""
-        smooth, rough, noise, kinds = map(float, fit[f"parts{number}"])
-        covariance = Covariance(fit[f"lengths{number}"], smooth, rough, noise, is_smooth)
-        return cls(FittedRoofline(fit[f"roofline{number}"]), covariance, int(kinds))
-
-    def numbers(self, number: int) -> dict[str, Floats]:
-        """Returns all that was fitted."""
-        covariance = self.covariance
-        return {
-            f"roofline{number}": self.roofline.parameters,
-            f"lengths{number}": covariance.lengths,
-            f"parts{number}": np.array([covariance.smooth, covariance.rough, covariance.noise, self.kinds]),
-        }
-
-    def with_rows(self, work: Floats, log_us: Floats) -> _Smoother:
-        """Returns the smoother that knows the durations of rows."""
-        return replace(self, off=log_us - self.roofline.log_us(work[:, : self.kinds]))
-
-    def krige(self, work: Floats, rows: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
-        """Returns the logarithms of durations at points with some work."""
-        kriged = krige(self.covariance, rows, self.off, points, count, hidden)
-        return replace(kriged, mean=self.roofline.log_us(work[:, : self.kinds]) + kriged.mean)
+    jumps: list[tuple[int, float]]
+    smoothers: list[SmootherFit]
+    scores: list[float]
+    quantiles: list[float]
 
 
 class KernelModel:
     """A model of the durations of a kernel type."""
 
-    def __init__(
-        self, features: Sequence[RowFeatures], duration_us: Floats, fit: Mapping[str, Floats] | None = None
-    ) -> None:
+    def __init__(self, features: Sequence[RowFeatures], duration_us: Floats, fit: Fit | None = None) -> None:
         """Fits the model to at least LEAST_ROWS rows; `fit` is the property of a model of the same rows."""
         self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
         self._axes = {regime: _Axes(dims) for regime, dims in _dims_by_regime(features).items()}
         self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
-        self._jumps: list[tuple[int, float]] = [] if fit is None else [(int(a), float(b)) for a, b in fit["jumps"]]
+        self._jumps = [] if fit is None else fit.jumps
         self._work, self._matrix = self._columns(features)
         self._tokens = np.array([self._tokens_of(row) for row in features])
         self._sites: dict[object, int] = {}
@@ -136,11 +117,11 @@ class KernelModel:
         self._count = _NEAREST if len(features) >= _FEW_ROWS else _NEAREST_OF_FEW
         self._range = self._sized(self._matrix).min(axis=0), self._sized(self._matrix).max(axis=0)
         self._log_us = np.log(duration_us)
-        self._smoothers: list[_Smoother] = []
+        self._smoothers: list[Smoother] = []
         if fit is not None:
-            for number in range(int(fit["smoothers"])):
-                self._add(_Smoother.stored(fit, number, self._is_smooth()))
-            self._scores, self._quantiles = fit["scores"], fit["quantiles"].tolist()
+            for each in fit.smoothers:
+                self._add(each)
+            self._scores, self._quantiles = np.array(fit.scores), fit.quantiles
             return
         self._fit_smoothers(features)
         self._scores = np.ones(len(features))
@@ -148,38 +129,33 @@ class KernelModel:
         self._quantiles = [self._calibrate(asked) for asked in Asked]
 
     @property
-    def fit(self) -> dict[str, Floats]:
+    def fit(self) -> Fit:
         """All numbers that were fitted."""
-        found: dict[str, Floats] = {
-            "smoothers": np.array(len(self._smoothers)),
-            "jumps": np.array(self._jumps).reshape(-1, 2),
-            "scores": self._scores,
-            "quantiles": np.array(self._quantiles),
-        }
-        for number, smoother in enumerate(self._smoothers):
-            found |= smoother.numbers(number)
-        return found
+        smoothers = [each.fit for each in self._smoothers]
+        return Fit(self._jumps, smoothers, self._scores.tolist(), self._quantiles)
 
     def _fit_smoothers(self, features: Sequence[RowFeatures]) -> None:
         every = self._work.shape[1]
         if len(features) < _FEW_ROWS:
-            roofline = fit_roofline(self._work, np.exp(self._log_us))
-            residual = self._log_us - roofline.log_us(self._work)
+            roofline = fit_roofline(self._work, self._log_us)
+            residual = self._log_us - roofline_log_us(roofline, np.log(self._work))
             self._find_jumps(features, residual)
             covariance = fit_covariance(self._covariance(residual), self._matrix, residual)
-            self._add(_Smoother(roofline, covariance, every))
+            self._add(covariance.fit(roofline, every))
             return
-        some = min(_KINDS, every)
-        rooflines = {kinds: fit_roofline(self._work[:, :kinds], np.exp(self._log_us)) for kinds in {some, every}}
-        residuals = {kinds: self._log_us - each.log_us(self._work[:, :kinds]) for kinds, each in rooflines.items()}
         # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
-        near = fit_covariance(self._covariance(residuals[some]), self._matrix, residuals[some])
-        self._add(_Smoother(rooflines[some], near, some))
-        self._add(_Smoother(rooflines[some], self._covariance(residuals[some], _FAR_OCTAVES), some))
-        self._add(_Smoother(rooflines[every], self._covariance(residuals[every]), every))
+        models = (_KINDS, _OCTAVES, True), (_KINDS, _FAR_OCTAVES, False), (every, _OCTAVES, False)
+        for kinds, octaves, fitted in models:
+            work = self._work[:, :kinds]
+            roofline = fit_roofline(work, self._log_us)
+            residual = self._log_us - roofline_log_us(roofline, np.log(work))
+            covariance = self._covariance(residual, octaves)
+            if fitted:
+                covariance = fit_covariance(covariance, self._matrix, residual)
+            self._add(covariance.fit(roofline, work.shape[1]))
 
-    def _add(self, smoother: _Smoother) -> None:
-        self._smoothers.append(smoother.with_rows(self._work, self._log_us))
+    def _add(self, fit: SmootherFit) -> None:
+        self._smoothers.append(Smoother(fit, self._is_smooth(), self._work, self._log_us))
 
     def _columns(self, features: Sequence[RowFeatures]) -> tuple[Floats, Floats]:
         """Returns the work and the features of rows as matrices."""
@@ -215,7 +191,7 @@ class KernelModel:
     def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
         sizes, fills, _ = self._width
-        lengths = [*default_lengths(sizes, fills, len(self._regimes), octaves), *[_JUMP] * len(self._jumps)]
+        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes) + [_JUMP] * len(self._jumps)
         spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
         return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
 
@@ -267,7 +243,7 @@ class KernelModel:
 
     def _krige(self, work: Floats, matrix: Floats, hidden: Mask | None = None) -> Kriged:
         """Returns the logarithms of durations: the mean of all smoothers, and the rows near the last one's points."""
-        found = [each.krige(work, self._matrix, matrix, self._count, hidden) for each in self._smoothers]
+        found = [each.krige(self._matrix, work, matrix, self._count, hidden) for each in self._smoothers]
         means = np.stack([each.mean for each in found])
         # Where the smoothers disagree, neither may be right.
         variance = np.mean([each.deviation**2 for each in found], axis=0) + means.var(axis=0)
@@ -338,11 +314,6 @@ class KernelModel:
     def _every_tokens(self) -> Floats:
         """The numbers of tokens of all rows, in order."""
         return np.unique(self._tokens)
-
-
-def default_lengths(sizes: int, fills: int, regimes: int, octaves: float = _OCTAVES) -> Floats:
-    """Returns the distances at which durations differ, for each of so many features."""
-    return np.array([octaves] * sizes + [_SHARE] * fills + [_REGIME] * regimes)
 
 
 def _distance(ordered: Floats, value: float) -> float:

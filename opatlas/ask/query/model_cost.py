@@ -1,4 +1,8 @@
-"""The cost of a step of a model on one device: the duration of each of its calls, and their sum."""
+"""The cost of a step of a model on one device: the duration of each of its calls, and their sum.
+
+A stack of implementations answers, as an engine runs them: an ordered list, of which the first with rows of a kernel
+type answers for that kernel type, so that neighbouring sizes have durations of the same implementation.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,20 @@ from typing import Literal, TypeAlias
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.collectives import answer_collective
 from opatlas.ask.query.features import row_features
-from opatlas.ask.query.implementation_answers import ImplementationAnswers, best_answer
+from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, best_answer
 from opatlas.ask.query.result import How, NoAnswer, QueryResult
-from opatlas.ask.query.stack import levels
 from opatlas.data.origin import are_one_device, joined
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.roofline import tensor_bytes
 from opatlas.row.slots import row_slots
 from opatlas.theory.model_calls import ModelCall, Phase
 
+#: The file of a default database that names the stack of its device: implementations in their order, with commas.
+STACK = "stack.txt"
+_LARGEST_BYTES = 1 << 16
 #: The word for a part without a known duration.
 MISSING = "missing"
 #: Words in the names of kernel types that touch few rows of their largest tensors: an embedding, or a cache of keys.
@@ -344,3 +352,34 @@ def _kernel_answers(
 
 def _root_of_squares(values: Iterable[float]) -> float:
     return sqrt(sum(value * value for value in values))
+
+
+def default_stack(answers: ImplementationAnswers) -> tuple[str, ...]:
+    """Returns the stack that a database names; of others the default implementation, then those next to it.
+
+    Implementations without a database are left out.
+
+    Raises:
+        OpAtlasError: the file cannot be read, or names no implementation that has a database.
+    """
+    measured = tuple(answers.implementations)
+    path: Path = answers.path / STACK
+    try:
+        text = read_safely(path, _LARGEST_BYTES).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return measured
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+    named = [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
+    found = tuple(name for name in dict.fromkeys(named) if name in measured)
+    if not found:
+        raise OpAtlasError(f"{path}: {text.strip()!r} names none of {', '.join(measured)}: name some, with commas")
+    return found
+
+
+def levels(stack: Sequence[str], answers: ImplementationAnswers) -> Iterator[Collection[str]]:
+    """Yields the implementations that answer together, one level after the other: all of them for FASTEST."""
+    if FASTEST in stack:
+        yield answers.implementations
+    else:
+        yield from ((name,) for name in stack)

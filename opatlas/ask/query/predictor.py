@@ -1,22 +1,31 @@
-"""Predicts the durations of rows that are not stored, from the rows of a kernel type in one implementation."""
+"""Predicts the durations of rows that are not stored, from the rows of a kernel type in one implementation.
+
+Fitted models are kept on disk, by a hash of the rows and of how they are fitted: a changed CSV has another file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from hashlib import blake2b
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import platformdirs
 from threadpoolctl import ThreadpoolController
 
 from opatlas.arrays import Mask
-from opatlas.ask.query import model_cache
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
-from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, KernelModel
+from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
 from opatlas.ask.query.result import How, UsedRow
+from opatlas.data.csv_files import write_bytes
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import NOISE_LIMIT
 
@@ -30,6 +39,9 @@ _REASONS = {
     Asked.GAP: "the rows that predict it have fewer or more tokens only",
     Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
+#: To be raised with every change of features or fits.
+_VERSION = 6
+_LARGEST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,18 @@ class Prediction:
     note: str
 
 
+class _StoredModel(msgspec.Struct):
+    """A fitted model on disk, with the features of each row that it knows."""
+
+    features: list[RowFeatures | None]
+    fit: Fit
+
+
+def folder() -> Path:
+    """Returns the folder of the fitted models, in the user's cache."""
+    return platformdirs.user_cache_path("opatlas", appauthor=False) / "query"
+
+
 def predicting_rows(rows: AnsweringRows) -> Mask:
     """Returns which rows take part in predictions of others.
 
@@ -60,7 +84,7 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
     known = is_communication(rows.kernel_type) & (error <= NOISE_LIMIT / 2)
     # The samples of a capture are launches in different places of a step.
     noisy = rows.noisy & ~np.array(rows.captured, dtype=bool)
-    good: Mask = (~noisy | known) & np.array([status is None for status in rows.lost], dtype=bool)
+    good: Mask = (~noisy | known) & np.array([each.lost is None for each in rows.found], dtype=bool)
     return good if good.sum() >= LEAST_ROWS else np.ones(len(rows), dtype=bool)
 
 
@@ -75,30 +99,32 @@ class Predictor:
             floor: the relative difference of equal rows on another machine; 0 on the machine that measured them.
         """
         self._rows, self._cores, self._floor = rows, cores, floor
-        found = [row_features(rows.kernel_type, row.cells, cores) for row in rows]
-        self._used_rows = predicting_rows(rows).tolist()
-        widths = [
-            _width(each) if each is not None and used else None
-            for each, used in zip(found, self._used_rows, strict=True)
-        ]
-        usual = max(set(widths) - {None}, key=widths.count, default=None)
-        self._positions = np.array([i for i, width in enumerate(widths) if width and width == usual], dtype=np.intp)
-        self._features = [each for i in self._positions if (each := found[i]) is not None]
-        self._width = usual
-        self._model: KernelModel | None = None
+        used = predicting_rows(rows)
+        self._path = folder() / f"{_key(rows, cores, used)}.msgpack"
+        self._stored = _load(self._path)
+        self._found = (
+            [self._features_of(row.cells) if use else None for row, use in zip(rows, used.tolist(), strict=True)]
+            if self._stored is None
+            else self._stored.features
+        )
+        widths = [None if each is None else _width(each) for each in self._found]
+        self._width = max(set(widths) - {None}, key=widths.count, default=None)
+        self._positions = np.array([i for i, width in enumerate(widths) if width and width == self._width], np.intp)
+        self._features = [each for i in self._positions if (each := self._found[i]) is not None]
 
+    @cached_property
     def model(self) -> KernelModel | None:
-        """Returns the model, fitted or as the cache has it; None for fewer than LEAST_ROWS rows."""
-        if self._model is None and len(self._features) >= LEAST_ROWS:
-            duration_us = self._rows.duration_us[self._positions]
-            names = "\n".join(name for name, used in zip(self._rows.signatures, self._used_rows, strict=True) if used)
-            key = model_cache.model_key(self._rows.kernel_type, self._cores, names, duration_us)
-            stored = model_cache.load(key)
-            with _one_blas_thread():
-                self._model = KernelModel(self._features, duration_us, stored)
-            if stored is None:
-                model_cache.store(key, self._model.fit)
-        return self._model
+        """The model, fitted or as it is stored; None for fewer than LEAST_ROWS rows."""
+        if len(self._features) < LEAST_ROWS:
+            return None
+        with _one_blas_thread():
+            fit = None if self._stored is None else self._stored.fit
+            model = KernelModel(self._features, self._rows.duration_us[self._positions], fit)
+        if fit is None:
+            # Where the user's cache cannot be written, it is fitted again next time.
+            with suppress(OpAtlasError):
+                write_bytes(self._path, msgspec.msgpack.encode(_StoredModel(self._found, model.fit)))
+        return model
 
     def predict(self, cells: Sequence[Mapping[str, str]], *, with_rows: bool = False) -> list[Prediction | None]:
         """Returns the durations of rows; None where the cells mean no tensors, or no stored row helps.
@@ -107,59 +133,47 @@ class Predictor:
             cells: the cells of each row by column.
             with_rows: whether to name the rows that the durations come from.
         """
-        if self._width is None:
-            return [None] * len(cells)
-        asked = [row_features(self._rows.kernel_type, each, self._cores) for each in cells]
+        asked = list(map(self._features_of, cells))
         usable = [i for i, each in enumerate(asked) if each is not None and _width(each) == self._width]
         found: list[Prediction | None] = [None] * len(asked)
         if usable:
             features = [each for i in usable if (each := asked[i]) is not None]
-            predicted = self._predict(features, with_rows) if self.model() else self._guess(features)
+            predicted = self._predict(self.model, features, with_rows) if self.model else self._guess(features)
             for i, prediction in zip(usable, predicted, strict=True):
                 found[i] = prediction
         return found
 
     def correlations(self, cells: Sequence[Mapping[str, str]]) -> npt.NDArray[np.float64] | None:
         """Returns how the errors of the predictions of rows are correlated; None unless a model predicts them all."""
-        features = [row_features(self._rows.kernel_type, each, self._cores) for each in cells]
+        features = list(map(self._features_of, cells))
         known = [each for each in features if each is not None and _width(each) == self._width]
-        model = self.model()
-        if model is None or len(known) < len(features):
+        if self.model is None or len(known) < len(features):
             return None
         with _one_blas_thread():
-            return model.correlations(known, model.predict(known))
+            return self.model.correlations(known, self.model.predict(known))
 
-    def _predict(self, features: Sequence[RowFeatures], with_rows: bool) -> list[Prediction]:
-        model = self.model()
-        assert model is not None
+    def _features_of(self, cells: Mapping[str, str]) -> RowFeatures | None:
+        return row_features(self._rows.kernel_type, cells, self._cores)
+
+    def _predict(self, model: KernelModel, features: Sequence[RowFeatures], with_rows: bool) -> list[Prediction]:
         with _one_blas_thread():
             predicted = model.predict(features)
         middle = np.exp(predicted.log_us)
-        half = np.hypot(predicted.half_width, self._floor)
+        factor = np.exp(np.hypot(predicted.half_width, self._floor))
+        numbers = (middle, middle / factor, middle * factor, predicted.asked)
         found = []
-        for i, (us, low, high, asked) in enumerate(
-            zip(
-                middle.tolist(),
-                (middle * np.exp(-half)).tolist(),
-                (middle * np.exp(half)).tolist(),
-                predicted.asked.tolist(),
-                strict=True,
-            )
-        ):
+        for i, (us, low, high, asked) in enumerate(zip(*(each.tolist() for each in numbers), strict=True)):
             how = How.EXTRAPOLATED if asked == Asked.BEYOND else How.INTERPOLATED
             rows = self._used(predicted.nearest[i], predicted.distance[i]) if with_rows else ()
             found.append(Prediction(us, (low, high), how, rows, _REASONS[Asked(asked)]))
         return found
 
     def _used(self, nearest: Sequence[int], distance: Sequence[float]) -> tuple[UsedRow, ...]:
-        used = []
-        for near, far in zip(nearest[:_NAMED], distance[:_NAMED], strict=True):
-            position = int(self._positions[near])
-            rows = self._rows
-            used.append(
-                UsedRow(rows.case_id(position), rows.run_id[position], float(rows.duration_us[position]), float(far))
-            )
-        return tuple(used)
+        rows = [self._rows.found[self._positions[near]] for near in nearest[:_NAMED]]
+        return tuple(
+            UsedRow(each.row.case_id, each.run_id, each.us, float(far))
+            for each, far in zip(rows, distance[:_NAMED], strict=True)
+        )
 
     def _guess(self, features: Sequence[RowFeatures]) -> list[Prediction]:
         """Scales the duration of the most similar of few rows by the work; the launch is a part of it."""
@@ -178,6 +192,20 @@ class Predictor:
 
 def _width(features: RowFeatures) -> tuple[int, int, int]:
     return len(features.work), len(features.sizes), len(features.fills)
+
+
+def _key(rows: AnsweringRows, cores: int, used: Mask) -> str:
+    """Returns the name of a model: a hash of the data that it is fitted to."""
+    told = repr((_VERSION, rows.kernel_type, cores, rows.signatures)).encode()
+    return blake2b(told + used.tobytes() + rows.duration_us.tobytes(), digest_size=16).hexdigest()
+
+
+def _load(path: Path) -> _StoredModel | None:
+    """Returns a stored model; None if there is none that can be read."""
+    try:
+        return msgspec.msgpack.decode(read_safely(path, _LARGEST_BYTES), type=_StoredModel)
+    except (OSError, OpAtlasError, msgspec.MsgspecError):
+        return None
 
 
 #: Looks for the libraries of this process once.

@@ -1,22 +1,23 @@
-"""A question: the known cells of a row."""
+"""A question: the known cells of a row, completed by what its rows have and a user does not write."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations, combinations_with_replacement
+from typing import TYPE_CHECKING
 
+from opatlas.ask.query.result import NoAnswer
 from opatlas.errors import CellError, OpAtlasError
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    RUNTIME,
-    RUNTIME_PREFIX,
-)
-from opatlas.row.slots import dtype_name, known_dtype, parse_slots, split_cell
+from opatlas.row.columns import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS, RUNTIME, RUNTIME_PREFIX
+from opatlas.row.slots import dtype_name, known_dtype, normal_words, parse_slots, split_cell
+from opatlas.text import parse_whole
+
+if TYPE_CHECKING:
+    from opatlas.ask.query.answering_rows import AnsweringRows
 
 #: A tensor's shape: "48,18432" or (48, 18432).
 Shape = str | Sequence[int]
@@ -67,15 +68,10 @@ def ask(
         if name and known_dtype(name) is None:
             raise OpAtlasError(f"{kernel_type}: {name!r} is not a dtype: write BF16, FLOAT16, FLOAT8_E4M3FN, INT8, ...")
     single = len(names) == 1 and ";" in shapes
-    cells = {
-        INPUT_SHAPES: shapes,
-        INPUT_DTYPES: "" if single else ";".join(names),
-        INPUT_FORMATS: ";".join(_words(formats)),
-        OUTPUT_SHAPES: _shapes_cell(output_shapes),
-        OUTPUT_DTYPES: ";".join(_words(output_dtypes)),
-        OUTPUT_FORMATS: ";".join(_words(output_formats)),
-        **dict(_runtime_cells(kernel_type, runtime or {})),
-    }
+    inputs = (shapes, "" if single else ";".join(names), ";".join(_words(formats)))
+    outputs = (_shapes_cell(output_shapes), ";".join(_words(output_dtypes)), ";".join(_words(output_formats)))
+    tensors = zip((*INPUT_SLOTS, *OUTPUT_SLOTS), (*inputs, *outputs), strict=True)
+    cells = dict(tensors) | dict(_runtime_cells(kernel_type, runtime or {}))
     _expect_numbers(kernel_type, cells)
     return Question(kernel_type, {column: cell for column, cell in cells.items() if cell}, names[0] if single else "")
 
@@ -124,3 +120,150 @@ def _expect_numbers(kernel_type: str, cells: Mapping[str, str]) -> None:
             raise OpAtlasError(f"{kernel_type}: {error}: write the shape of each tensor as 48,18432") from None
     if not any(split_cell(cells[INPUT_SHAPES])):
         raise OpAtlasError(f"{kernel_type}: no shape of an input: write each tensor as 48,18432")
+
+
+Dims = tuple[tuple[int, ...], ...]
+_FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
+
+
+class Completion:
+    """Completes the questions about one kernel type of one implementation. The content of its rows is read once."""
+
+    def __init__(self, rows: AnsweringRows) -> None:
+        self._rows = rows
+
+    def complete(self, question: Question) -> tuple[Mapping[str, str], str]:
+        """Returns the cells of a row, and the assumptions.
+
+        The form (dtypes, formats, number of axes) is the most frequent one of the rows that agrees with the question. A
+        size of an output follows from the inputs by the rule that all rows of the form obey: it is a size of an input,
+        a constant, a multiple or part of a size, or the product of two.
+
+        Raises:
+            NoAnswer: no row has inputs with as many axes and these dtypes, or the outputs do not follow from the
+                inputs.
+        """
+        asked = _dims(question.cells[INPUT_SHAPES])
+        forms = self._forms.get(_axes(asked), {})
+        fitting = {form: found for form, found in forms.items() if _agrees(form, question)}
+        if not fitting:
+            rows, as_many = f"row of {self._rows.label}", f"inputs with as many axes as {question.cells[INPUT_SHAPES]}"
+            if forms:
+                dtypes, formats = (";".join(words) for words in max(forms, key=lambda each: len(forms[each]))[:2])
+                raise NoAnswer(
+                    f"{question.kernel_type}: each {rows} that has {as_many} has other dtypes or formats, such as "
+                    f"{dtypes} with {formats}: ask for these, or measure the row"
+                )
+            ((usual, _),) = Counter(self._rows.cells(INPUT_SHAPES)).most_common(1)
+            raise NoAnswer(f"{question.kernel_type}: no {rows} has {as_many} (most have {usual}): measure the row")
+        form = max(fitting, key=lambda each: len(fitting[each]))
+        named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
+        outputs = question.cells.get(OUTPUT_SHAPES) or self._follow(fitting[form], asked)
+        if outputs is None:
+            raise NoAnswer(
+                f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes, or a row "
+                f"(`opatlas query --file`)"
+            )
+        note = "" if len(fitting) == 1 else f"with {named[_FORM[0]]}, as most rows"
+        return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
+
+    @cached_property
+    def stores_weight_transposed(self) -> bool:
+        """Whether most products have the weight as (n, k) and not as (k, n)."""
+        votes = 0
+        for shapes, results in zip(self._inputs, self._outputs, strict=True):
+            if len(shapes) >= 2 and len(shapes[1]) == 2 and results and results[0]:
+                votes += (shapes[1][0] == results[0][-1]) - (shapes[1][1] == results[0][-1])
+        return votes >= 0
+
+    @cached_property
+    def _inputs(self) -> list[Dims]:
+        return list(map(_dims, self._rows.cells(INPUT_SHAPES)))
+
+    @cached_property
+    def _outputs(self) -> list[Dims]:
+        return list(map(_dims, self._rows.cells(OUTPUT_SHAPES)))
+
+    @cached_property
+    def _forms(self) -> Mapping[tuple[int, ...], Mapping[tuple[tuple[str, ...], ...], list[int]]]:
+        """The positions of the rows by the numbers of axes of the inputs, then by form."""
+        found: dict[tuple[int, ...], dict[tuple[tuple[str, ...], ...], list[int]]] = {}
+        forms = zip(*(self._rows.words(column) for column in _FORM), strict=True)
+        for position, (dims, form) in enumerate(zip(self._inputs, forms, strict=True)):
+            found.setdefault(_axes(dims), {}).setdefault(form, []).append(position)
+        return found
+
+    def _follow(self, found: Sequence[int], asked: Dims) -> str | None:
+        """Returns the cell of the outputs' shapes that follows from the inputs; None if it does not follow.
+
+        Rows of products with transposed and other operands have no rule in common. Then rows count whose inputs agree
+        in sizes in which the asked ones agree, too: each group of these rows has to lead to the same outputs.
+        """
+        if (all_rows := self._follow_rule(found, asked)) is not None:
+            return all_rows
+        agreeing, groups = _equal_sizes(asked), dict[frozenset[tuple[int, int]], list[int]]()
+        for position in found:
+            if (equal := _equal_sizes(self._inputs[position])) and equal <= agreeing:
+                groups.setdefault(equal, []).append(position)
+        cells = {self._follow_rule(group, asked) for group in groups.values()}
+        return cells.pop() if len(cells) == 1 else None
+
+    def _follow_rule(self, found: Sequence[int], asked: Dims) -> str | None:
+        """Returns the cell of the outputs' shapes by the rule that all these rows obey; None without one."""
+        outputs = [self._outputs[i] for i in found]
+        axes = Counter(map(_axes, outputs)).most_common(1)[0][0]
+        usual = [i for i, dims in zip(found, outputs, strict=True) if _axes(dims) == axes]
+        inputs, flat = [_flat(self._inputs[i]) for i in usual], [_flat(self._outputs[i]) for i in usual]
+        sizes = [_size(inputs, [row[column] for row in flat], _flat(asked)) for column in range(len(flat[0]))]
+        if None in sizes:
+            return None
+        following = iter(sizes)
+        return ";".join(",".join(str(next(following)) for _ in range(count)) for count in axes)
+
+
+def _agrees(form: Sequence[tuple[str, ...]], question: Question) -> bool:
+    if question.dtype and form[0][:1] != (question.dtype,):
+        return False
+    return all(
+        column not in question.cells or normal_words(question.kernel_type, column, question.cells) == words
+        for column, words in zip(_FORM, form, strict=True)
+    )
+
+
+def _dims(cell: str) -> Dims:
+    """Returns the sizes of each slot; of a malformed one none."""
+    slots = [[parse_whole(word) for word in slot.split(",")] if slot else [] for slot in split_cell(cell)]
+    while slots and not slots[-1]:
+        slots.pop()
+    return tuple(tuple(size for size in slot if size is not None) for slot in slots)
+
+
+def _axes(dims: Dims) -> tuple[int, ...]:
+    return tuple(map(len, dims))
+
+
+def _flat(dims: Dims) -> tuple[int, ...]:
+    return tuple(size for slot in dims for size in slot)
+
+
+def _equal_sizes(dims: Dims) -> frozenset[tuple[int, int]]:
+    """Returns the pairs of axes with equal sizes above 1, by their positions among the axes of all tensors."""
+    return frozenset((i, j) for (i, a), (j, b) in combinations(enumerate(_flat(dims)), 2) if a == b > 1)
+
+
+def _size(inputs: Sequence[tuple[int, ...]], sizes: Sequence[int], asked: Sequence[int]) -> int | None:
+    """Returns the size of an output by the first rule that all rows obey; None if there is none."""
+    columns = list(zip(*inputs, strict=True))
+    for column, value in zip(columns, asked, strict=True):
+        if list(column) == list(sizes):
+            return value
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    for column, value in zip(columns, asked, strict=True):
+        ratios = {Fraction(size, one) if one else None for size, one in zip(sizes, column, strict=True)}
+        if len(ratios) == 1 and (ratio := ratios.pop()) is not None:
+            return int(value * ratio)
+    for one, other in combinations_with_replacement(range(len(columns)), 2):
+        if all(a * b == size for a, b, size in zip(columns[one], columns[other], sizes, strict=True)):
+            return asked[one] * asked[other]
+    return None

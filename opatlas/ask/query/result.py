@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,15 +24,7 @@ LARGEST_HALF_WIDTH = 0.99
 
 
 class NoAnswer(OpAtlasError):
-    """A question without an answer. The message names the missing data, and the data that the database has instead.
-
-    Attributes:
-        give: the missing arguments of `OpenDatabase.query`; empty if none helps.
-    """
-
-    def __init__(self, text: str, give: Collection[str] = ()) -> None:
-        self.give = tuple(give)
-        super().__init__(text)
+    """A question without an answer. The message names the missing data, and the data that the database has instead."""
 
 
 class How(str, Enum):

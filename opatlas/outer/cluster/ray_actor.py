@@ -19,12 +19,10 @@ from opatlas.files import TemporaryFolder
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.cgroups import available_cores
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceSpec, Islands, kind_named
 from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
-from opatlas.run.devices.discovery import available_devices, driver_version
-from opatlas.run.devices.nvidia import NvlinkIslands, find_nvlink_islands
-from opatlas.run.devices.system import processor
+from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.system import available_cores, processor
 from opatlas.run.implementations.contract import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -154,12 +152,12 @@ class DeviceActor(HostActor):
             self._spec = self._spec or available_devices(self._device)[0]
         except OpAtlasError as error:
             return HostFacts(self._host, known, problem=str(error))
-        driver = driver_version(self._spec.kind) or ""
+        driver = kind_named(self._spec.kind).driver_version() or ""
         return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
 
-    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> NvlinkIslands:
+    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Islands:
         """Returns the islands of GPUs of this host."""
-        return find_nvlink_islands(devices)
+        return kind_named(devices[0].kind).islands(devices)
 
     def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:
         """Opens the device, and ends this process when the head has not called for some seconds."""

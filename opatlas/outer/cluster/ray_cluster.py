@@ -17,8 +17,7 @@ from opatlas.outer.cluster.ray_api import WATCH, beat, future, ray, start_actor
 from opatlas.outer.cluster.ray_group import GroupHost, RayGroup
 from opatlas.outer.cluster.ray_group_actor import in_order
 from opatlas.row.location import device_kind
-from opatlas.run.devices.device import KINDS, DeviceSpec
-from opatlas.run.devices.nvidia import NvlinkIslands
+from opatlas.run.devices.device import DeviceSpec, Islands, device_kinds
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -28,8 +27,6 @@ from opatlas.text import pluralize
 
 #: Address of a cluster of this machine alone, which begins and ends with the session.
 LOCAL = "local"
-#: Ray's name for the devices of a kind.
-_RESOURCES = {"npu": "NPU", "cuda": "GPU", "cpu": "CPU"}
 #: Longest time in which the actors of a cluster start, in seconds.
 _START_S = 300.0
 
@@ -75,7 +72,7 @@ class RayDevice:
         """Returns the facts of the host."""
         return future(self._actor.look.remote())
 
-    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[NvlinkIslands]:
+    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[Islands]:
         """Returns the islands of GPUs of the same host."""
         return future(self._actor.nvlink_islands.remote(devices))
 
@@ -185,12 +182,10 @@ class RayCluster:
         cores = min(facts.cores for _, facts in self._used)
         return GroupNodes(first.devices, cores, len(self.group_hosts))
 
-    def nvlink_islands(self) -> NvlinkIslands | None:
-        """Returns the NVLink islands of a host for groups; None where its devices are not GPUs."""
+    def nvlink_islands(self) -> Islands:
+        """Returns how the devices of a host for groups are linked."""
         devices = self.group_hosts[0].devices
-        if devices[0].kind != "cuda":
-            return None
-        islands: NvlinkIslands = self._used[0][0].nvlink_islands(devices).result(_START_S)
+        islands: Islands = self._used[0][0].nvlink_islands(devices).result(_START_S)
         return islands
 
     def group(self, spec: GroupSpec, settings: MeasureSettings, tell: Callable[[str], None]) -> RayGroup:
@@ -322,20 +317,21 @@ def _places(device: str | None, own: Sequence[DeviceSpec]) -> list[_Place]:
     names = [(str(node["NodeID"]), str(node["NodeName"])) for node in nodes]
     if own:
         return [_Place(node_id, name, {}, spec) for node_id, name in names for spec in own]
-    kind = device if device in KINDS else device_kind(device) if device else None
-    present = {each for node in nodes for each, word in _RESOURCES.items() if node["Resources"].get(word, 0) >= 1}
-    kind = kind or next(each for each in _RESOURCES if each in present or each == "cpu")
+    kinds = {name: each.resource for name, each in device_kinds().items() if each.resource}
+    kind = device if device in kinds else device_kind(device) if device else None
+    present = {each for node in nodes for each, word in kinds.items() if node["Resources"].get(word, 0) >= 1}
+    kind = kind or next((each for each in kinds if each in present), "cpu")
     if kind not in present:
         raise OpAtlasError(
-            f"--ray: no node of the cluster has the resource {_RESOURCES[kind]}, so there is no {kind} device: start "
+            f"--ray: no node of the cluster has the resource {kinds[kind]}, so there is no {kind} device: start "
             f"nodes that have one, or give --device"
         )
     places = []
     for node, (node_id, name) in zip(nodes, names, strict=True):
-        count = int(node["Resources"].get(_RESOURCES[kind], 0))
+        count = int(node["Resources"].get(kinds[kind], 0))
         if kind == "cpu":
             # All cores are one device.
             places += [_Place(node_id, name, {"CPU": count}, None)] if count else []
         else:
-            places += [_Place(node_id, name, {_RESOURCES[kind]: 1}, None)] * count
+            places += [_Place(node_id, name, {kinds[kind]: 1}, None)] * count
     return places

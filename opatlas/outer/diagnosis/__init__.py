@@ -1,12 +1,17 @@
 """Says why kernels are slow, and what to do about it.
 
-rules.yaml     the verdicts with their tests, thresholds and sources; rules.py reads it
-advice.yaml    what to do for each verdict, and which API does it; advice.py reads it
-kernels.py     the kernels of a capture or of a database as one table
-peaks.py       the peaks and cores of the device, and the roofline share of each kernel
-verdicts.py    applies the rules to all kernels at once
-diagnosis.py   verdicts, time lost and ranking of a capture or database
-prompt.py      what a model is asked for: the kernel, its counters, verdicts and constraints
-changes.py     two diagnoses side by side
-report.py      all of this as JSON
+rules.py, rules.yaml   the verdicts with their tests, limits and sources, and what to do
+kernels.py             the kernels of a capture or of a database as one table
+peaks.py               the peaks and cores of the device, and the roofline share of each kernel
+verdicts.py            applies the rules to all kernels at once
+diagnosis.py           verdicts, time lost and ranking of a capture or database
+shown.py, changes.py   a diagnosis, and two of them side by side, as tables and JSON
+prompt.py              what a model is asked for: the kernel, its counters, verdicts and constraints
+command.py, page.py    `opatlas diagnose`, and the page of `opatlas report`
 """
+
+from opatlas.extensions import Command
+
+COMMAND = Command(
+    "Ask", "why kernels are slow; which scopes a SuperKernel may fuse", "opatlas.outer.diagnosis.command:diagnose"
+)

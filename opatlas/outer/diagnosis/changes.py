@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE
-from opatlas.outer.diagnosis.diagnosis import Diagnosis
-from opatlas.outer.diagnosis.kernels import LAUNCHES, ROW
-from opatlas.outer.diagnosis.rules import KernelVerdict
+from opatlas.formats import microseconds, ratio
 from opatlas.row.columns import BASE, INPUT_SHAPES
+from opatlas.show.result import Column, Fields, Part, Result, Table
+
+from .diagnosis import Diagnosis
+from .kernels import LAUNCHES, ROW
+from .rules import KernelVerdict
+from .shown import SHAPES, SHOWN, chosen
 
 #: The least change of a ratio that is worth a look.
 _TELLING = 0.05
@@ -30,6 +34,7 @@ class KernelChange:
         old_us, new_us: mean duration of a launch.
         old_verdict, new_verdict: the verdicts to act on, of the longest launch; None if none holds.
         counters: mean of each counter in both, by its name; only those that both have.
+        speed_up: the former duration divided by the new one.
     """
 
     rank: int
@@ -41,11 +46,7 @@ class KernelChange:
     old_verdict: KernelVerdict | None
     new_verdict: KernelVerdict | None
     counters: Mapping[str, tuple[float, float]]
-
-    @property
-    def speed_up(self) -> float:
-        """The former duration divided by the new one."""
-        return self.old_us / self.new_us
+    speed_up: float
 
     @property
     def changed_ratios(self) -> Mapping[str, tuple[float, float]]:
@@ -57,22 +58,11 @@ class KernelChange:
         }
 
 
-@dataclass(frozen=True)
-class DiagnosisChanges:
-    """What changed between two diagnoses.
+def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[KernelChange], int, int]:
+    """Returns the kernels of both, the largest change of time first, and the numbers of those that one of them has.
 
-    Attributes:
-        kernels: those in both, the largest change of time first.
-        only_old, only_new: numbers of kernels that one of them has.
+    Kernels are the same where type, shapes, dtypes and formats are, or the row's id.
     """
-
-    kernels: tuple[KernelChange, ...]
-    only_old: int
-    only_new: int
-
-
-def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> DiagnosisChanges:
-    """Returns the kernels of both; they are the same where type, shapes, dtypes and formats are, or the row's id."""
     captured = new.table.is_capture or old.table.is_capture
     names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
     keys = names if captured else [ROW]
@@ -95,17 +85,17 @@ def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> DiagnosisChanges:
                 old_verdict=first[_VERDICT] or None,
                 new_verdict=second[_VERDICT] or None,
                 counters={name: each for name, each in values.items() if not any(map(math.isnan, each))},
+                speed_up=float(first[DURATION] / second[DURATION]),
             )
         )
-    return DiagnosisChanges(tuple(kernels), len(before) - len(both), len(after) - len(both))
+    return kernels, len(before) - len(both), len(after) - len(both)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
     """Returns a line for each kernel, without collectives: means, and the verdict of the longest launch."""
-    frame = diagnosis.table.frame
     wanted = list(dict.fromkeys([*keys, TYPE, INPUT_SHAPES, DURATION, *counters]))
     own = {_VERDICT: diagnosis.verdicts.first, LAUNCHES: diagnosis.launches}
-    lines = frame[wanted].assign(**own)[~diagnosis.verdicts.is_collective]
+    lines = diagnosis.table.frame[wanted].assign(**own)[diagnosis.is_kernel]
     grouped = lines.sort_values(DURATION, ascending=False, kind="stable").groupby(
         [lines[name] for name in keys], sort=False, dropna=False
     )
@@ -113,3 +103,49 @@ def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd
     found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
     found[LAUNCHES] = grouped[LAUNCHES].sum()
     return found
+
+
+def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
+    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there."""
+    kernels, only_old, only_new = compare_diagnoses(old, new)
+    problems = [*old.table.problems, *new.table.problems]
+    content = {"only_old": only_old, "only_new": only_new, "kernels": [asdict(each) for each in kernels]}
+    parts: Iterator[Part] = iter(())
+    if row is not None:
+        parts = _kernel_parts(chosen(kernels, row))
+    else:
+        of = Fields({"old": str(old.table.place), "new": str(new.table.place)})
+        counts = {
+            "kernels in both": len(kernels),
+            "with another verdict": sum(each.old_verdict != each.new_verdict for each in kernels),
+            "only in old": only_old,
+            "only in new": only_new,
+        }
+        parts = iter([of, Fields(counts), *_tables(kernels)])
+    return Result(list(parts), content, problems, status=1 if problems else 0)
+
+
+def _tables(kernels: list[KernelChange]) -> Iterator[Table]:
+    columns = (
+        *("#", "kernel type", SHAPES, Column("old(us)", microseconds), Column("new(us)", microseconds)),
+        *(Column("speed-up", ratio), "old verdict", "new verdict"),
+    )
+    rows = [
+        (
+            *(each.rank, each.kernel_type, each.shapes, each.old_us, each.new_us, each.speed_up),
+            *(each.old_verdict, each.new_verdict),
+        )
+        for each in kernels
+    ]
+    yield Table(columns, rows[:SHOWN], title="largest changes", left_out=len(rows[SHOWN:]))
+    ratios = [(each.rank, name, *both) for each in kernels[:SHOWN] for name, both in each.changed_ratios.items()]
+    if ratios:
+        yield Table(("#", "counter", "old", "new"), ratios, title="counters that changed")
+
+
+def _kernel_parts(change: KernelChange) -> Iterator[Part]:
+    verdicts = {"old verdict": change.old_verdict, "new verdict": change.new_verdict}
+    yield Fields({"shapes": change.shapes, **verdicts}, title=f"{change.rank} {change.kernel_type}")
+    values = {"Duration(us)": (change.old_us, change.new_us), **change.counters}
+    rows = [(name, old, new, new / old if old else None) for name, (old, new) in values.items()]
+    yield Table(("counter", "old", "new", Column("new / old", ratio)), rows)

@@ -12,26 +12,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from opatlas.arrays import Floats
+from opatlas.arrays import Floats, Positions
 from opatlas.capture.capture_reader import DURATION, TYPE
-from opatlas.outer.diagnosis.kernels import (
-    BLOCK_DIM,
-    BY,
-    CAPTURED,
-    DEVICE,
-    FILE,
-    LAUNCHES,
-    LINE,
-    MIX_BLOCK_DIM,
-    NAME,
-    ROW,
-    KernelLines,
-    read_kernels,
-)
-from opatlas.outer.diagnosis.peaks import DevicePeaks, RooflineShares, known_peaks, roofline_shares
-from opatlas.outer.diagnosis.rules import KernelVerdict, VerdictRule, limit, verdict_rules
-from opatlas.outer.diagnosis.verdicts import L2_HIT_RATE, Verdicts, apply_rules
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
+
+from .kernels import BLOCK_DIM, BY, CAPTURED, DEVICE, FILE, LAUNCHES, LINE, ROW, KernelLines, read_kernels
+from .peaks import DevicePeaks, known_peaks, roofline_shares
+from .rules import KernelVerdict, VerdictRule, limit, verdict_rules
+from .verdicts import L2_HIT_RATE, apply_rules
 
 #: A column that names the metric group of the profiler.
 _METRIC_GROUPS = {
@@ -43,8 +31,6 @@ _METRIC_GROUPS = {
     "L2Cache": "_write_cache_hit",
     "ResourceConflictRatio": "_vec_bank_cflt_ratio",
 }
-#: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
-_MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
 ROOFLINE = "roofline"
 #: Columns of rules that are no counters.
 _NO_COUNTERS = (DURATION, ACCELERATOR_CORE, ROOFLINE, L2_HIT_RATE)
@@ -105,65 +91,43 @@ class Diagnosis:
         peaks: of the device.
         shares: of the roofline, of each kernel.
         verdicts: on each kernel.
+        is_kernel: whether each line is a kernel, and no collective.
+        launches: how often each kernel was launched; 1 where no capture counts it.
+        duration_us: the duration of all launches of each kernel.
+        lost_us: the time that these lose; the whole duration where the roofline is not known.
+        kernel_us: the sum of all durations, without collectives.
     """
 
     def __init__(self, table: KernelLines, peaks: DevicePeaks | None = None) -> None:
         self.table = table
-        peaks = known_peaks(table.device) if peaks is None else peaks
-        self.peaks = peaks.with_cores(*_cores_of(table.frame), "the largest Block Dim")
-        self.shares: RooflineShares = roofline_shares(table.frame, self.peaks.peak)
-        self.verdicts: Verdicts = apply_rules(table, self.peaks, self.shares)
-
-    @cached_property
-    def launches(self) -> Floats:
-        """How often each kernel was launched; 1 where no capture counts it."""
-        launches: Floats = np.fmax(self.table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
-        return launches
+        self.peaks = (known_peaks(table.device) if peaks is None else peaks).with_cores_of(table.frame)
+        self.shares = roofline_shares(table.frame, self.peaks.peak)
+        self.verdicts = apply_rules(table, self.peaks, self.shares)
+        self.is_kernel = ~self.verdicts.is_collective
+        self.launches: Floats = np.fmax(table.frame[LAUNCHES].to_numpy(np.float64), 1.0)
+        self.duration_us: Floats = table.frame[DURATION].to_numpy(np.float64) * self.launches
+        self.lost_us: Floats = self.duration_us * (1 - np.clip(np.nan_to_num(self.shares.share), 0, 1))
+        self.kernel_us = float(self.duration_us[self.is_kernel].sum())
 
     @property
     def counted(self) -> int:
         """The number of rows, without collectives, whose launches captures count."""
-        return int((self.table.frame[LAUNCHES].notna().to_numpy() & ~self.verdicts.is_collective).sum())
-
-    @cached_property
-    def duration_us(self) -> Floats:
-        """The duration of all launches of each kernel."""
-        return self.table.frame[DURATION].to_numpy(np.float64) * self.launches
-
-    @cached_property
-    def lost_us(self) -> Floats:
-        """The time that all launches of each kernel lose; the whole duration where the roofline is not known."""
-        return self.duration_us * (1 - np.clip(np.nan_to_num(self.shares.share), 0, 1))
-
-    @property
-    def kernels(self) -> int:
-        """The number of launches of a capture, or of rows, without collectives."""
-        return int((~self.verdicts.is_collective).sum())
+        return int((self.table.frame[LAUNCHES].notna().to_numpy() & self.is_kernel).sum())
 
     @property
     def kernel_launches(self) -> int:
         """The number of launches, without collectives."""
-        return int(self.launches[~self.verdicts.is_collective].sum())
-
-    @property
-    def collectives(self) -> int:
-        """The number of launches or rows of collectives."""
-        return int(self.verdicts.is_collective.sum())
-
-    @cached_property
-    def kernel_us(self) -> float:
-        """The sum of all durations, without collectives."""
-        return float(self.duration_us[~self.verdicts.is_collective].sum())
+        return int(self.launches[self.is_kernel].sum())
 
     @property
     def collective_us(self) -> float:
         """The sum of the durations of collectives."""
-        return float(self.duration_us[self.verdicts.is_collective].sum())
+        return float(self.duration_us[~self.is_kernel].sum())
 
     @cached_property
     def ranking(self) -> list[RankedKernel]:
         """All kernels but collectives, by the time that they lose."""
-        kept = np.flatnonzero(~self.verdicts.is_collective)
+        kept = np.flatnonzero(self.is_kernel)
         frame = self.table.frame
         names = [name for name in (TYPE, *BASE[2:], BLOCK_DIM) if name in frame.columns]
         keys = [frame[name] for name in names] if self.table.is_capture else [frame[ROW]]
@@ -176,7 +140,7 @@ class Diagnosis:
         order = sorted(range(len(groups)), key=lambda i: (-lost[i], groups[i][0]))
         return [self._ranked(rank, groups[i], lost[i]) for rank, i in enumerate(order, 1)]
 
-    def _ranked(self, rank: int, lines: np.ndarray, lost_us: float) -> RankedKernel:
+    def _ranked(self, rank: int, lines: Positions, lost_us: float) -> RankedKernel:
         us, share, cell = self.duration_us[lines], self.shares.share[lines], self.table.cell
         longest = int(lines[int(np.argmax(us))])
         return RankedKernel(
@@ -202,9 +166,9 @@ class Diagnosis:
         return [KernelFinding(rule, self._cells(line, rule)) for rule in holding]
 
     def _cells(self, line: int, rule: VerdictRule) -> Mapping[str, str | float]:
+        own = {ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
         cells: dict[str, str | float] = {}
         for name in rule.columns:
-            own = {ROOFLINE: self.shares.share, L2_HIT_RATE: self.verdicts.l2_hit_rate}
             value = float(own[name][line]) if name in own else self.table.cell(name, line)
             if value != "" and value == value:
                 cells[self.table.source_name(name, line)] = value if isinstance(value, str) else float(value)
@@ -238,19 +202,14 @@ class Diagnosis:
     @cached_property
     def sources(self) -> Mapping[str, int]:
         """Where durations are from, as `captured on Ascend910B3`, with the rows of each; the most frequent first."""
-        frame = self.table.frame
-        names = [name for name in (CAPTURED, DEVICE, BY) if name in frame.columns]
-        counts = Counter(frame[~self.verdicts.is_collective][names].itertuples(index=False, name=None))
+        names = [name for name in (CAPTURED, DEVICE, BY) if name in self.table.frame.columns]
+        counts = Counter(self.table.frame[self.is_kernel][names].itertuples(index=False, name=None))
         return {origin_text(*each): count for each, count in counts.most_common()}
 
     def place(self, line: int) -> str:
         """Returns where a kernel is from: file and line, or the id of a row."""
         cell = self.table.cell
         return f"{cell(FILE, line)}:{cell(LINE, line)}" if self.table.is_capture else str(cell(ROW, line))
-
-    def name(self, line: int) -> str:
-        """Returns the profiler's name of a launch; "" if there is none."""
-        return str(self.table.cell(NAME, line))
 
     @cached_property
     def counts(self) -> Mapping[KernelVerdict, int]:
@@ -262,7 +221,7 @@ class Diagnosis:
         """Returns the sum of the durations of the kernels of which a verdict holds."""
         return float(self.duration_us[self.verdicts.holds[verdict]].sum())
 
-    @cached_property
+    @property
     def metric_groups(self) -> list[str]:
         """The profiler's metric groups whose counters are there."""
         names = self.table.counters
@@ -277,7 +236,7 @@ class Diagnosis:
                 lacking[rule] = [name for name in columns if name != QUALITY]
         return lacking
 
-    @cached_property
+    @property
     def pipes(self) -> Mapping[str, int]:
         """The number of kernels that each pipe bounds, the most first."""
         bound = self.verdicts.busiest_ratio > limit(KernelVerdict.MEMORY_BOUND, "ratio")
@@ -293,7 +252,7 @@ class Diagnosis:
         """The number of kernels that no pipe bounds, however short they are."""
         return int((self.verdicts.busiest_ratio <= limit(KernelVerdict.BOUND_BY_NOTHING, "ratio")).sum())
 
-    @cached_property
+    @property
     def memory_over_compute(self) -> tuple[int, float]:
         """The kernels that move longer than they compute, and their share of the time of kernels with ratios."""
         over = self.verdicts.memory_over_compute > limit(KernelVerdict.MEMORY_BOUND, "mte2_over_compute")
@@ -317,26 +276,3 @@ def diagnose(place: Path, peaks: DevicePeaks | None = None) -> Diagnosis:
         OpAtlasError: the path has neither, or none of its files can be read.
     """
     return Diagnosis(read_kernels(place), peaks)
-
-
-def _cores_of(frame: pd.DataFrame) -> tuple[int | None, int | None]:
-    """Returns the least numbers of cube and vector cores, by the blocks that ran at once; None if nothing tells.
-
-    Chips with both have two vector cores for each cube core (AKG, docs of hardware).
-    """
-    if BLOCK_DIM not in frame.columns or ACCELERATOR_CORE not in frame.columns:
-        return None, None
-
-    def most(column: str, cores: tuple[str, ...], at_most: int) -> int:
-        blocks = (
-            frame[column][frame[ACCELERATOR_CORE].isin(cores)] if column in frame.columns else pd.Series(dtype=float)
-        )
-        return int(np.nan_to_num(blocks[(blocks <= at_most) & (blocks > 0)].max()))
-
-    cube = most(BLOCK_DIM, ("AI_CORE", "MIX_AIC"), _MOST_CUBE_CORES)
-    vector = most(BLOCK_DIM, ("AI_VECTOR_CORE", "MIX_AIV"), _MOST_VECTOR_CORES)
-    vector = max(vector, most(MIX_BLOCK_DIM, ("MIX_AIC",), _MOST_VECTOR_CORES))
-    if vector:
-        cube = max(cube, (vector + 1) // 2)
-        vector = 2 * cube
-    return cube or None, vector or None

@@ -25,7 +25,6 @@ from opatlas.capture.capture_reader import (
     Capture,
     CaptureHeader,
     Chunk,
-    NotNumericError,
     read_capture_header,
 )
 from opatlas.data.database import Database, expect_tables
@@ -145,22 +144,21 @@ def _read_captures(place: Path) -> KernelLines:
     for path in paths:
         try:
             header = read_capture_header(path)
-            name = str(path.relative_to(place)) if path != place else path.name
-            frame = _capture_frame(path, header, problems).assign(**{FILE: name})
-            frame.attrs["counters"] = frozenset(header.counters)
-            frames.append(frame)
+            frame = _capture_frame(path, header, problems)
         except TableError as error:
             if len(paths) == 1:
                 raise
             problems.append(str(error))
             continue
-        source_names |= {own: name for own, name in {**header.text, DURATION: header.duration}.items() if own != name}
-        source_names |= {own: name for own, name in _numbers(header).items() if own != name}
-    frames = [frame for frame in frames if len(frame)]
+        if len(frame):
+            frame = frame.assign(**{FILE: str(path.relative_to(place)) if path != place else path.name})
+            frame.attrs["counters"] = frozenset(header.counters)
+            frames.append(frame)
+        named = {**header.text, DURATION: header.duration, **_numbers(header)}
+        source_names |= {own: name for own, name in named.items() if own != name}
     if not frames:
-        raise OpAtlasError(
-            "\n".join([*problems, f"{place}: no launch has a duration: take the capture again, while kernels run"])
-        )
+        none = f"{place}: no launch has a duration: take the capture again, while kernels run"
+        raise OpAtlasError("\n".join([*problems, none]))
     frame, joined = _joined(frames)
     frame = frame.assign(**{LAUNCHES: 1.0, CAPTURED: True})
     return KernelLines(place, frame, source_names=source_names, problems=problems, joined=joined)
@@ -210,18 +208,11 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     named = {NAME: next(name for name in _NAMES if name in header.names)} if set(_NAMES) & set(header.names) else {}
     wider = replace(header, text={**header.text, **named}, counters=(*header.counters, *numbers.values()))
     own_names = {name: own for own, name in numbers.items()}
-    for as_text in (False, True):
-        try:
-            found: list[str] = []
-            with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
-                parts = []
-                for chunk in Capture(path, wider, numbers_as_text=as_text).chunks():
-                    parts.append(_launches(path, header, chunk, own_names, found))
-                    advance(chunk.size_bytes / 1e6)
-            break
-        except NotNumericError:
-            continue
-    problems += found
+    parts = []
+    with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
+        for chunk in Capture(path, wider).chunks():
+            parts.append(_launches(path, header, chunk, own_names, problems))
+            advance(chunk.size_bytes / 1e6)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
 
 
@@ -295,7 +286,7 @@ def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
     columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
     columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in table.columns}
     columns |= {DURATION: rows.duration_us, LAUNCHES: table.captured.samples[at]}
-    columns |= {CAPTURED: captured, DEVICE: rows.devices, BY: replayed_by(rows)}
+    columns |= {CAPTURED: captured, DEVICE: rows.devices, BY: np.where(captured, "", rows.cells(IMPLEMENTATION))}
     numbers = (MICROBENCH_DEVICE_KERNELS, SPAN)
     columns |= {name: table.numbers(name)[at] for name in numbers if name in table.columns}
     for prefix, here in ((_PROFILED, captured), (_REPLAYED, ~captured)):
@@ -305,9 +296,3 @@ def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
                 columns[own] = np.where(here, table.numbers(name)[at], columns.get(own, np.nan))
     frame: pd.DataFrame = pd.DataFrame(columns)
     return frame
-
-
-def replayed_by(rows: AnsweringRows) -> list[str]:
-    """Returns the implementation of each replay; "" for a captured duration, or if the row does not tell."""
-    cells = zip(rows.captured, rows.cells(IMPLEMENTATION), strict=True)
-    return ["" if captured else cell for captured, cell in cells]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from msgspec import Meta
 
-from opatlas.arrays import Floats
+from opatlas.arrays import Floats, Mask
 from opatlas.ask.query.features import row_features
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.row.columns import (
+    ACCELERATOR_CORE,
     ATTENTION_TYPES,
     CACHE_STATE,
     INPUT_SLOTS,
@@ -27,12 +26,21 @@ from opatlas.row.columns import (
 )
 from opatlas.row.roofline import PEAKS, Peak, Work, device_peak, row_work
 from opatlas.row.sizes import attention_sizes, grouped_sizes
-from opatlas.row.slots import Slot, known_dtype, row_slots
+from opatlas.row.slots import known_dtype, row_slots
 from opatlas.text import suggest
-from opatlas.yaml_file import YamlError, parse_yaml
+from opatlas.yaml_file import read_yaml
 
-_Rate = Annotated[float, Meta(gt=0, le=1e9)]
-_Cores = Annotated[int, Meta(gt=0)]
+from .kernels import BLOCK_DIM, MIX_BLOCK_DIM
+
+_Rate = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+_Cores = Annotated[int, msgspec.Meta(gt=0)]
+#: Columns that the work of a kernel depends on.
+_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *RUNTIME_IN_SIGNATURE)
+#: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
+_LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PREFIX + "input_layout"
+_LAYOUTS = ("TND", "BNSD")
+#: No Ascend device has more cores: a larger Block Dim is a number of blocks that wait for cores.
+_MOST_CUBE_CORES, _MOST_VECTOR_CORES = 32, 64
 
 
 class _PeaksFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,11 +57,6 @@ _REMEDY = (
     f"give a YAML mapping of {', '.join(_PeaksFile.__struct_fields__)} (numbers above 0; tera_ops: {{BF16: 313}}), or "
     "the name of a device whose peaks OpAtlas knows"
 )
-#: Columns that the work of a kernel depends on.
-_WORK_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS, *RUNTIME_IN_SIGNATURE)
-#: The lengths of keys, the layout of attention, and the layouts whose sizes are read from shapes.
-_LENGTHS, _LAYOUT = RUNTIME_PREFIX + "actual_seq_lengths_kv_values", RUNTIME_PREFIX + "input_layout"
-_LAYOUTS = ("TND", "BNSD")
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,27 @@ class DevicePeaks:
     origin: str = ""
     origin_of_cores: str = ""
 
-    @property
-    def are_known(self) -> bool:
-        """Whether there is a roof."""
-        return bool(self.peak.bandwidth_gbps or self.peak.tera_ops)
+    def with_cores_of(self, frame: pd.DataFrame) -> DevicePeaks:
+        """Returns the peaks with the least numbers of cores by the blocks that ran at once, unless they have some.
 
-    def with_cores(self, cube: int | None, vector: int | None, origin: str) -> DevicePeaks:
-        """Returns the peaks with numbers of cores, unless they have some."""
-        if self.cube_cores or self.vector_cores or not (cube or vector):
+        Chips with both have two vector cores for each cube core (AKG, docs of hardware).
+        """
+        if self.cube_cores or self.vector_cores or not {BLOCK_DIM, ACCELERATOR_CORE} <= {*frame.columns}:
             return self
-        return replace(self, cube_cores=cube, vector_cores=vector, origin_of_cores=origin)
+
+        def most(column: str, cores: tuple[str, ...], at_most: int) -> int:
+            blocks = frame[column][frame[ACCELERATOR_CORE].isin(cores)] if column in frame else pd.Series(dtype=float)
+            return int(np.nan_to_num(blocks[(blocks <= at_most) & (blocks > 0)].max()))
+
+        cube = most(BLOCK_DIM, ("AI_CORE", "MIX_AIC"), _MOST_CUBE_CORES)
+        vector = most(BLOCK_DIM, ("AI_VECTOR_CORE", "MIX_AIV"), _MOST_VECTOR_CORES)
+        vector = max(vector, most(MIX_BLOCK_DIM, ("MIX_AIC",), _MOST_VECTOR_CORES))
+        if vector:
+            cube = max(cube, (vector + 1) // 2)
+            vector = 2 * cube
+        if not cube:
+            return self
+        return replace(self, cube_cores=cube, vector_cores=vector or None, origin_of_cores="the largest Block Dim")
 
 
 def known_peaks(device: str) -> DevicePeaks:
@@ -99,18 +113,23 @@ def read_peaks(text: str) -> DevicePeaks:
     """
     path = Path(text)
     if not path.is_file():
-        if (of_name := known_peaks(text)).are_known:
+        if (of_name := known_peaks(text)).origin:
             return of_name
         raise UsageError(f"--peaks {text}: neither a file nor a known device{suggest(text, PEAKS)}: {_REMEDY}")
     try:
-        given = msgspec.convert(parse_yaml(path.read_bytes(), strict=True), _PeaksFile)
-    except (OSError, YamlError, msgspec.ValidationError) as error:
-        raise UsageError(f"--peaks {path}: {error}: {_REMEDY}") from None
+        given = read_yaml(path, _PeaksFile)
+    except OpAtlasError as error:
+        raise UsageError(f"--peaks {error}: {_REMEDY}") from None
     of_device = device_peak(given.device)
-    bandwidth = of_device.bandwidth_gbps if given.bandwidth_gbps is None else given.bandwidth_gbps
+    rates = dict(of_device.tera_ops)
+    for word, rate in given.tera_ops.items():
+        dtype = known_dtype(word)
+        if dtype is None:
+            raise UsageError(f"--peaks {path}: tera_ops: {word}: no such dtype: name one as FLOAT16, BF16 or INT8")
+        rates[dtype.name] = rate
     has_cores = given.cube_cores is not None or given.vector_cores is not None
     return DevicePeaks(
-        Peak(bandwidth, {**of_device.tera_ops, **_rates(path, given.tera_ops)}),
+        Peak(given.bandwidth_gbps or of_device.bandwidth_gbps, rates),
         given.cube_cores,
         given.vector_cores,
         str(path),
@@ -118,21 +137,11 @@ def read_peaks(text: str) -> DevicePeaks:
     )
 
 
-def _rates(path: Path, given: Mapping[str, float]) -> Mapping[str, float]:
-    rates = {}
-    for word, rate in given.items():
-        dtype = known_dtype(word)
-        if dtype is None:
-            raise UsageError(f"--peaks {path}: tera_ops: {word}: no such dtype: name one as FLOAT16, BF16 or INT8")
-        rates[dtype.name] = rate
-    return rates
-
-
 def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     """Returns the work of a kernel; None if it is unknown.
 
     Beside `row_work`: products of experts, with the weights of as many experts as may have tokens, and attention whose
-    lengths of sequences are known.
+    lengths of sequences are known, each key, value, query and result moved once.
     """
     work = row_work(kernel_type, cells)
     if work is not None:
@@ -140,18 +149,12 @@ def kernel_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     try:
         inputs, _ = row_slots(kernel_type, cells)
         features = row_features(kernel_type, cells, 1) if grouped_sizes(kernel_type, inputs) is not None else None
+        if features is not None:
+            moved, operations, _ = features.work
+            return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
     except OpAtlasError:
         return None
-    if features is not None:
-        moved, operations, _ = features.work
-        return Work(int(moved), int(moved), int(operations), inputs[0].dtype)
-    return _attention_work(kernel_type, inputs, cells)
-
-
-def _attention_work(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str, str]) -> Work | None:
-    """Returns the work of attention: each key and value is read once, each query and result once."""
-    is_fused = kernel_type in ATTENTION_TYPES
-    if is_fused and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):
+    if kernel_type in ATTENTION_TYPES and not (cells.get(_LENGTHS) and cells.get(_LAYOUT, "").startswith(_LAYOUTS)):
         return None
     sizes = attention_sizes(kernel_type, inputs, cells)
     dtype = known_dtype(inputs[0].dtype) if sizes is not None else None
@@ -172,8 +175,12 @@ class RooflineShares:
     """
 
     share: Floats
-    by_arithmetic: npt.NDArray[np.bool_]
+    by_arithmetic: Mask
     gbps: Floats
+
+    def bound(self, line: int) -> str:
+        """Returns what bounds a kernel, and the bandwidth that it reaches: `memory, 1,200 GB/s`."""
+        return f"{'arithmetic' if self.by_arithmetic[line] else 'memory'}, {self.gbps[line]:,.0f} GB/s"
 
 
 def roofline_shares(frame: pd.DataFrame, peak: Peak) -> RooflineShares:
@@ -185,17 +192,22 @@ def roofline_shares(frame: pd.DataFrame, peak: Peak) -> RooflineShares:
     names = [TYPE, *(name for name in _WORK_COLUMNS if name in frame.columns)]
     codes, unique = pd.MultiIndex.from_frame(frame[names]).factorize() if len(frame) else (np.array([], int), [])
     works = [kernel_work(str(key[0]), dict(zip(names[1:], map(str, key[1:]), strict=True))) for key in unique]
-    moved = np.array([np.nan if work is None else work.moved_bytes for work in works], dtype=np.float64)
-    done = np.array(
-        [np.nan if work is None else (work.operations or 0) / peak.tera_ops.get(work.dtype, np.inf) for work in works],
-        dtype=np.float64,
+    moved = np.array([np.nan if work is None else work.moved_bytes for work in works], dtype=np.float64)[codes]
+    least_us = (
+        np.array(
+            [
+                np.nan if work is None else (work.operations or 0) / peak.tera_ops.get(work.dtype, np.inf)
+                for work in works
+            ],
+            dtype=np.float64,
+        )[codes]
+        / 1e6
     )
     duration_us = frame[DURATION].to_numpy(np.float64)
-    gbps = (moved[codes] if len(works) else np.full(len(frame), np.nan)) / duration_us / 1e3
-    arithmetic = (done[codes] if len(works) else np.full(len(frame), np.nan)) / 1e6 / duration_us
-    memory = gbps / peak.bandwidth_gbps if peak.bandwidth_gbps else np.full(len(frame), np.nan)
+    gbps = moved / duration_us / 1e3
+    memory = gbps / (peak.bandwidth_gbps or np.nan)
     if CACHE_STATE in frame.columns:
         memory = np.where(frame[CACHE_STATE].to_numpy() == "warm", np.nan, memory)
-    arithmetic = np.where(arithmetic > 0, arithmetic, np.nan)
-    share = np.fmax(memory, arithmetic)
-    return RooflineShares(share, np.nan_to_num(arithmetic, nan=-1) >= np.nan_to_num(memory, nan=-0.5), gbps)
+    arithmetic = np.where(least_us > 0, least_us / duration_us, np.nan)
+    by_arithmetic = np.nan_to_num(arithmetic, nan=-1) >= np.nan_to_num(memory, nan=-0.5)
+    return RooflineShares(np.fmax(memory, arithmetic), by_arithmetic, gbps)

@@ -12,13 +12,15 @@ import pandas as pd
 
 from opatlas.arrays import Floats, Mask
 from opatlas.capture.capture_reader import DURATION, TYPE
-from opatlas.outer.diagnosis.kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines
-from opatlas.outer.diagnosis.peaks import DevicePeaks, RooflineShares
-from opatlas.outer.diagnosis.rules import KernelVerdict, limit, verdict_rules
 from opatlas.row.columns import ACCELERATOR_CORE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, QUALITY, SPAN, STAND_IN
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Quality, is_composition
 
+from .kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines
+from .peaks import DevicePeaks, RooflineShares
+from .rules import KernelVerdict, limit, verdict_rules
+
+Words = npt.NDArray[np.object_]
 _CUBE, _VECTOR, _MIX = ("AI_CORE",), ("AI_VECTOR_CORE", "MIX_AIV"), ("MIX_AIC", "MIX_AIV")
 _AI_CORES = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV")
 #: Values of Accelerator Core of collectives, in older and newer captures.
@@ -66,9 +68,9 @@ class Verdicts:
     """
 
     holds: Mapping[KernelVerdict, Mask]
-    first: npt.NDArray[np.object_]
+    first: Words
     is_collective: Mask
-    busiest: npt.NDArray[np.object_]
+    busiest: Words
     busiest_ratio: Floats
     memory_over_compute: Floats
     l2_hit_rate: Floats
@@ -79,55 +81,47 @@ class Verdicts:
 
 def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) -> Verdicts:
     """Returns the verdicts on all kernels of a table."""
-    frame = table.frame
-    core = frame[ACCELERATOR_CORE].to_numpy() if ACCELERATOR_CORE in frame else np.full(len(frame), "", dtype=object)
+    frame, of = table.frame, KernelVerdict
+    core = _cells(frame, ACCELERATOR_CORE)
     duration_us = frame[DURATION].to_numpy(np.float64)
     collective = np.isin(core, _COLLECTIVES) | frame[TYPE].map(is_communication).to_numpy(bool)
     # A database of another device than an NPU has cells of Accelerator Core, too, but no counters.
     on_core = (np.isin(core, _AI_CORES) | (core == "")) & ~collective
     busiest, ratio = _busiest_pipe(frame, on_core)
-    bound = ratio > limit(KernelVerdict.MEMORY_BOUND, "ratio")
     of_pipe = np.array([PIPES.get(pipe, "") for pipe in busiest], dtype=object)
-    verdicts = dict.fromkeys(KernelVerdict, np.zeros(len(frame), dtype=bool))
-    for verdict in dict.fromkeys(PIPES.values()):
-        verdicts[verdict] = bound & (of_pipe == verdict)
-    long = duration_us > limit(KernelVerdict.BOUND_BY_NOTHING, "us")
-    verdicts[KernelVerdict.BOUND_BY_NOTHING] = (ratio <= limit(KernelVerdict.BOUND_BY_NOTHING, "ratio")) & long
-    at_roof, above = limit(KernelVerdict.AT_ROOF, "share"), limit(KernelVerdict.ABOVE_ROOF, "share")
-    verdicts[KernelVerdict.ABOVE_ROOF] = shares.share > above
-    verdicts[KernelVerdict.AT_ROOF] = (shares.share > at_roof) & (shares.share <= above)
-    below = shares.share <= limit(KernelVerdict.BELOW_ROOF, "share")
+    bound = ratio > limit(of.MEMORY_BOUND, "ratio")
+    at_roof, above = limit(of.AT_ROOF, "share"), limit(of.ABOVE_ROOF, "share")
+    below = shares.share <= limit(of.BELOW_ROOF, "share")
     short = duration_us <= _longest_of_latency(duration_us[~collective])
-    verdicts[KernelVerdict.LATENCY_BOUND] = below & short
-    verdicts[KernelVerdict.BELOW_ROOF] = below & ~short
-    if table.is_capture:
-        verdicts[KernelVerdict.AICPU] = (core == "AI_CPU") & (duration_us >= limit(KernelVerdict.AICPU, "us"))
-    else:
-        verdicts[KernelVerdict.SEVERAL_KERNELS] = _several_kernels(frame)
-    verdicts[KernelVerdict.NOT_ENOUGH_WORK] = _not_enough_work(frame, core, peaks) & on_core
-    conflicts = _highest(frame, _BANK_CONFLICTS)
-    verdicts[KernelVerdict.BANK_CONFLICT] = conflicts > limit(KernelVerdict.BANK_CONFLICT, "ratio")
     vector = _highest(frame, ("aiv_vec_ratio",))
-    low = vector < limit(KernelVerdict.LOW_VECTOR, "ratio")
-    verdicts[KernelVerdict.LOW_VECTOR] = low & np.isin(core, _VECTOR)
-    hit_rate = _l2_hit_rate(frame)
-    verdicts[KernelVerdict.L2_MISSES] = hit_rate < limit(KernelVerdict.L2_MISSES, "ratio")
-    clock_drop = _clock_drop(frame)
-    throttled = _cells(frame, QUALITY) == Quality.THROTTLED.value
-    slow_clock = clock_drop >= limit(KernelVerdict.CLOCK, "share")
-    verdicts[KernelVerdict.CLOCK] = throttled | slow_clock
+    hit_rate, clock_drop = _l2_hit_rate(frame), _clock_drop(frame)
     wait_share, long_waits = _waits(frame)
-    waits = long_waits & (wait_share > limit(KernelVerdict.HOST_BOUND, "share"))
-    verdicts[KernelVerdict.HOST_BOUND] = waits | _host_bound_span(frame, duration_us)
-    verdicts = {verdict: holds & ~collective for verdict, holds in verdicts.items()}
+    kernels, span_us = (_highest(frame, (name,)) for name in (MICROBENCH_DEVICE_KERNELS, SPAN))
+    late = (kernels > 1) & (span_us > limit(of.HOST_BOUND, "span_over_sum") * duration_us)
+    found = {verdict: bound & (of_pipe == verdict) for verdict in dict.fromkeys(PIPES.values())} | {
+        of.ABOVE_ROOF: shares.share > above,
+        of.AICPU: (core == "AI_CPU") & (duration_us >= limit(of.AICPU, "us")) & table.is_capture,
+        of.SEVERAL_KERNELS: _several_kernels(frame, kernels) & (not table.is_capture),
+        of.CLOCK: (_cells(frame, QUALITY) == Quality.THROTTLED.value) | (clock_drop >= limit(of.CLOCK, "share")),
+        of.AT_ROOF: (shares.share > at_roof) & (shares.share <= above),
+        of.NOT_ENOUGH_WORK: _not_enough_work(frame, core, peaks) & on_core,
+        of.BANK_CONFLICT: _highest(frame, _BANK_CONFLICTS) > limit(of.BANK_CONFLICT, "ratio"),
+        of.BOUND_BY_NOTHING: (ratio <= limit(of.BOUND_BY_NOTHING, "ratio"))
+        & (duration_us > limit(of.BOUND_BY_NOTHING, "us")),
+        of.LATENCY_BOUND: below & short,
+        of.HOST_BOUND: (long_waits & (wait_share > limit(of.HOST_BOUND, "share"))) | late,
+        of.LOW_VECTOR: (vector < limit(of.LOW_VECTOR, "ratio")) & np.isin(core, _VECTOR),
+        of.BELOW_ROOF: below & ~short,
+        of.L2_MISSES: hit_rate < limit(of.L2_MISSES, "ratio"),
+    }
+    holds = {verdict: found[verdict] & ~collective for verdict in KernelVerdict}
     first = np.full(len(frame), "", dtype=object)
     for verdict, rule in reversed(list(verdict_rules().items())):
         if rule.decides:
-            first[verdicts[verdict]] = verdict
+            first[holds[verdict]] = verdict
     compute = _highest(frame, ("aiv_vec_ratio", "aic_mac_ratio"))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        over = _highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")) / np.where(compute > 0, compute, np.nan)
-    return Verdicts(verdicts, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
+    over = _divided(_highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")), compute)
+    return Verdicts(holds, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
 
 
 def _longest_of_latency(duration_us: Floats) -> float:
@@ -137,7 +131,7 @@ def _longest_of_latency(duration_us: Floats) -> float:
     return times * shortest_us if shortest_us <= most_us else 0.0
 
 
-def _cells(frame: pd.DataFrame, name: str) -> npt.NDArray[np.object_]:
+def _cells(frame: pd.DataFrame, name: str) -> Words:
     return frame[name].to_numpy() if name in frame.columns else np.full(len(frame), "", dtype=object)
 
 
@@ -150,36 +144,35 @@ def _highest(frame: pd.DataFrame, names: tuple[str, ...]) -> Floats:
     return found
 
 
-def _busiest_pipe(frame: pd.DataFrame, on_core: Mask) -> tuple[npt.NDArray[np.object_], Floats]:
+def _divided(part: Floats, whole: Floats) -> Floats:
+    """Returns quotients; NaN where the divisor is not above 0."""
+    return np.asarray(part / np.where(whole > 0, whole, np.nan), dtype=np.float64)
+
+
+def _busiest_pipe(frame: pd.DataFrame, on_core: Mask) -> tuple[Words, Floats]:
     busiest, highest = np.full(len(frame), "", dtype=object), np.full(len(frame), np.nan)
     for pipe in PIPES:
-        if pipe in frame.columns:
-            ratio = frame[pipe].to_numpy(np.float64)
-            higher = on_core & np.isfinite(ratio) & ~(ratio <= highest)
-            busiest[higher], highest[higher] = pipe, ratio[higher]
+        ratio = _highest(frame, (pipe,))
+        higher = on_core & np.isfinite(ratio) & ~(ratio <= highest)
+        busiest[higher], highest[higher] = pipe, ratio[higher]
     return busiest, highest
 
 
-def _not_enough_work(frame: pd.DataFrame, core: npt.NDArray[np.object_], peaks: DevicePeaks) -> Mask:
+def _not_enough_work(frame: pd.DataFrame, core: Words, peaks: DevicePeaks) -> Mask:
     """Tests whether the last wave leaves cores without work; of MIX kernels also by their blocks on vector cores."""
-    if BLOCK_DIM not in frame.columns:
-        return np.zeros(len(frame), dtype=bool)
-    blocks = frame[BLOCK_DIM].to_numpy(np.float64)
+    blocks, mix = (_highest(frame, (name,)) for name in (BLOCK_DIM, MIX_BLOCK_DIM))
     cube, vector = (np.nan if each is None else each for each in (peaks.cube_cores, peaks.vector_cores))
     cores = np.where(np.isin(core, (*_CUBE, "MIX_AIC")), cube, vector)
-    uneven: Mask = (blocks > 0) & ((blocks < cores) | (blocks % cores > 0))
-    if MIX_BLOCK_DIM in frame.columns:
-        mix = frame[MIX_BLOCK_DIM].to_numpy(np.float64)
-        uneven &= ~(np.isin(core, _MIX) & (mix > 0) & (mix % vector == 0))
+    whole = np.isin(core, _MIX) & (mix > 0) & (mix % vector == 0)
+    uneven: Mask = (blocks > 0) & ((blocks < cores) | (blocks % cores > 0)) & ~whole
     return uneven
 
 
-def _several_kernels(frame: pd.DataFrame) -> Mask:
+def _several_kernels(frame: pd.DataFrame, kernels: Floats) -> Mask:
     """Tests whether several kernels run in place of one.
 
     Fills, copies and a library's own parts of a kernel do not count.
     """
-    kernels = _highest(frame, (MICROBENCH_DEVICE_KERNELS,))
     parts = np.array([sum(map(_is_part, cell.split(" + "))) for cell in _cells(frame, KERNEL_NAMES)], dtype=np.float64)
     judged = zip(_cells(frame, QUALITY), _cells(frame, STAND_IN), strict=True)
     is_judged = np.array([is_composition(*each) for each in judged], dtype=bool)
@@ -191,33 +184,24 @@ def _is_part(name: str) -> bool:
 
 
 def _clock_drop(frame: pd.DataFrame) -> float:
-    if not set(_CLOCKS) <= set(frame.columns):
-        return float("nan")
-    current, rated = (frame[name].to_numpy(np.float64) for name in _CLOCKS)
-    drops = (rated - current)[rated > 0] / rated[rated > 0]
+    current, rated = (_highest(frame, (name,)) for name in _CLOCKS)
+    drops = _divided(rated - current, rated)
     return float(np.nanmean(drops)) if np.isfinite(drops).any() else float("nan")
 
 
 def _waits(frame: pd.DataFrame) -> tuple[float, Mask]:
     """Returns the share of waits in waits and durations, and the launches that wait long."""
-    if WAIT not in frame.columns or not frame[WAIT].notna().any():
-        return float("nan"), np.zeros(len(frame), dtype=bool)
-    waits = frame[WAIT].to_numpy(np.float64)
+    waits = _highest(frame, (WAIT,))
     waited = float(np.nansum(waits))
-    share = waited / (waited + float(frame[DURATION].sum()))
+    share = waited / (waited + float(frame[DURATION].sum())) if np.isfinite(waits).any() else float("nan")
     return share, waits > limit(KernelVerdict.HOST_BOUND, "us")
 
 
-def _host_bound_span(frame: pd.DataFrame, duration_us: Floats) -> Mask:
-    several = _highest(frame, (MICROBENCH_DEVICE_KERNELS,)) > 1
-    return several & (_highest(frame, (SPAN,)) > limit(KernelVerdict.HOST_BOUND, "span_over_sum") * duration_us)
-
-
 def _l2_hit_rate(frame: pd.DataFrame) -> Floats:
-    hits = [frame[name].to_numpy(np.float64) for name in frame.columns if str(name).endswith(_HIT)]
-    misses = [frame[name].to_numpy(np.float64) for name in frame.columns if str(name).endswith(_MISS)]
+    hits, misses = (
+        [frame[name].to_numpy(np.float64) for name in frame.columns if str(name).endswith(end)] for end in (_HIT, _MISS)
+    )
     if not hits or not misses:
         return np.full(len(frame), np.nan)
     hit, missed = np.nansum(hits, axis=0), np.nansum(misses, axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(hit / np.where(hit + missed > 0, hit + missed, np.nan), dtype=np.float64)
+    return _divided(hit, hit + missed)

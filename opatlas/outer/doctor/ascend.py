@@ -24,9 +24,9 @@ from opatlas.row.versions import cann_version
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import open_device
 from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.devices.npu_smi import list_chips
-from opatlas.run.devices.torch_npu import import_torch_npu, set_env_scripts
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.run.msprof.command import msprof_executable
@@ -139,10 +139,10 @@ def torch_npu(target: Target) -> Verdict:
     module = import_torch_npu()
     import torch
 
-    count = torch.get_device_module("npu").device_count()
+    count = torch.get_device_module(KIND.name).device_count()
     facts: dict[str, Fact] = {"version": str(module.__version__), "file": str(module.__file__), "devices": count}
     if not count:
-        visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+        visible = os.environ.get(KIND.visible)
         return failed(
             f"{module.__version__}, no device (ASCEND_RT_VISIBLE_DEVICES is {visible!r})",
             "repair what failed above first, or unset ASCEND_RT_VISIBLE_DEVICES",
@@ -153,8 +153,8 @@ def torch_npu(target: Target) -> Verdict:
 
 def npu(target: Target) -> Verdict:
     """Multiplies on the NPU, and measures a row without a profiler."""
-    name = target.device if target.kind == "npu" and target.device else "npu"
-    return measure_row(available_devices(name)[0], "npu-events")
+    name = target.device if target.kind == KIND.name and target.device else KIND.name
+    return measure_row(available_devices(name)[0], KIND.events)
 
 
 def msprof(target: Target) -> Verdict:

@@ -104,9 +104,12 @@ def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
 
 def cuda(target: Target) -> Verdict:
     """Runs nvidia-smi, and checks a product of matrices on the GPU."""
+    from opatlas.run.devices.cuda import KIND
+    from opatlas.run.devices.device import probe
+
     smi = shutil.which("nvidia-smi")
     nodes = [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
-    if smi is None and not nodes and target.kind != "cuda":
+    if smi is None and not nodes and target.kind != KIND.name:
         return skipped("no NVIDIA GPU")
     driver = ""
     if smi is not None:
@@ -120,8 +123,6 @@ def cuda(target: Target) -> Verdict:
             )
     import torch
 
-    from opatlas.run.devices.device import probe
-
     facts: dict[str, Fact] = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
     if torch.version.cuda is None:
         return failed(f"torch {torch.__version__} without CUDA", "install a torch that was built with CUDA", **facts)
@@ -132,5 +133,5 @@ def cuda(target: Target) -> Verdict:
             "install a driver that is new enough for this torch's CUDA, or unset CUDA_VISIBLE_DEVICES",
             **facts,
         )
-    probe(torch.device("cuda", 0))
+    probe(torch.device(KIND.name, 0))
     return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", **facts)

@@ -23,6 +23,7 @@ from typing import IO
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
+from opatlas.run.devices.device import device_kinds
 from opatlas.run.process.fresh_python import import_environment, module_command
 from opatlas.run.process.process_end import die_with_parent
 from opatlas.text import exception_line
@@ -128,7 +129,7 @@ class Probe:
 
     function: Callable[..., Verdict]
     deadline_s: float = PRINTS_S
-    needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
+    needed_by: tuple[str, ...] = tuple(device_kinds())
     of_ascend: bool = False
     of_device: bool = False
     of_database: bool = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from opatlas.outer.doctor import ascend, implementations, machine, replays, surroundings
 from opatlas.outer.doctor.probe import PRINTS_S, Probe, Target, Verdict, passed
+from opatlas.run.devices import cuda, npu
 from opatlas.run.devices.discovery import available_devices, device_environment
 from opatlas.run.msprof.command import PARSE_TIMEOUT_S
 
@@ -25,7 +26,7 @@ def device(target: Target) -> Verdict:
 
 
 _LIBRARIES = ("flag_gems", "flashinfer", "liger", "sgl_kernel", "torch_compile", "vllm")
-_NPU = ("npu",)
+_NPU, _CUDA = (npu.KIND.name,), (cuda.KIND.name,)
 _ON_TORCH_NPU: Mapping[str, Any] = {
     "of_ascend": True,
     "of_device": True,
@@ -42,7 +43,7 @@ PROBES = {
         Probe(machine.packages),
         Probe(machine.torch, _IMPORTS_S),
         Probe(machine.cpu, _IMPORTS_S),
-        Probe(machine.cuda, _IMPORTS_S, ("cuda",)),
+        Probe(machine.cuda, _IMPORTS_S, _CUDA),
         Probe(surroundings.limits),
         Probe(surroundings.flush, _IMPORTS_S, needed_by=(), of_device=True),
         Probe(surroundings.disturbances, needed_by=(), of_device=True),

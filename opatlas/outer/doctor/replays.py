@@ -18,7 +18,7 @@ from opatlas.row.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.row.errors import DeviceGone
 from opatlas.row.quality import relative_noise
 from opatlas.row.status import Status
-from opatlas.run.devices.device import KINDS, DeviceDescription, DeviceSpec, open_device
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named, open_device
 from opatlas.run.devices.discovery import available_devices
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
@@ -27,13 +27,9 @@ from opatlas.run.groups.pool import GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledSamples, dimensions
 from opatlas.run.instruments.instrument import (
-    EVENTS,
-    INSTRUMENTS,
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    preferred_group_instrument,
-    preferred_instrument,
 )
 from opatlas.run.instruments.stop_rule import StopRule
 from opatlas.run.job import Job, RowOutcome
@@ -61,7 +57,7 @@ def replay(target: Target) -> Verdict:
     """Measures three rows with the device's default instrument, which on an NPU is a session of msprof."""
     spec = available_devices(target.device or None)[0]
     settings = MeasureSettings(repeat_count=SAMPLES)
-    if preferred_instrument(spec.kind, settings.instrument) == MSPROF:
+    if kind_named(spec.kind).preferred_instrument(settings.instrument) == MSPROF:
         return msprof_session.measure_rows(spec, settings, target.files)
     process = DeviceProcess(spec, settings)
     try:
@@ -75,7 +71,7 @@ def replay(target: Target) -> Verdict:
         remedy = "see the limits above; the report (--report) has the tracebacks"
         return failed("; ".join(bad), remedy, tracebacks=tracebacks(outcomes))
     used = ", ".join(sorted({o.measurement.instrument for o in outcomes.values() if o.measurement is not None}))
-    best = next(iter(INSTRUMENTS[spec.kind]))
+    best = next(iter(kind_named(spec.kind).instruments))
     missing = "" if used == best else f"; no {best}: {_why_missing(spec, best)}"
     return passed(f"{name}: {durations(outcomes)} ({used}){missing}", instrument=used)
 
@@ -84,14 +80,15 @@ def npu_profiler(target: Target) -> Verdict:
     """Measures a call with torch_npu's profiler, and counts the kernels that the profiler loses at its beginning."""
     import torch
 
-    from opatlas.run.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, sampled
+    from opatlas.run.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, TorchNpuProfiler
 
     settings = MeasureSettings(instrument=TORCH_NPU_PROFILER)
-    device = open_device(available_devices(target.device or None)[0], settings)
+    spec = available_devices(target.device or None)[0]
+    device, profiler = open_device(spec, settings), TorchNpuProfiler(spec.kind, settings.aic_metrics)
     summand = torch.ones(16, 64, device=device.torch_device)
     with TemporaryFolder("doctor-profile") as folder:
         rule = StopRule(repeat_count=SAMPLES, time_limit_s=settings.time_limit_s)
-        samples = sampled(folder, settings.aic_metrics, lambda: torch.add(summand, summand), None, rule)
+        samples = profiler.sample_in(folder, lambda: torch.add(summand, summand), None, rule)
         details = sorted(folder.rglob("kernel_details.csv"))
         launches = [launch for path in details for launch in read_launches(path).launches]
         for number, path in enumerate(details):
@@ -127,7 +124,7 @@ def group(target: Target) -> Verdict:
     """Measures an all_reduce of two ranks: without a profiler, and as a replay measures it."""
     devices = available_devices(target.device or None)
     kind = devices[0].kind
-    backend = KINDS[kind].backend
+    backend = kind_named(kind).backend
     if not target.with_group:
         return skipped(f"two ranks over {backend}: only with --group")
     spec = GroupSpec(_RANKS)
@@ -141,13 +138,13 @@ def group(target: Target) -> Verdict:
     facts: dict[str, Fact] = {}
     unmet: object = None
     # The first run has no profiler, so that a failure is one of the communication library.
-    for instrument in dict.fromkeys((EVENTS.get(kind), None)):
+    for instrument in dict.fromkeys((kind_named(kind).events, None)):
         outcome, description = _all_reduce(devices, spec, instrument)
         taken = outcome.measurement
         if outcome.status is not Status.MEASURED or taken is None:
-            name = preferred_group_instrument(kind, instrument)
+            name = kind_named(kind).group_instrument(instrument)
             ended = f"all_reduce over {backend} with {name}: {outcome.status}: {reason_of(outcome)}"
-            remedy = f"measure groups with --instrument {EVENTS.get(kind)}" if told else _REMEDIES[backend]
+            remedy = f"measure groups with --instrument {kind_named(kind).events}" if told else _REMEDIES[backend]
             return failed("; ".join([*told, ended]), remedy, traceback=outcome.detail)
         median_us, spread_us = taken.summary.median_us, taken.counters.get(RANK_SPREAD, 0.0)
         told.append(

@@ -15,7 +15,10 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.outer.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.row import location, versions
-from opatlas.run.devices.cgroups import (
+from opatlas.run.devices.cpu import CpuFlush, plan_flush
+from opatlas.run.devices.discovery import available_devices, database_name, device_states
+from opatlas.run.devices.machine_state import MachineWatch, machine_state, needed_cores
+from opatlas.run.devices.system import (
     affinity_cores,
     available_cores,
     available_memory,
@@ -23,10 +26,6 @@ from opatlas.run.devices.cgroups import (
     memory_limit,
     usable_cores,
 )
-from opatlas.run.devices.cpu_flush import CpuFlush, plan_flush
-from opatlas.run.devices.discovery import available_devices, database_name
-from opatlas.run.devices.machine_state import MachineWatch, machine_state, needed_cores
-from opatlas.run.devices.nvidia import gpu_states
 
 _LEAST_FREE = 1 << 30
 _FLUSHES = 7
@@ -164,7 +163,7 @@ def disturbances(target: Target) -> Verdict:
     """Looks for load and other disturbances that would make durations noisy now."""
     machine = machine_state()
     devices = available_devices(target.device or None)
-    gpus = gpu_states(devices, MachineWatch().own_processes(), opened=False)
+    gpus = device_states(devices, MachineWatch().own_processes(), opened=False)
     found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
     if found:
         return failed(", ".join(found), "wait until the load is gone, or measure elsewhere: durations are noisy")

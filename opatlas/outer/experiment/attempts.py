@@ -10,7 +10,7 @@ import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.outer.candidates.judgement import Judgement
+from opatlas.outer.judging.judgement import Judgement
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
 #: The name of the file in the folder of a run.

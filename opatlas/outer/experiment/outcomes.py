@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder, files_below
-from opatlas.outer.candidates.judgement import Level
 from opatlas.outer.experiment.attempts import ATTEMPTS, AttemptsFile, ModelAttempt, read_attempts
 from opatlas.outer.experiment.baselines import with_baselines
+from opatlas.outer.judging.judgement import Level
 
 _LEVELS = tuple(Level)
 

@@ -9,10 +9,10 @@ from enum import Enum
 from math import fsum
 
 from opatlas.ask.compare.comparison import FAST, geometric_mean
-from opatlas.outer.candidates.judgement import ErrorClass, Level
 from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.experiment.outcomes import Experiment, TaskName, TaskOutcome
 from opatlas.outer.experiment.proportions import PassRate, pass_rate
+from opatlas.outer.judging.judgement import ErrorClass, Level
 
 _LEVELS = tuple(Level)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from opatlas.outer.candidates.judgement import Judgement
+from opatlas.outer.judging.judgement import Judgement
 from opatlas.row.roofline import device_peak
 from opatlas.text import cut_middle
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
-from opatlas.outer.candidates.answer import read_answer
-from opatlas.outer.candidates.judgement import ErrorClass, Judgement
 from opatlas.outer.experiment.attempts import ModelAttempt
+from opatlas.outer.judging.answer import read_answer
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.text import cut_middle
 
 from .answers import ChatModel, NoRecordedAnswer

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.guards.verdict import interface_problem
+from opatlas.outer.judging.compare import interface_problem
 from opatlas.outer.suites.candidate import SuiteCandidate
 from opatlas.outer.suites.case import SuiteRow, check_case
 from opatlas.outer.suites.operators import Call, computed_by
@@ -20,7 +20,6 @@ from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.status import Status
 from opatlas.run.call_watch import InputWatch
-from opatlas.run.devices.cpu import bounded_memory
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.implementations.contract import KernelSource, Prepared
@@ -75,7 +74,7 @@ class SuiteReplay:
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which the row can take no more memory than the device has left."""
         is_harmless = self._source is None and self._row.bytes <= _HARMLESS_BYTES
-        return nullcontext() if is_harmless else bounded_memory(self._device)
+        return nullcontext() if is_harmless else self._device.bounded_memory()
 
     def __call__(self) -> None:
         """Runs the case.

@@ -1,20 +1,27 @@
-"""What a scope gains: the gaps between kernels that it fuses, less a synchronization of all cores at each."""
+"""What splits a SuperKernel, and what a scope gains: the gaps that it fuses, less a synchronization at each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
+from opatlas.capture.launches import is_collective
+from opatlas.capture.single_launches import Launch
 from opatlas.formats import percent
-from opatlas.outer.superkernel.cuts import Cuts
-from opatlas.outer.superkernel.scopes import CandidateScope, ScopeKind
-from opatlas.outer.superkernel.timeline import Timeline
+from opatlas.row.columns import ACCELERATOR_CORE, OP_STATE
+from opatlas.row.slots import EMPTY_WORDS
+
+from .kernel_types import known_types, matches, unfusable_source
+from .structure import ScopeKind
+from .timeline import Timeline
 
 #: The part of a step that a SuperKernel must save to be kept, by the guide of CANN's recipes.
 GATE = 0.10
+_AI_CORES = frozenset({"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV"})
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,25 @@ PUBLIC_GAINS = (
 )
 
 
+class CutReason(str, Enum):
+    """Why a kernel is in no SuperKernel, or why a SuperKernel ends."""
+
+    OTHER_STREAM = "on another stream"
+    AI_CPU = "runs on the AI CPU"
+    NO_AI_CORE = "runs on no AI core"
+    COLLECTIVE = "collective outside of the four supported"
+    UNFUSABLE = "type that cannot be fused"
+    DYNAMIC = "OP State dynamic"
+    STEP = "boundary of steps"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+#: Reasons that no other graph and no other operator would remove.
+_HARD = frozenset({CutReason.OTHER_STREAM, CutReason.AI_CPU, CutReason.NO_AI_CORE, CutReason.COLLECTIVE})
+
+
 class ScopeVerdict(str, Enum):
     """What to do about a scope."""
 
@@ -49,6 +75,115 @@ class ScopeVerdict(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+@dataclass(frozen=True)
+class CutCount:
+    """How often a reason cuts.
+
+    Attributes:
+        count: kernels, or boundaries. A kernel counts for each of its reasons.
+        kernel_types: the kernels by type, the most frequent first; empty for boundaries.
+        sources: who says that these types cannot be fused; empty for reasons that the capture itself states.
+    """
+
+    reason: CutReason
+    count: int
+    kernel_types: dict[str, int]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The cuts of a timeline, as arrays with an element for each launch.
+
+    Attributes:
+        fusable: whether a SuperKernel may hold the launch.
+        hard: whether the launch is one that neither a static graph nor another operator would make fusable. Supported
+            collectives count as hard: between them lies the time that a device waits for others.
+        beside: whether the launch is on another stream.
+        waits: whether the launch waited for one of another stream, which splits a SuperKernel before it.
+        steps: the number of the launch's step.
+        counts: each reason that occurs, in the order of `CutReason`.
+        collectives: supported collectives, which do not cut.
+    """
+
+    fusable: np.ndarray
+    hard: np.ndarray
+    beside: np.ndarray
+    waits: np.ndarray
+    steps: np.ndarray
+    counts: tuple[CutCount, ...]
+    collectives: int
+
+    def divided(self, inside: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
+        """Returns the launches that are `inside`, from `start` to before `stop`, divided at cuts: two or more each."""
+        # Launches beside the main stream are in no part, and do not end one either.
+        main = start + np.flatnonzero(~self.beside[start:stop])
+        before, after = main[:-1], main[1:]
+        cut = ~inside[after] | ~inside[before] | self.waits[after] | (self.steps[after] != self.steps[before])
+        return [part for part in np.split(main, np.flatnonzero(cut) + 1) if len(part) > 1]
+
+
+def find_cuts(timeline: Timeline, steps: Sequence[int]) -> Cuts:
+    """Returns the cuts of a timeline; `steps` has the number of each launch's step."""
+    launches = timeline.launches
+    collective = np.array([is_collective(launch.kernel_type, launch.cells) for launch in launches], dtype=bool)
+    of_launches = zip(launches, collective.tolist(), timeline.beside_main.tolist(), strict=True)
+    reasons = [_reasons(launch, *each) for launch, *each in of_launches]
+    by_reason: dict[CutReason, Counter[str]] = {reason: Counter() for reason in CutReason}
+    for launch, own in zip(launches, reasons, strict=True):
+        for reason in own:
+            by_reason[reason][launch.kernel_type] += 1
+    counts = []
+    for reason, types in by_reason.items():
+        count = steps[-1] if reason is CutReason.STEP else types.total()
+        if count:
+            sources = dict.fromkeys(map(unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
+            counts.append(CutCount(reason, count, dict(types.most_common()), tuple(sources)))
+    fusable = np.array([not own for own in reasons], dtype=bool)
+    return Cuts(
+        fusable=fusable,
+        hard=np.array([not _HARD.isdisjoint(own) for own in reasons], dtype=bool) | collective,
+        beside=timeline.beside_main,
+        waits=_waits_for_others(timeline),
+        steps=np.asarray(steps),
+        counts=tuple(counts),
+        collectives=int((collective & fusable).sum()),
+    )
+
+
+def _reasons(launch: Launch, collective: bool, beside_main: bool) -> list[CutReason]:
+    """Returns why a launch is in no SuperKernel; nothing if it may be in one."""
+    reasons = [CutReason.OTHER_STREAM] if beside_main else []
+    if collective:
+        if not matches(launch.kernel_type, known_types().collectives.patterns):
+            reasons.append(CutReason.COLLECTIVE)
+        return reasons
+    core = launch.cells.get(ACCELERATOR_CORE, "").upper()
+    if core == "AI_CPU":
+        reasons.append(CutReason.AI_CPU)
+    elif core not in _AI_CORES and core not in EMPTY_WORDS:
+        reasons.append(CutReason.NO_AI_CORE)
+    if unfusable_source(launch.kernel_type):
+        reasons.append(CutReason.UNFUSABLE)
+    if launch.cells.get(OP_STATE, "").strip().lower() == "dynamic":
+        reasons.append(CutReason.DYNAMIC)
+    return reasons
+
+
+def _waits_for_others(timeline: Timeline) -> np.ndarray:
+    """Returns whether each launch begins after a gap in which a launch of another stream ends."""
+    beside, start, end = timeline.beside_main, timeline.start_ns, timeline.end_ns
+    main = np.flatnonzero(~beside)
+    ends = end[beside]
+    # The first launch of the main stream that begins after each end, and the end of the launch before it.
+    after = np.searchsorted(start[main], ends, "left")
+    inner = (after > 0) & (after < len(main))
+    after, ends = after[inner], ends[inner]
+    waits = np.zeros(len(start), dtype=bool)
+    waits[main[after[ends > end[main[after - 1]]]]] = True
+    return waits
 
 
 @dataclass(frozen=True)
@@ -62,6 +197,12 @@ class GainModel:
 
     cap_us: float = 5.0
     sync_us: float = 0.5
+
+    def saved(self, timeline: Timeline, pieces: Iterable[np.ndarray]) -> tuple[float, float, float]:
+        """Returns the gaps within pieces, the same capped, and what fusing each piece saves, in microseconds."""
+        gaps = np.concatenate([np.zeros(0), *(_gaps_us(timeline, piece) for piece in pieces)])
+        capped = float(np.minimum(gaps, self.cap_us).sum())
+        return float(gaps.sum()), capped, capped - self.sync_us * len(gaps)
 
 
 @dataclass(frozen=True)
@@ -80,6 +221,7 @@ class ScopeGain:
         ceiling: `saved_us` as a share of the scope's duration with all its gaps, each at most the cap.
         step_share: `saved_us` as a share of the step's duration with all its gaps, each at most the cap.
         verdict, reason: what to do, and why.
+        host_us: what of the gaps is above the cap.
     """
 
     kind: ScopeKind
@@ -95,11 +237,7 @@ class ScopeGain:
     step_share: float
     verdict: ScopeVerdict
     reason: str
-
-    @property
-    def host_us(self) -> float:
-        """What of the gaps is above the cap."""
-        return self.gaps_us - self.capped_us
+    host_us: float
 
 
 @dataclass(frozen=True)
@@ -119,27 +257,18 @@ class StretchGains:
     gaps_us: float
     capped_us: float
     saved_us: float
-
-    @property
-    def raw_ceiling(self) -> float:
-        return _share(self.gaps_us, self.duration_us + self.gaps_us)
-
-    @property
-    def capped_ceiling(self) -> float:
-        return _share(self.capped_us, self.duration_us + self.capped_us)
-
-    @property
-    def saved_ceiling(self) -> float:
-        return _share(self.saved_us, self.duration_us + self.capped_us)
+    raw_ceiling: float
+    capped_ceiling: float
+    saved_ceiling: float
 
 
 def stretch_gains(timeline: Timeline, cuts: Cuts, model: GainModel) -> StretchGains:
     """Returns the upper bound for any scopes of a timeline."""
-    stretches = [stretch for stretch in cuts.stretches() if len(stretch) > 1]
-    gaps, capped, saved = _saved(timeline, stretches, model)
-    duration = sum(float(timeline.duration_us[stretch].sum()) for stretch in stretches)
-    kernels = sum(map(len, stretches))
-    return StretchGains(len(stretches), kernels, duration, gaps, capped, saved)
+    stretches = cuts.divided(~cuts.hard, 0, len(cuts.hard))
+    gaps, capped, saved = model.saved(timeline, stretches)
+    us = sum(float(timeline.duration_us[stretch].sum()) for stretch in stretches)
+    ceilings = _share(gaps, us + gaps), _share(capped, us + capped), _share(saved, us + capped)
+    return StretchGains(len(stretches), sum(map(len, stretches)), us, gaps, capped, saved, *ceilings)
 
 
 def step_duration_us(timeline: Timeline, start: int, stop: int, model: GainModel) -> float:
@@ -149,28 +278,37 @@ def step_duration_us(timeline: Timeline, start: int, stop: int, model: GainModel
 
 
 def scope_gain(
-    timeline: Timeline, cuts: Cuts, scope: CandidateScope, steps: int, step_us: float, model: GainModel, refusal: str
+    timeline: Timeline,
+    cuts: Cuts,
+    kind: ScopeKind,
+    ranges: Sequence[tuple[int, int]],
+    steps: int,
+    step_us: float,
+    model: GainModel,
+    refusal: str,
 ) -> ScopeGain:
     """Returns the prediction for a scope.
 
     Args:
-        steps: the number of steps that the scope's ranges are from.
+        ranges: the launches of each occurrence.
+        steps: the number of steps that these are from.
         step_us: the mean duration of these steps, by `step_duration_us`.
         refusal: why no scope of the capture may be tried; "" if one may.
     """
-    pieces = [piece for start, stop in scope.ranges for piece in cuts.pieces(start, stop) if len(piece) > 1]
-    gaps, capped, saved = _saved(timeline, pieces, model)
-    duration = idle = 0.0
-    for start, stop in scope.ranges:
-        main = start + np.flatnonzero(~timeline.beside_main[start:stop])
-        idle += float(np.minimum(_gaps_us(timeline, main), model.cap_us).sum())
-        duration += float(timeline.duration_us[main].sum())
+    pieces = [piece for each in ranges for piece in cuts.divided(cuts.fusable, *each)]
+    gaps, capped, saved = model.saved(timeline, pieces)
+    main = [start + np.flatnonzero(~timeline.beside_main[start:stop]) for start, stop in ranges]
+    _, idle, _ = model.saved(timeline, main)
+    duration = sum(float(timeline.duration_us[each].sum()) for each in main)
     share = _share(saved / steps, step_us)
-    verdict, reason = _verdict(saved, share, bool(pieces), refusal)
+    if not refusal and saved <= 0:
+        costs = "the synchronizations cost more than the gaps"
+        refusal = costs if pieces else "no two neighbouring kernels can be fused"
+    verdict = ScopeVerdict.BELOW_GATE if share < GATE else ScopeVerdict.WORTH_TRYING
     return ScopeGain(
-        kind=scope.kind,
-        occurrences=len(scope.ranges) / steps,
-        kernels=sum(stop - start for start, stop in scope.ranges) / steps,
+        kind=kind,
+        occurrences=len(ranges) / steps,
+        kernels=sum(stop - start for start, stop in ranges) / steps,
         fused_kernels=sum(map(len, pieces)) / steps,
         super_kernels=len(pieces) / steps,
         duration_us=duration / steps,
@@ -179,32 +317,10 @@ def scope_gain(
         saved_us=saved / steps,
         ceiling=_share(saved, duration + idle),
         step_share=share,
-        verdict=verdict,
-        reason=reason,
+        verdict=ScopeVerdict.REFUSED if refusal else verdict,
+        reason=refusal or f"{percent(share)} of a step; the gate is {percent(GATE, 0)}",
+        host_us=(gaps - capped) / steps,
     )
-
-
-def _verdict(saved_us: float, share: float, fuses: bool, refusal: str) -> tuple[ScopeVerdict, str]:
-    if refusal:
-        return ScopeVerdict.REFUSED, refusal
-    if not fuses:
-        return ScopeVerdict.REFUSED, "no two neighbouring kernels can be fused"
-    if saved_us <= 0:
-        return ScopeVerdict.REFUSED, "the synchronizations cost more than the gaps"
-    if share < GATE:
-        return ScopeVerdict.BELOW_GATE, f"{percent(share)} of a step; the gate is {percent(GATE, 0)}"
-    return ScopeVerdict.WORTH_TRYING, f"{percent(share)} of a step; the gate is {percent(GATE, 0)}"
-
-
-def _saved(timeline: Timeline, pieces: Iterable[np.ndarray], model: GainModel) -> tuple[float, float, float]:
-    """Returns the gaps within pieces, the same capped, and what fusing each piece saves, in microseconds."""
-    all_gaps = capped = synchronizations = 0.0
-    for piece in pieces:
-        gaps = _gaps_us(timeline, piece)
-        all_gaps += float(gaps.sum())
-        capped += float(np.minimum(gaps, model.cap_us).sum())
-        synchronizations += model.sync_us * len(gaps)
-    return all_gaps, capped, capped - synchronizations
 
 
 def _gaps_us(timeline: Timeline, launches: np.ndarray) -> np.ndarray:

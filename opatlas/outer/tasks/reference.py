@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.guards.judged_replay import ReferenceFailed
-from opatlas.outer.guards.results import FlatResults, plain_results
-from opatlas.outer.guards.trial import CALL_SEED
-from opatlas.outer.guards.verdict import compare_results
+from opatlas.outer.judging.compare import compare_results
+from opatlas.outer.judging.judged_replay import ReferenceFailed
+from opatlas.outer.judging.results import FlatResults, plain_results
+from opatlas.outer.judging.trial import CALL_SEED
 from opatlas.outer.tasks.inputs import as_arrays, as_tensors, cloned, drop_gradients, in_float64, set_seeds
 from opatlas.outer.tasks.modules import init_inputs, model_class
 from opatlas.outer.tasks.task import Task, TaskKind

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.candidates.error_class import Phase
-from opatlas.outer.candidates.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.guards.input_sets import InputSets, Variant
-from opatlas.outer.guards.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
-from opatlas.outer.guards.process_guard import ProcessGuard
-from opatlas.outer.guards.results import FlatResults
-from opatlas.outer.guards.trial import CandidateTrial
-from opatlas.outer.guards.verdict import Compared, compare_results, interface_problem
+from opatlas.outer.judging.compare import Compared, compare_results, interface_problem
+from opatlas.outer.judging.failures import Phase
+from opatlas.outer.judging.input_sets import InputSets, Variant
+from opatlas.outer.judging.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.process_guard import ProcessGuard
+from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.outer.tasks.inputs import (
     as_arrays,
     as_tensors,

@@ -13,13 +13,12 @@ from opatlas.errors import OpAtlasError
 from opatlas.options import ListAction, Scope, at_least, between, declare, items_of, one_of
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.row.communication import BY_NAME, TIERS, Collective
-from opatlas.row.location import COMMUNICATION_NAMED_BY, device_kind
+from opatlas.row.kind import kind_of
 from opatlas.row.slots import known_dtype
 from opatlas.row.versions import Versions
 from opatlas.run.collectives.rows import message_group
 from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.nvidia import NvlinkIslands
+from opatlas.run.devices.device import DeviceSpec, Islands
 from opatlas.run.group_spec import communication_variables, node_options_problem
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.text import suggest
@@ -140,7 +139,7 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())
 
 
-def collective_plan(option: Any, nodes: GroupNodes, islands: NvlinkIslands | None = None) -> CollectivePlan:
+def collective_plan(option: Any, nodes: GroupNodes, islands: Islands | None = None) -> CollectivePlan:
     """Returns the messages that the options name, for groups on some nodes.
 
     Args:
@@ -239,7 +238,7 @@ def communication_version(name: str, versions: Versions) -> str:
     Raises:
         OpAtlasError: the version is not detected.
     """
-    component = COMMUNICATION_NAMED_BY[device_kind(name)]
+    component = kind_of(name).communication_named_by
     version: str | None = getattr(versions, component.field)
     if version is None:
         raise OpAtlasError(

@@ -18,8 +18,8 @@ import torch
 
 from opatlas.row.errors import ReplayError
 from opatlas.run.collectives.message import Message
-from opatlas.run.devices.cgroups import available_cores
 from opatlas.run.devices.device import Device
+from opatlas.run.devices.system import available_cores
 from opatlas.run.group import RANK_SPREAD, Group, ranks_of_node, slowest_us, spread_us
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import RowOutcome

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from opatlas.row.communication import TIERS
-from opatlas.row.location import DEFAULT_NPU_DEVICE
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import ranks_share
-from opatlas.run.devices.nvidia import NvlinkIslands, find_nvlink_islands
+from opatlas.run.devices.device import DeviceSpec, Islands, kind_named
 from opatlas.run.groups.nodes import RANKS_PER_CORE
 
 
@@ -97,9 +94,6 @@ class Grid:
         return tuple(place * devices_of_a_place + at for place in range(places) for at in range(share + (place < more)))
 
 
-_A3, _A2 = "ATLAS_800_A3", "ATLAS_800_A2"
-
-
 @dataclass(frozen=True)
 class DefaultGrid:
     """The grid that is used without --grid-shape.
@@ -128,7 +122,7 @@ class DefaultGrid:
 
 
 def default_grid(
-    devices: Sequence[DeviceSpec], per_node: int, nnodes: int, islands: NvlinkIslands | None = None
+    devices: Sequence[DeviceSpec], per_node: int, nnodes: int, islands: Islands | None = None
 ) -> DefaultGrid:
     """Returns the default grid of `nnodes` nodes with `per_node` devices each, linked as on one node.
 
@@ -142,21 +136,16 @@ def default_grid(
         islands: the NVLink islands of a node's GPUs; None: those of this machine are used.
     """
     device, everything = devices[0], per_node * nnodes
-    if device.kind == "npu":
-        name = device.name or DEFAULT_NPU_DEVICE
-        if name.startswith(_A3):
-            return DefaultGrid((48, 8, 2), (16,), f"that of an {_A3}")
-        if name.startswith(_A2):
-            return DefaultGrid((128, 8), (everything,), f"that of an {_A2}")
-    if device.kind == "cuda":
-        found = islands or find_nvlink_islands(devices)
-        size = found.size
-        if size is not None and 1 < size < per_node:
-            return DefaultGrid((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
-        return DefaultGrid((nnodes, per_node), (everything,), found.why)
-    nodes = "one node" if nnodes == 1 else f"{nnodes} nodes"
-    if ranks_share(device.kind):
+    kind, nodes = kind_named(device.kind), "one node" if nnodes == 1 else f"{nnodes} nodes"
+    for product, (shape, sizes) in kind.grids.items():
+        if (device.name or kind.default_device).startswith(product):
+            return DefaultGrid(shape, sizes or (everything,), f"that of an {product}")
+    if kind.ranks_share:
         cores = per_node // RANKS_PER_CORE
         why = f"{nodes}, at most {RANKS_PER_CORE} ranks on each of {cores} core{'s' * (cores > 1)}"
         return DefaultGrid((nnodes, per_node), (2 * nnodes,), why)
-    return DefaultGrid((nnodes, per_node), (everything,), f"a guess: {nodes}")
+    found = islands or kind.islands(devices)
+    size = found.size
+    if size is not None and 1 < size < per_node:
+        return DefaultGrid((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
+    return DefaultGrid((nnodes, per_node), (everything,), found.why or f"a guess: {nodes}")

@@ -1,18 +1,13 @@
-"""Devices that replay rows: one file for each kind, with the Protocol in device.py.
+"""Devices that replay rows: a file for each kind, which names or has all that the rest of the program asks of it.
 
-device.py           a device: specification, description, operations
+cpu.py, cuda.py, npu.py    the kinds: a `KIND` to ask without torch, and the opened device
+device.py           what a kind and an opened device are
 discovery.py        finds the devices of this machine, without torch
 fatal_errors.py     the errors after which a process cannot continue
-cpu.py              the CPU
-cpu_flush.py        flushes the caches of the CPU
-cuda.py             an NVIDIA GPU
-nvidia.py           the state of NVIDIA GPUs, from NVML and nvidia-smi
-npu.py              an Ascend NPU
+nvml.py             the state of NVIDIA GPUs
 npu_operators.py    the calls of NPU operators by name; custom operators
 npu_smi.py          the chips and their state, from npu-smi
-torch_npu.py        imports torch_npu, or names the missing package
 device_lock.py      locks a device while a row runs
 machine_state.py    disturbances of a measurement: load, steal, governor, quotas
-cgroups.py          CPU and memory limits of control groups
-system.py           files of the system, and output of vendors' tools
+system.py           files of the system, cores, control groups, output of vendors' tools
 """

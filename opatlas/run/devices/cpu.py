@@ -1,125 +1,323 @@
-"""Implements the CPU as a device."""
+"""The CPU: all threads of a process as one device, and the flush of its caches."""
 
 from __future__ import annotations
 
-import gc
+import ctypes
+import mmap
 import os
+import platform
 import re
 import resource
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
+from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
-from opatlas.run.devices.cgroups import available_cores, available_memory, cpu_quota, memory_limit, usable_cores
-from opatlas.run.devices.cpu_flush import CpuFlush, plan_flush
-from opatlas.run.devices.device import Device, DeviceDescription, DeviceSpec, probe
-from opatlas.run.devices.device_lock import LockHolder, device_lock
-from opatlas.run.devices.system import read_text
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, open_instrument
+from opatlas.run.devices.device import Device, DeviceDescription, DeviceKind, DeviceSpec
+from opatlas.run.devices.device_lock import device_lock
+from opatlas.run.devices.system import (
+    ROOT,
+    available_cores,
+    available_memory,
+    cpu_quota,
+    memory_limit,
+    read_text,
+    usable_cores,
+)
+from opatlas.text import parse_whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from opatlas.run.instruments.instrument import MeasureSettings
 
 
-class CpuDevice:
+class Cpu(DeviceKind):
+    """The kind of device that every machine has."""
+
+    name = "cpu"
+    opener = "opatlas.run.devices.cpu:CpuDevice"
+    backend = "gloo"
+    ranks_share = True
+    instruments: ClassVar[Mapping[str, str]] = {"wall-clock": "opatlas.run.instruments.timers:open_wall_clock"}
+    resource = "CPU"
+    dispatch_key = "CPU"
+    has_float64 = True
+    has_bytes = True
+
+    def is_present(self) -> bool:
+        return True
+
+    def find(self, name: str | None) -> list[DeviceSpec]:
+        if name not in (None, cpu_device_name()):
+            raise OpAtlasError(
+                f"--device {name}: this machine does not have this device; give npu, cuda or cpu, or the name of a "
+                f"folder in database/data (for this CPU {cpu_device_name()}), or leave --device out"
+            )
+        return [DeviceSpec(self.name, name=cpu_device_name())]
+
+
+KIND = Cpu()
+
+
+class CpuDevice(Device):
     """All CPU threads of this process as one device. Rows of concurrent sessions run one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        import torch
+
+        self.spec, self.settings = spec, settings
         self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
         # Starts the threads now, because under `bounded_memory` the memory may not suffice for their stacks.
         torch.ones(1 << 17)
         self.torch_device = torch.device("cpu")
-        self._flush_plan = plan_flush(usable_cores(), self._threads)
-        self._flush = CpuFlush(self._flush_plan)
-        self._settings = settings
+        self._flush = CpuFlush(plan_flush(usable_cores(), self._threads))
         # Rows that are measured at the same time slow each other down.
-        self._lock = device_lock("cpu")
+        self.lock = device_lock("cpu")
 
     def describe(self) -> DeviceDescription:
-        plan = self._flush_plan
-        caches = {
+        import torch
+
+        plan = self._flush.plan
+        facts: dict[str, str | int | float | None] = {
+            "torch": str(torch.__version__),
+            "threads": self._threads,
             "last_level_cache_bytes": plan.cache_bytes,
             "last_level_caches": plan.caches,
             "flush_read_bytes": plan.read_bytes,
             "flush_by_line": "yes" if plan.by_line else "no",
+            "memory_bytes": _memory_bytes(),
+            "cpu_quota_cores": cpu_quota(),
+            "memory_limit_bytes": memory_limit(),
+            "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         }
-        limits = {"cpu_quota_cores": cpu_quota(), "memory_limit_bytes": memory_limit()}
-        return DeviceDescription(
-            name=cpu_device_name(),
-            facts={
-                "torch": str(torch.__version__),
-                "threads": self._threads,
-                **{name: fact for name, fact in caches.items() if fact is not None},
-                "memory_bytes": _memory_bytes(),
-                **{name: limit for name, limit in limits.items() if limit is not None},
-                "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            },
-        )
-
-    def instrument(self) -> Instrument:
-        return open_instrument("cpu", self._settings)
-
-    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
-        return impl
+        return DeviceDescription(cpu_device_name(), {name: fact for name, fact in facts.items() if fact is not None})
 
     def available_bytes(self) -> int:
         return host_available_bytes()
 
-    def release_memory(self) -> None:
-        gc.collect()
-
-    def probe(self) -> None:
-        probe(self.torch_device)
-
-    def synchronize(self) -> None:
-        """Does nothing: calls on a CPU return when they have ended."""
-
     def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
         self._flush(touched)
 
-    def locked(
-        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
-    ) -> AbstractContextManager[object]:
-        return self._lock.held(when_waiting, when_taken, limit_s)
+    @contextmanager
+    def bounded_memory(self) -> Iterator[None]:
+        """Limits this process to the available memory, so that an allocation fails before the system kills.
+
+        A kernel or its formula may need far more memory than the row's tensors, for instance for the scores of a long
+        attention. Does nothing on systems other than Linux.
+        """
+        used = re.search(r"^VmData:\s*(\d+) kB", read_text(Path("/proc/self/status")), flags=re.MULTILINE)
+        if used is None:
+            yield
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        own = int(used[1]) * 1024 + self.available_bytes()
+        limits = [own, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def host_available_bytes() -> int:
     """Returns the bytes that can be allocated without swapping, within the limits of the process's control groups."""
-    left = available_memory()
-    return _system_bytes() if left is None else min(_system_bytes(), left)
-
-
-@contextmanager
-def bounded_memory(device: Device) -> Iterator[None]:
-    """Limits this process to the available memory of a CPU, so that an allocation fails before the system kills.
-
-    A kernel or its formula may need far more memory than the row's tensors, for instance for the scores of a long
-    attention. Does nothing for devices with memory of their own, and on systems other than Linux.
-    """
-    if device.torch_device.type != "cpu":
-        yield
-        return
-    used = re.search(r"^VmData:\s*(\d+) kB", read_text(Path("/proc/self/status")), flags=re.MULTILINE)
-    if used is None:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    own = int(used[1]) * 1024 + device.available_bytes()
-    limits = [own, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _system_bytes() -> int:
-    """Returns the available memory of the system in bytes; all memory if the system does not report this number."""
     available = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(Path("/proc/meminfo")), flags=re.MULTILINE)
-    return int(available[1]) * 1024 if available else _memory_bytes()
+    of_system, left = int(available[1]) * 1024 if available else _memory_bytes(), available_memory()
+    return of_system if left is None else min(of_system, left)
 
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+#: Minimum level of the last-level cache. A system that lists only first-level caches reports no last-level cache.
+_LEAST_LEVEL = 2
+#: A buffer of this many times the cache's size is read: with a policy other than least-recently-used one pass over the
+#: size leaves old lines in the cache.
+_PASSES = 2
+
+
+@dataclass(frozen=True)
+class CacheDomain:
+    """A last-level cache.
+
+    Attributes:
+        cores: the cores of this process that share the cache.
+        size_bytes: size of the cache.
+        private_bytes: size of the largest cache below the last level, which belongs to a single core.
+    """
+
+    cores: frozenset[int]
+    size_bytes: int
+    private_bytes: int
+
+
+def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
+    """Returns the last-level caches of some cores, the largest first; [] if the system does not report caches."""
+    domains: dict[tuple[str, int, int], set[int]] = {}
+    for core in cores:
+        sizes: dict[int, tuple[int, str]] = {}
+        for folder in (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
+            level, size = parse_whole(_word(folder / "level")), _bytes(_word(folder / "size"))
+            if level is not None and size is not None and _word(folder / "type") != "Instruction":
+                sizes[level] = size, _word(folder / "shared_cpu_list")
+        if max(sizes, default=0) >= _LEAST_LEVEL:
+            size, shared = sizes.pop(max(sizes))
+            private = max((below for below, _ in sizes.values()), default=0)
+            domains.setdefault((shared or str(core), size, private), set()).add(core)
+    found = [CacheDomain(frozenset(of), size, private) for (_, size, private), of in domains.items()]
+    return sorted(found, key=lambda domain: -domain.size_bytes)
+
+
+def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
+    """Returns how many bytes `threads` threads must read, in equal shares, to evict all caches that they may use.
+
+    The threads that share a cache read `_PASSES` times its size. Threads are assumed to spread over all domains; with
+    more domains than threads each thread evicts one domain.
+    """
+    domains = list(domains)
+    share = 0
+    for domain in domains:
+        sharers = max(min(len(domain.cores), threads // len(domains)), 1)
+        share = max(share, _PASSES * -(-domain.size_bytes // sharers))
+    return share * threads
+
+
+def least_flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
+    """Returns how many bytes `threads` threads must read to evict the private caches of their cores."""
+    return _PASSES * threads * max((domain.private_bytes for domain in domains), default=0)
+
+
+def _bytes(text: str) -> int | None:
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:])
+    size = parse_whole(text[:-1])
+    return size * unit if unit and size is not None else None
+
+
+def _word(path: Path) -> str:
+    return read_text(path).strip()
+
+
+#: Length of a cache line on x86.
+_LINE_BYTES = 64
+#: Machine code of void evict(char *start, char *end), in the calling convention of Linux.
+_CODE = bytes.fromhex(
+    "660fae3f"  # next: clflushopt [rdi]
+    "4883c740"  # add rdi, 64
+    "4839f7"  # cmp rdi, rsi
+    "72f3"  # jb next
+    "0faef0"  # mfence
+    "c3"  # ret
+)
+
+
+@cache
+def evictor() -> Callable[[int, int], None] | None:
+    """Returns a function that evicts `size` bytes at an address from all caches; None without an instruction for it."""
+    if platform.machine() != "x86_64" or platform.system() != "Linux" or not _has_instruction():
+        return None
+    try:
+        page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    except OSError:  # the system forbids writable code
+        return None
+    page.write(_CODE)
+    code = ctypes.c_char.from_buffer(page)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(code))
+    # Keeps the page alive.
+    function.code = code  # type: ignore[attr-defined]
+
+    def evict(address: int, size: int) -> None:
+        if size > 0:
+            function(address - address % _LINE_BYTES, address + size)
+
+    return evict
+
+
+def _has_instruction() -> bool:
+    return "clflushopt" in read_text(Path("/proc/cpuinfo")).split("\n\n")[0].split()
+
+
+#: Assumed size of the last-level cache if the system does not say; larger than most.
+_ASSUMED_BYTES = 64 << 20
+#: Reading this many bytes takes some ten milliseconds on two cores. If the caches need more, the row's tensors are
+#: evicted line by line, and the read evicts all other data of the row: workspaces, code, page tables.
+EXPENSIVE_READ_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class FlushPlan:
+    """How the caches are flushed.
+
+    Attributes:
+        cache_bytes: size of the largest last-level cache; None if the system does not report caches.
+        caches: number of last-level caches that the process may use.
+        whole_bytes: bytes to read to evict all caches.
+        read_bytes: bytes to read before a sample whose tensors are known.
+        by_line: whether the known tensors are evicted line by line as well.
+    """
+
+    cache_bytes: int | None
+    caches: int
+    whole_bytes: int
+    read_bytes: int
+    by_line: bool
+
+
+def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPlan:
+    """Returns how `threads` threads flush the caches of some cores."""
+    domains = cache_domains(cores, root)
+    if not domains:
+        return FlushPlan(None, 1, 2 * _ASSUMED_BYTES, 2 * _ASSUMED_BYTES, by_line=False)
+    least = least_flush_bytes(domains, threads)
+    whole = max(flush_bytes(domains, threads), least)
+    by_line = whole > max(EXPENSIVE_READ_BYTES, least) and evictor() is not None
+    read = max(EXPENSIVE_READ_BYTES, least) if by_line else whole
+    return FlushPlan(domains[0].size_bytes, len(domains), whole, read, by_line)
+
+
+class CpuFlush:
+    """Flushes the caches as planned (`plan`), with all threads of torch."""
+
+    def __init__(self, plan: FlushPlan) -> None:
+        self.plan = plan
+        self._buffer: torch.Tensor | None = None
+
+    def __call__(self, touched: Sequence[torch.Tensor] | None) -> None:
+        """Flushes the caches.
+
+        Args:
+            touched: all tensors that the row reads and writes; None if they are not known.
+        """
+        plan, evict = self.plan, evictor() if self.plan.by_line else None
+        sizes = _sizes_by_address(touched) if evict is not None and touched is not None else None
+        # The eviction of larger tensors line by line takes longer than one read that evicts everything.
+        if evict is None or sizes is None or sum(sizes.values()) > plan.whole_bytes:
+            self._read(plan.whole_bytes)
+            return
+        self._read(plan.read_bytes)
+        for address, size in sizes.items():
+            evict(address, size)
+
+    def _read(self, size: int) -> None:
+        # The buffer is read, because written lines would be written back during the next sample.
+        if self._buffer is None or self._buffer.nbytes < size:
+            import torch
+
+            self._buffer = torch.ones(size // 4)
+        self._buffer[: size // 4].sum()
+
+
+def _sizes_by_address(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
+    """Returns the sizes of the tensors' memory by address; None if a tensor, such as a sparse tensor, has no memory."""
+    try:
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    except RuntimeError:
+        return None
+    return None if sizes.get(0) else sizes

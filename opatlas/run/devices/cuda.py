@@ -1,35 +1,217 @@
-"""Implements an NVIDIA GPU as a device."""
+"""NVIDIA GPUs."""
 
 from __future__ import annotations
 
-import gc
-import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
-
-import torch
-from torch.distributed import is_nccl_available
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy
 from opatlas.row.location import slug
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec, probe
-from opatlas.run.devices.device_lock import LockHolder, device_lock
-from opatlas.run.devices.nvidia import open_nvml
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, open_instrument
-from opatlas.run.instruments.sample_filters import UnthrottledInstrument
-from opatlas.text import first_line
+from opatlas.row.versions import cuda_version
+from opatlas.run.devices.device import Accelerator, DeviceDescription, DeviceKind, DeviceSpec, Islands
+from opatlas.run.devices.device_lock import device_lock
+from opatlas.run.devices.discovery import is_hidden, pin_devices, visible_ids
+from opatlas.run.devices.fatal_errors import FatalErrors, any_of
+from opatlas.run.devices.nvml import GpuState, Nvml, gpu_state, nvlink_islands
+from opatlas.run.devices.system import read_text, run_tool
+from opatlas.text import first_line, parse_whole
+
+if TYPE_CHECKING:
+    from opatlas.run.instruments.instrument import Instrument, MeasureSettings
+
+#: Codes, names and words of errors that are fatal: enums cudaError (cudaError...) and CUresult (CUDA_ERROR_...) of the
+#: CUDA Runtime and Driver APIs, cudaGetErrorString of CUDA 13.0.
+_FATAL = """\
+226 Contained CONTAINED Invalid access of peer GPU memory over nvlink or a hardware error
+700 IllegalAddress ILLEGAL_ADDRESS an illegal memory access was encountered
+702 LaunchTimeout LAUNCH_TIMEOUT the launch timed out and was terminated
+710 Assert ASSERT device-side assert triggered
+714 HardwareStackError HARDWARE_STACK_ERROR hardware stack error
+715 IllegalInstruction ILLEGAL_INSTRUCTION an illegal instruction was encountered
+716 MisalignedAddress MISALIGNED_ADDRESS misaligned address
+717 InvalidAddressSpace INVALID_ADDRESS_SPACE operation not supported on global/shared address space
+718 InvalidPc INVALID_PC invalid program counter
+719 LaunchFailure LAUNCH_FAILED unspecified launch failure
+721 TensorMemoryLeak TENSOR_MEMORY_LEAK tensor memory not completely freed
+810 MpsClientTerminated MPS_CLIENT_TERMINATED the MPS client has been terminated by the server
+911 ExternalDevice EXTERNAL_DEVICE an async error has occured in external entity outside of CUDA
+"""
+#: Not documented as fatal. But no argument of an operator causes these errors: the hardware failed, or the driver does
+#: not serve this process any more.
+_UNSERVED = """\
+46 DevicesUnavailable DEVICE_UNAVAILABLE CUDA-capable device(s) is/are busy or unavailable
+214 ECCUncorrectable ECC_UNCORRECTABLE uncorrectable ECC error encountered
+220 NvlinkUncorrectable NVLINK_UNCORRECTABLE uncorrectable NVLink error detected during the execution
+709 ContextIsDestroyed CONTEXT_IS_DESTROYED context is destroyed
+802 SystemNotReady SYSTEM_NOT_READY system not yet initialized
+805 MpsConnectionFailed MPS_CONNECTION_FAILED MPS client failed to connect to the MPS control daemon or the MPS server
+806 MpsRpcFailure MPS_RPC_FAILURE the remote procedural call between the MPS server and the MPS client failed
+807 MpsServerNotReady MPS_SERVER_NOT_READY MPS server is not ready to accept new MPS client requests
+808 MpsMaxClientsReached MPS_MAX_CLIENTS_REACHED the hardware resources required to create MPS client have been \
+exhausted
+809 MpsMaxConnectionsReached MPS_MAX_CONNECTIONS_REACHED the hardware resources required to support device connections \
+have been exhausted
+999 Unknown UNKNOWN unknown error
+"""
+
+
+def _fatal_errors() -> FatalErrors:
+    lines = (line.split(" ", 3) for line in (_FATAL + _UNSERVED).splitlines())
+    errors = {
+        int(code): ((f"cudaError{name}", f"CUDA_ERROR_{driver_name}"), (words,))
+        for code, name, driver_name, words in lines
+    }
+    names = [name for names, _ in errors.values() for name in names]
+    words = [text for _, texts in errors.values() for text in texts]
+    return FatalErrors(
+        "CUDA",
+        errors,
+        # "CUDA error: 700", "CUDA driver error (700)", "cuda runtime error (700) :", "Cuda failure 700 '...'" (NCCL).
+        number=re.compile(
+            r"\bcuda[ _]?(?:driver |runtime )?(?:error|failure|status)(?: code)?[\s=:(]{1,3}(\d{1,4})(?!\w|\.\d)",
+            re.IGNORECASE,
+        ),
+        # Words count only after "CUDA" in a line ("CUDA error:", "Triton Error [CUDA]:").
+        texts=re.compile(rf"\b({any_of(names)})\b|(?<![\w-])({any_of(words)})(?!\w)"),
+        context="cuda",
+        # Status of a CUDA library's operator after the failure of its own kernel or of an earlier kernel.
+        failed=re.compile(r"\b(?:CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_EXECUTION_FAILED\w*|CUFFT_EXEC_FAILED)\b"),
+        memory=re.compile(
+            r"\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bCU[A-Z]+_(?:STATUS_)?ALLOC_FAILED\b"
+        ),
+    )
+
+
+#: Version of the loaded kernel module, also visible in containers.
+_NVIDIA_MODULE = Path("/sys/module/nvidia/version")
+#: Without persistence mode nvidia-smi loads the driver first, which takes seconds for each GPU.
+_TIMEOUT_S = 60
+_GPU = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)$", re.MULTILINE)
+
+
+class Cuda(DeviceKind):
+    """The kind of NVIDIA GPUs."""
+
+    name = "cuda"
+    rank = 2
+    device_names = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
+    software = "torch{torch}_cuda{cuda}"
+    library = "nccl"
+    library_version = "{nccl}"
+    assumed_s_a_row = 0.05
+    opener = "opatlas.run.devices.cuda:CudaDevice"
+    backend = "nccl"
+    visible = "CUDA_VISIBLE_DEVICES"
+    tool = "nvidia-smi"
+    instruments: ClassVar[Mapping[str, str]] = {
+        "cupti": "opatlas.run.instruments.cupti:open_cupti",
+        "kineto": "opatlas.run.instruments.kernel_records:open_kineto",
+        "cuda-events": "opatlas.run.instruments.timers:open_device_events",
+    }
+    events = "cuda-events"
+    resource = "GPU"
+    kernel_language = "triton"
+    dispatch_key = "CUDA"
+    has_float64 = True
+    has_bytes = True
+    fatal_errors = _fatal_errors()
+
+    def is_present(self) -> bool:
+        return not is_hidden(self.visible) and bool(cuda_version()) and bool(list_gpus())
+
+    def find(self, name: str | None) -> list[DeviceSpec]:
+        """Returns a spec for each visible GPU, or each visible GPU of a name. Raises OpAtlasError if no GPU fits."""
+        present = list_gpus()
+        if not present:
+            raise OpAtlasError(
+                f"--device {name or self.name}: there is no NVIDIA GPU here (nvidia-smi shows none, or is not on "
+                f"PATH): in a container, pass the GPUs on (docker run --gpus all ...); leave --device out to replay on "
+                f"another device"
+            )
+        ids = visible_ids(self.visible, len(present))
+        if not ids:
+            raise OpAtlasError(
+                f"{self.visible} shows none of the {len(present)} GPUs here: unset it, or list some (0,1)"
+            )
+        visible = {entry: _gpu(entry, present) for entry in ids}
+        names = {gpu.name for gpu in visible.values()}
+        if name is None and len(names) > 1:
+            raise OpAtlasError(
+                f"the visible GPUs are {' and '.join(sorted(names))}, whose durations belong into separate folders: "
+                f"name one with --device, or list GPUs of one kind in {self.visible}"
+            )
+        # CUDA numbers unlike GPUs by speed, and nvidia-smi by PCI bus. A UUID names the same GPU for both.
+        by_uuid = self.visible not in os.environ or len({gpu.name for gpu in present}) > 1
+        chosen = [gpu.uuid if by_uuid else entry for entry, gpu in visible.items() if name in (None, gpu.name)]
+        if not chosen:
+            raise OpAtlasError(
+                f"--device {name} is not among the visible GPUs ({', '.join(sorted(names))}): name one of them"
+            )
+        return pin_devices(DeviceSpec(self.name, name=name or names.pop()), self.visible, chosen)
+
+    def driver_version(self) -> str | None:
+        asked = ("--query-gpu=driver_version", "--format=csv,noheader")
+        said = read_text(_NVIDIA_MODULE) or run_tool(self.tool, *asked, timeout_s=_TIMEOUT_S)
+        return said.partition("\n")[0].strip()
+
+    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> GpuState | None:
+        return gpu_state(spec.pinned[1], own, opened) if spec.pinned is not None else None
+
+    def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
+        return nvlink_islands(devices)
+
+
+KIND = Cuda()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that nvidia-smi shows.
+
+    Attributes:
+        index: position on the PCI bus.
+        name: slug of its product name: "NVIDIA_H200".
+        uuid: "GPU-..."; identifies the GPU in CUDA_VISIBLE_DEVICES independently of the order.
+    """
+
+    index: int
+    name: str
+    uuid: str
+
+
+def list_gpus() -> tuple[Gpu, ...]:
+    """Returns the GPUs of this machine or container; () if nvidia-smi is missing or fails. MIG instances are none."""
+    shown = run_tool(KIND.tool, "-L", timeout_s=_TIMEOUT_S)
+    return tuple(Gpu(int(index), slug(name), uuid) for index, name, uuid in _GPU.findall(shown))
+
+
+def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
+    """Returns the GPU of an entry of CUDA_VISIBLE_DEVICES: a number of nvidia-smi, or the beginning of a UUID.
+
+    Raises:
+        OpAtlasError: the entry names no GPU.
+    """
+    index = parse_whole(entry)
+    found = present[index] if index is not None else next((gpu for gpu in present if gpu.uuid.startswith(entry)), None)
+    if found is None:
+        raise OpAtlasError(
+            f"{KIND.visible} names {entry!r}, which is not among the GPUs here "
+            f"({', '.join(gpu.uuid for gpu in present)}); parts of a GPU (MIG) are not replayed on"
+        )
+    return found
+
 
 #: Bytes read per byte of L2 cache. More than one, because a policy other than least-recently-used keeps some lines in
 #: one pass. Factors of one, two and eight gave the same durations on an H200.
 _FLUSH_FACTOR = 1.5
-#: Row length of the flush buffer. Row sums are one launch; a sum of all elements also launches a fill.
-_FLUSH_WIDTH = 4096
 
 
-class CudaDevice:
+class CudaDevice(Accelerator):
     """The only GPU that this process sees. Rows of concurrent sessions run one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
@@ -39,28 +221,31 @@ class CudaDevice:
             OpAtlasError: torch has no CUDA support, or the driver or the device is missing; with the remedy.
             DeviceUnhealthy: the device exists but cannot be opened.
         """
+        import torch
+
         _expect_visible()
-        self.torch_device = torch.device("cuda", 0)
-        self._settings = settings
-        self._spec = spec
+        self.spec, self.settings, self.module = spec, settings, torch.cuda
+        self.torch_device = torch.device(KIND.name, 0)
         try:
             torch.cuda.set_device(self.torch_device)
             self._properties = torch.cuda.get_device_properties(self.torch_device)
-            rows = math.ceil(_FLUSH_FACTOR * self._properties.L2_cache_size / (4 * _FLUSH_WIDTH))
-            self._flush_buffer = torch.ones(rows, _FLUSH_WIDTH, device=self.torch_device)
-            self._flushed = torch.empty(rows, device=self.torch_device)
+            self.flush_bytes = int(_FLUSH_FACTOR * self._properties.L2_cache_size)
+            self.flush_cache()
         except RuntimeError as error:
             raise DeviceUnhealthy(f"{spec} cannot be opened: {first_line(str(error))}") from error
         self._uuid = f"GPU-{self._properties.uuid}"
-        self._nvml = open_nvml(self._uuid)
-        self._lock = device_lock(self._uuid)
+        self._nvml = Nvml(self._uuid)
+        self.lock = device_lock(self._uuid)
         # Rows of FLOAT compute in float32. For matrix products this is torch's default.
         torch.backends.cudnn.allow_tf32 = False
 
     def describe(self) -> DeviceDescription:
+        import torch
+        from torch.distributed import is_nccl_available
+
         major, minor = torch.cuda.get_device_capability(self.torch_device)
         return DeviceDescription(
-            name=self._spec.name or slug(self._properties.name),
+            name=self.spec.name or slug(self._properties.name),
             facts={
                 "uuid": self._uuid,
                 "torch": str(torch.__version__),
@@ -77,41 +262,15 @@ class CudaDevice:
         )
 
     def instrument(self) -> Instrument:
-        return UnthrottledInstrument(open_instrument("cuda", self._settings), self._nvml.throttles)
+        from opatlas.run.instruments.sample_filters import UnthrottledInstrument
 
-    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
-        return impl
-
-    def available_bytes(self) -> int:
-        """Returns the device's free memory plus the unused memory of torch's allocator, in bytes."""
-        free, _ = torch.cuda.mem_get_info(self.torch_device)
-        # One call, because memory_reserved and memory_allocated each sort about a hundred statistics (0.2 ms a row).
-        bytes_of = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
-        held = bytes_of["reserved_bytes"]["all"]["current"] - bytes_of["allocated_bytes"]["all"]["current"]
-        return int(free + held)
-
-    def release_memory(self) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()
-
-    def probe(self) -> None:
-        probe(self.torch_device)
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.torch_device)
-
-    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
-        # The buffer is read, because written lines would be written back during the next sample.
-        torch.sum(self._flush_buffer, dim=1, out=self._flushed)
-
-    def locked(
-        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
-    ) -> AbstractContextManager[object]:
-        return self._lock.held(when_waiting, when_taken, limit_s)
+        return UnthrottledInstrument(super().instrument(), self._nvml.throttles)
 
 
 def _expect_visible() -> None:
     """Raises OpAtlasError if torch cannot use a GPU."""
+    import torch
+
     if torch.version.cuda is None:
         raise OpAtlasError(
             f"torch {torch.__version__} was built without CUDA: install a build for CUDA to replay on the GPU, "
@@ -119,8 +278,8 @@ def _expect_visible() -> None:
         )
     if torch.cuda.device_count():
         return
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(KIND.visible)
     raise OpAtlasError(
-        f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}): check with nvidia-smi that the driver is "
+        f"torch.cuda finds no GPU ({KIND.visible} is {visible!r}): check with nvidia-smi that the driver is "
         f"new enough for this torch's CUDA {torch.version.cuda}"
     )

@@ -1,49 +1,29 @@
-"""Defines devices: the kinds, the specification, the description, and the operations of an opened device.
-
-torch is imported only when a device is opened.
-"""
+"""Devices: what a session asks of a kind of device without torch, and what an opened device does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from opatlas.row.errors import DeviceUnhealthy
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.row.errors import DeviceUnhealthy, ReplayError
+from opatlas.row.kind import Kind, kinds
 
 if TYPE_CHECKING:
     import torch
 
-    from opatlas.run.devices.device_lock import LockHolder
+    from opatlas.run.devices.device_lock import DeviceLock, LockHolder
+    from opatlas.run.devices.fatal_errors import FatalErrors
+    from opatlas.run.instruments.instrument import Instrument, MeasureSettings
+
+Facts: TypeAlias = Mapping[str, "str | int | float"]
 
 #: Length of the sides of the matrices that `probe` multiplies.
 _PROBE_SIZE = 64
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of device.
-
-    Attributes:
-        opener: "module:class" of the class that opens a device of this kind.
-        backend: name of the torch.distributed backend that transfers tensors between its ranks.
-        ranks_share: whether all ranks of a node share one device; otherwise each rank has a device of its own.
-    """
-
-    opener: str
-    backend: str
-    ranks_share: bool = False
-
-
-#: The kinds of devices, by the name of torch's device type.
-KINDS: Mapping[str, Kind] = {
-    "npu": Kind("opatlas.run.devices.npu:NpuDevice", backend="hccl"),
-    "cuda": Kind("opatlas.run.devices.cuda:CudaDevice", backend="nccl"),
-    "cpu": Kind("opatlas.run.devices.cpu:CpuDevice", backend="gloo", ranks_share=True),
-}
 
 
 @dataclass(frozen=True)
@@ -51,12 +31,12 @@ class DeviceSpec:
     """The device that a process is to open.
 
     Attributes:
-        kind: a name in `KINDS`, or any name if `opener` is given.
+        kind: the name of a kind of `kinds()`, or any name if `opener` is given.
         index: the device's number among the visible devices, from 0.
         pinned: the environment variable that makes this device alone visible to a process, and its value;
             None if there is no choice of devices.
         opener: "module:name" of a callable that takes the spec and the settings and returns the opened device;
-            "" for the kinds in `KINDS`.
+            "" for that of the kind.
         name: name of the device's database folder; "" if it is not known.
         sees_no_other: whether the process sees only this device. Otherwise it sees all devices and opens `index`.
     """
@@ -85,51 +65,192 @@ class DeviceDescription:
     """
 
     name: str
-    facts: Mapping[str, str | int | float]
+    facts: Facts
     kind: str = ""
-    state: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
+    state: Facts = field(default_factory=dict, compare=False)
     no_custom_operators: str = ""
 
 
-class Device(Protocol):
-    """An opened device, which this process owns."""
+@dataclass(frozen=True)
+class DeviceState:
+    """The present state of a device that others may use too; manifests store it."""
 
-    @property
-    def torch_device(self) -> torch.device:
-        """Returns the device on which the tensors of rows are created."""
-        ...
+    def disturbances(self) -> list[str]:
+        """Returns a phrase with numbers for each likely disturbance; [] on a quiet device."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Islands:
+    """Groups of devices with a fast link between them.
+
+    Attributes:
+        size: number of neighbouring devices in each island, if all islands have the same size; 1: there is no link;
+            None: not known, or islands of different sizes.
+        why: description of the found connections; "" where nobody tells them.
+    """
+
+    size: int | None
+    why: str
+
+
+class InstrumentMissing(OpAtlasError):
+    """An instrument cannot work on this machine; the message contains the remedy."""
+
+
+class DeviceKind(Kind):
+    """What a session asks of a kind of device without torch. The kind's file sets what differs from a CPU.
+
+    Attributes:
+        opener: "module:class" of the class that opens a device of this kind.
+        backend: the backend of torch.distributed that transfers tensors between ranks.
+        ranks_share: whether all ranks of a node share one device; otherwise each rank has a device of its own.
+        visible: the variable that lists the visible devices; a process numbers the listed devices from 0. "": none.
+        tool: the command of the vendor that shows the devices.
+        remedy: what to do where there is no such device.
+        instruments: "module:function" of each instrument by name, the best one first; it takes the settings.
+        events: the instrument that needs no profiler; None: there is none.
+        default_device: the device whose grid one without a name has.
+        grids: by product the grid of its devices, and the sizes of the groups that are measured by default; () for all.
+        resource: the resource of a cluster of Ray that counts these devices; "" for none.
+        kernel_language: what a model writes kernels in.
+        dispatch_key: the key of torch's dispatcher for operators on these devices.
+        has_float64: whether formulas can be computed in float64 there.
+        has_bytes: whether torch reads the bytes of a tensor there.
+        fatal_errors: the errors after which a process cannot use the device; None: there are none.
+    """
+
+    opener = ""
+    backend = ""
+    ranks_share = False
+    visible = ""
+    tool = ""
+    instruments: ClassVar[Mapping[str, str]] = {}
+    events: str | None = None
+    default_device = ""
+    grids: ClassVar[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    resource = ""
+    kernel_language = "torch"
+    dispatch_key = ""
+    has_float64 = False
+    has_bytes = False
+    fatal_errors: FatalErrors | None = None
+
+    def preferred_instrument(self, name: str | None) -> str:
+        """Returns the instrument of a name; by default the best one, which may not work on this machine.
+
+        Raises:
+            OpAtlasError: devices of this kind do not have the instrument.
+        """
+        if name is not None and name not in self.instruments:
+            raise OpAtlasError(f"--instrument {name}: devices of kind {self.name} offer {', '.join(self.instruments)}")
+        return name or next(iter(self.instruments))
+
+    def group_instrument(self, name: str | None) -> str:
+        """Returns the name of the instrument for a group of devices, as `preferred_instrument` does."""
+        return self.preferred_instrument(name)
+
+    def open_instrument(self, settings: MeasureSettings) -> Instrument:
+        """Opens the instrument of the settings, by default the best working one, for the device of this process.
+
+        Imports torch.
+
+        Raises:
+            OpAtlasError: devices of this kind do not have the instrument.
+            InstrumentMissing: the instrument does not work on this machine.
+        """
+        missing: list[str] = []
+        named = settings.instrument
+        for name in self.instruments if named is None else [self.preferred_instrument(named)]:
+            module, _, maker = self.instruments[name].partition(":")
+            try:
+                instrument: Instrument = getattr(import_module(module), maker)(self.name, settings)
+            except InstrumentMissing as error:
+                missing.append(f"{name}: {error}")
+            else:
+                return instrument
+        raise InstrumentMissing("; ".join(missing))
+
+    def is_present(self) -> bool:
+        """Returns whether a session takes these devices without --device: they are there, usable and not hidden."""
+        return False
+
+    def find(self, name: str | None) -> list[DeviceSpec]:
+        """Returns a spec for each visible device, or for each of a name. Raises OpAtlasError if there is none."""
+        raise NotImplementedError(self.name)
+
+    def name_remedy(self) -> str:
+        """Returns why the name of the database's folder is not known, and what to do."""
+        return (
+            f"the database of devices of kind {self.name} is not known: give its folder with --database-path, or set "
+            "the name of the DeviceSpec (pytest_opatlas_devices)"
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Returns the variables that a process needs before it imports torch and opens a device."""
+        return {}
+
+    def driver_version(self) -> str | None:
+        """Returns the driver's version for the manifest; "" if it is not known, None if there is no driver."""
+        return None
+
+    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> DeviceState | None:
+        """Returns the state of a device; None where nobody tells it.
+
+        Args:
+            own: ids of the session's processes.
+            opened: whether a process of the session may use the device.
+        """
+        return None
+
+    def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
+        """Returns how the devices of a node are linked."""
+        return Islands(None, "")
+
+    def communicator_name(self, rank: int) -> str:
+        """Returns the name of a communicator of all ranks for kernels that communicate (torch.distributed is up)."""
+        from torch import distributed
+
+        world = distributed.group.WORLD
+        assert world is not None
+        return str(world.group_name)
+
+    def error_of(self, message: str) -> ReplayError | None:
+        """Returns the error of a row for a message about missing software of the device; None for others."""
+        return None
+
+
+def device_kinds() -> Mapping[str, DeviceKind]:
+    """Returns the kinds of devices by name, those that a session prefers first."""
+    return cast("Mapping[str, DeviceKind]", kinds())
+
+
+def kind_named(name: str) -> DeviceKind:
+    """Returns the kind of a name; for the kind of a user's own devices one that offers nothing."""
+    return device_kinds().get(name) or DeviceKind(name)
+
+
+class Device:
+    """An opened device, which this process owns. Its methods are those of a CPU, but for what has no default.
+
+    Attributes:
+        torch_device: the device on which the tensors of rows are created.
+        spec, settings: what it was opened with.
+        lock: the lock of the device; rows of concurrent sessions run one at a time.
+    """
+
+    torch_device: torch.device
+    spec: DeviceSpec
+    settings: MeasureSettings
+    lock: DeviceLock
 
     def describe(self) -> DeviceDescription:
         """Returns facts for the run manifest."""
-        ...
-
-    def instrument(self) -> Instrument:
-        """Returns the instrument that the settings name, by default the best available one. Raises OpAtlasError."""
-        ...
-
-    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
-        """Returns the function to time: the replay's `impl`, or on an NPU the call named `npu`. Raises Unsupported."""
-        ...
+        raise NotImplementedError
 
     def available_bytes(self) -> int:
         """Returns the memory that a row may use, in bytes."""
-        ...
-
-    def release_memory(self) -> None:
-        """Frees the cached memory of earlier rows."""
-        ...
-
-    def probe(self) -> None:
-        """Runs an operation with a known result.
-
-        Raises:
-            DeviceUnhealthy: the result is wrong. Errors of the device are raised unchanged.
-        """
-        ...
-
-    def synchronize(self) -> None:
-        """Waits until all launched work has ended."""
-        ...
+        raise NotImplementedError
 
     def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
         """Removes the row's data from all caches before the next launch begins.
@@ -138,7 +259,36 @@ class Device(Protocol):
             touched: all tensors that the row reads and writes; None if the tensors are not known. A device may flush
                 other data, too.
         """
-        ...
+        raise NotImplementedError
+
+    def instrument(self) -> Instrument:
+        """Returns the instrument that the settings name, by default the best available one. Raises OpAtlasError."""
+        return kind_named(self.torch_device.type).open_instrument(self.settings)
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        """Returns the function to time: the replay's `impl`, or on an NPU the call named `npu`. Raises Unsupported."""
+        return impl
+
+    def release_memory(self) -> None:
+        """Frees the cached memory of earlier rows."""
+        gc.collect()
+
+    def probe(self) -> None:
+        """Runs an operation with a known result.
+
+        Raises:
+            DeviceUnhealthy: the result is wrong. Errors of the device are raised unchanged.
+        """
+        probe(self.torch_device)
+
+    def synchronize(self) -> None:
+        """Waits until all launched work has ended. Calls on a CPU return when they have ended."""
+
+    def bounded_memory(self) -> AbstractContextManager[None]:
+        """Returns a context in which an allocation beyond the available memory fails before the system kills."""
+        from contextlib import nullcontext
+
+        return nullcontext()
 
     def locked(
         self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
@@ -153,7 +303,46 @@ class Device(Protocol):
         Raises:
             DeviceGone: the wait exceeded the limit.
         """
-        ...
+        return self.lock.held(when_waiting, when_taken, limit_s)
+
+
+class Accelerator(Device):
+    """A device with memory of its own, of which torch has a module (torch.cuda, torch.npu)."""
+
+    #: torch's module.
+    module: Any
+    #: Bytes that a flush reads.
+    flush_bytes: int
+    _flush: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+        import torch
+
+        if self._flush is None:
+            rows = -(-self.flush_bytes // (4 * _FLUSH_WIDTH))
+            buffer = torch.ones(rows, _FLUSH_WIDTH, device=self.torch_device)
+            self._flush = buffer, torch.empty(rows, device=self.torch_device)
+        # The buffer is read, because written lines would be written back during the next sample.
+        torch.sum(self._flush[0], dim=1, out=self._flush[1])
+
+    def available_bytes(self) -> int:
+        """Returns the device's free memory plus the unused memory of torch's allocator, in bytes."""
+        free, _ = self.module.mem_get_info(self.torch_device)
+        # One call, because memory_reserved and memory_allocated each sort about a hundred statistics (0.2 ms a row).
+        bytes_of = self.module.memory_stats_as_nested_dict(self.torch_device)
+        held = bytes_of["reserved_bytes"]["all"]["current"] - bytes_of["allocated_bytes"]["all"]["current"]
+        return int(free + held)
+
+    def release_memory(self) -> None:
+        gc.collect()
+        self.module.empty_cache()
+
+    def synchronize(self) -> None:
+        self.module.synchronize(self.torch_device)
+
+
+#: Row length of the flush buffer. Row sums are one launch; a sum of all elements also launches a fill.
+_FLUSH_WIDTH = 4096
 
 
 def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
@@ -162,7 +351,7 @@ def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
     Raises:
         OpAtlasError: the device does not exist here; the message names a remedy.
     """
-    module, _, name = (spec.opener or KINDS[spec.kind].opener).partition(":")
+    module, _, name = (spec.opener or kind_named(spec.kind).opener).partition(":")
     device: Device = getattr(import_module(module), name)(spec, settings)
     return device
 

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.run.devices.cgroups import ROOT, Periods, cpu_periods, cpu_quota, usable_cores
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.system import read_text
+from opatlas.run.devices.system import ROOT, Periods, cpu_periods, cpu_quota, read_text, usable_cores
 from opatlas.text import parse_real, parse_whole
 
 #: With more runnable threads of other processes than this, a thread of a row probably has to wait for a core.

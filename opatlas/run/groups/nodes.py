@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from opatlas.run.devices.cgroups import available_cores
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import ranks_share
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.system import available_cores
 from opatlas.run.group_spec import GroupSpec
 
 #: Default number of ranks that share a CPU: enough to try a kernel that communicates.
@@ -76,7 +75,7 @@ class GroupNodes:
 
     @property
     def _share_cores(self) -> bool:
-        return bool(self.devices) and ranks_share(self.devices[0].kind)
+        return bool(self.devices) and kind_named(self.devices[0].kind).ranks_share
 
     def _for_ranks(self, spec: GroupSpec, working: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
         """Returns the devices that the ranks of a node may own; ranks share a CPU."""

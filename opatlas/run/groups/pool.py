@@ -9,17 +9,14 @@ from itertools import takewhile
 
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import (
-    INSTRUMENTS,
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    preferred_group_instrument,
-    preferred_instrument,
 )
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.device_pool import ExcludedDevices
@@ -132,9 +129,10 @@ class GroupPool:
         return [device for device in self._nodes.devices if self._excluded.reason(device) is None]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if kind not in INSTRUMENTS or preferred_instrument(kind, self._settings.instrument) != MSPROF:
+        device_kind, named = kind_named(kind), self._settings.instrument
+        if not device_kind.instruments or device_kind.preferred_instrument(named) != MSPROF:
             return self._settings
-        chosen = preferred_group_instrument(kind, self._settings.instrument)
+        chosen = device_kind.group_instrument(named)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
-from opatlas.run.devices.device import KINDS, DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.messages import StepReport
@@ -260,7 +260,7 @@ class GroupProcess(ChildExecutor):
             reason: why the ranks did not meet while each saw only its own device.
         """
         specs = [each.spec for each in self._starts]
-        if any(spec.kind not in KINDS or KINDS[spec.kind].backend != "hccl" or not spec.pinned for spec in specs):
+        if any(kind_named(spec.kind).backend != "hccl" or not spec.pinned for spec in specs):
             return False
         self._all_visible = reason
         self._starts = [replace(each, spec=replace(each.spec, sees_no_other=False)) for each in self._starts]

@@ -15,12 +15,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
 from opatlas.row.status import Status
-from opatlas.run.devices.device import KINDS
-from opatlas.run.devices.discovery import device_environment, ranks_share
+from opatlas.run.devices.device import kind_named
+from opatlas.run.devices.discovery import device_environment
 from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from opatlas.run.groups.messages import DeviceOpened, RankHello, RankJoined, StepReport, connect
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -76,7 +76,8 @@ def main(address: str, *, under_launcher: bool) -> None:
             from opatlas.run.runner import Runner
 
             runner = Runner(
-                start.spec, _with_shared_cores(start.settings) if ranks_share(start.spec.kind) else start.settings
+                start.spec,
+                _with_shared_cores(start.settings) if kind_named(start.spec.kind).ranks_share else start.settings,
             )
             runner.probe()
             channel.send(DeviceOpened())
@@ -93,7 +94,7 @@ def main(address: str, *, under_launcher: bool) -> None:
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, did_not_meet=True))
             return
-        locks_device = not ranks_share(start.spec.kind) or _is_first_of_host(group)
+        locks_device = not kind_named(start.spec.kind).ranks_share or _is_first_of_host(group)
         _serve(channel, answers, runner, group, locks_device=locks_device)
     if not under_launcher:
         exit_without_cleanup()
@@ -113,26 +114,14 @@ def _join_group(rank: int, size: int, device: torch.device, report: Callable[[in
     from opatlas.run.group import BARRIER_ELEMENTS, Group
 
     # One backend for each type of device; the ranks agree over that of the host.
-    backends = {type_: KINDS[type_].backend for type_ in ("cpu", device.type) if type_ in KINDS}
+    backends = {type_: kind_named(type_).backend for type_ in ("cpu", device.type) if kind_named(type_).backend}
     distributed.init_process_group(
         ",".join(f"{type_}:{backend}" for type_, backend in backends.items()),
         # Rows have deadlines of their own, which name the rank that is late.
         timeout=datetime.timedelta(days=1),
     )
-    world = distributed.group.WORLD
-    assert world is not None
-
-    def find_name() -> str:
-        if device.type != "npu":
-            return str(world.group_name)
-        # Kernels that communicate need a communicator that nobody else uses, not even torch's collectives
-        # (op-plugin's pages of npu_moe_distribute_dispatch); vllm-ascend makes one for them too.
-        own: Any = distributed.new_group(backend=KINDS["npu"].backend)
-        # The name that HCCL gives its communicator; torch has none for it.
-        return str(own._get_backend(torch.device("npu")).get_hccl_comm_name(rank))
-
     tensor = None if device.type == "cpu" else torch.zeros(BARRIER_ELEMENTS, device=device)
-    group = Group(rank, size, find_name, report, _barrier_tensor=tensor)
+    group = Group(rank, size, lambda: kind_named(device.type).communicator_name(rank), report, _barrier_tensor=tensor)
     group.barrier()
     group.device_barrier()
     if tensor is not None:
@@ -167,7 +156,7 @@ def _is_first_of_host(group: Group) -> bool:
 
 def _with_shared_cores(settings: MeasureSettings) -> MeasureSettings:
     """Returns the settings with this rank's share of the cores of a CPU."""
-    from opatlas.run.devices.cgroups import available_cores
+    from opatlas.run.devices.system import available_cores
 
     return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
 

@@ -12,7 +12,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.location import implementation_label, public_version
 from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.directory import BrokenFiles, Finder, read_directory
-from opatlas.run.implementations.implementation import DEFAULT_DEVICES, TORCH, Implementation, default_name
+from opatlas.run.implementations.implementation import TORCH, Implementation, default_devices, default_name
 from opatlas.run.implementations.marks import Marks, read_marks
 from opatlas.text import suggest
 
@@ -43,7 +43,7 @@ def shipped() -> Mapping[str, Implementation]:
 def every_implementation() -> list[Implementation]:
     """Returns what is measured without --implementation on each kind of device, with its version, and all shipped."""
     defaults = []
-    for name, kinds in DEFAULT_DEVICES.items():
+    for name, kinds in default_devices().items():
         version, missing = installed((name,))
         defaults.append(Implementation(name, version, _ABOUT_DEFAULT, devices=kinds, missing=missing))
     return [*defaults, *shipped().values()]
@@ -109,7 +109,7 @@ def _read_own(
 ) -> list[Implementation]:
     """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
     found = read_directory(Path(place), find, broken=broken)
-    taken = {ALL, *DEFAULT_DEVICES, *shipped()}
+    taken = {ALL, *default_devices(), *shipped()}
     for each in found:
         if each.name in taken:
             raise OpAtlasError(f"{place}: {each.name} is the name of another implementation: rename the folder or file")

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from opatlas.row.kind import Kind, kinds
 from opatlas.row.location import implementation_label
 from opatlas.run.implementations.contract import KernelSource
 
-#: What is measured without --implementation, by kind of device; TORCH for devices of other kinds (`default_name`).
-DEFAULTS = {"npu": "torch_npu"}
-TORCH = "torch"
-#: The defaults, with the kinds of devices that they are the default of, apart from a user's own kind.
-DEFAULT_DEVICES = {TORCH: ("cuda", "cpu"), **{name: (kind,) for kind, name in DEFAULTS.items()}}
+#: What is measured without --implementation on devices of a user's own kind.
+TORCH = Kind.implementation
 
 
 def default_name(kind: str) -> str:
     """Returns the name of what is measured on devices of a kind without --implementation."""
-    return DEFAULTS.get(kind, TORCH)
+    return kinds()[kind].implementation if kind in kinds() else TORCH
+
+
+def default_devices() -> Mapping[str, tuple[str, ...]]:
+    """Returns the kinds of devices of each default, apart from a user's own kind."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, kind in kinds().items():
+        found[kind.implementation] = (*found.get(kind.implementation, ()), name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Implementation:
     @property
     def is_default(self) -> bool:
         """Whether rows are measured so without --implementation: with torch, or on an NPU with its own calls."""
-        return self.name in (TORCH, *DEFAULTS.values())
+        return self.name in default_devices()
 
     @property
     def label(self) -> str:

@@ -13,6 +13,7 @@ import torch
 from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.row.signature import signature
 from opatlas.row.slots import Slot
+from opatlas.run.devices.device import kind_named
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.row_slots import RowSlots, is_blocked
 
@@ -53,7 +54,7 @@ class ReplayRow(RowSlots):
     @property
     def on_npu(self) -> bool:
         """Returns whether the NPU call is made: on an NPU, and on "meta", where tests prove the call."""
-        return self.device.type in ("npu", "meta")
+        return self.device.type == "meta" or kind_named(self.device.type).is_native
 
     def call_of(self, npu: str, impl: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the call that a replay makes before the timed kernel: the NPU call on an NPU, else `impl`.

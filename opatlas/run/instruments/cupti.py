@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from opatlas.row.errors import ReplayError
-from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSettings
+from opatlas.run.devices.device import InstrumentMissing
+from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords
 
 NAME = "cupti"
@@ -234,7 +235,7 @@ def loaded_library() -> Any:
     return ctypes.CDLL(loaded.pop())
 
 
-def open_cupti(settings: MeasureSettings) -> KernelRecords:
+def open_cupti(kind: str, settings: MeasureSettings) -> KernelRecords:
     """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
     recorder = CuptiRecorder(torch.cuda.synchronize)
     with recorder.recording() as records:

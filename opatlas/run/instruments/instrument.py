@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Protocol
 
-from opatlas.errors import OpAtlasError
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
 from opatlas.run.instruments.stop_rule import Rule
 
@@ -22,7 +19,7 @@ class MeasureSettings:
         cache: "cold" (caches are flushed before each sample) or "warm".
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: number of CPU threads of torch; None: one for each core that the process may use.
-        instrument: name of the instrument in `INSTRUMENTS`; None: the best one that works on the device.
+        instrument: name of the instrument in `DeviceKind.instruments`; None: the best one that works on the device.
         aic_metrics: group of hardware counters that Ascend's profilers record.
     """
 
@@ -39,23 +36,6 @@ MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
 #: The instruments that record a group of hardware counters.
 PROFILERS = (MSPROF, TORCH_NPU_PROFILER)
-#: The instrument without a profiler, by kind of device.
-EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
-#: The instruments by kind of device and name, the best instrument first. Each value is the "module:function" that opens
-#: the instrument, given the settings.
-INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"wall-clock": "opatlas.run.instruments.timers:open_wall_clock"},
-    "cuda": {
-        "cupti": "opatlas.run.instruments.cupti:open_cupti",
-        "kineto": "opatlas.run.instruments.kernel_records:open_kineto",
-        "cuda-events": "opatlas.run.instruments.timers:open_cuda_events",
-    },
-    "npu": {
-        MSPROF: "opatlas.run.instruments.npu_profilers:open_msprof",
-        TORCH_NPU_PROFILER: "opatlas.run.instruments.npu_profilers:open_torch_npu_profiler",
-        "npu-events": "opatlas.run.instruments.timers:open_npu_events",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -88,15 +68,11 @@ class Samples:
     throttled: str = ""
 
 
-class InstrumentMissing(OpAtlasError):
-    """An instrument cannot work on this machine; the message contains the remedy."""
-
-
 class Instrument(Protocol):
     """Measures the duration of any call.
 
     Attributes:
-        name: name of the instrument in `INSTRUMENTS`.
+        name: name of the instrument in `DeviceKind.instruments`.
     """
 
     name: str
@@ -111,54 +87,3 @@ class Instrument(Protocol):
             rule: a new rule for this row.
         """
         ...
-
-
-def preferred_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the requested instrument for devices of a kind; by default the best instrument of the kind.
-
-    `open_instrument` falls back to another instrument if the best one does not work on this machine.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-    """
-    offered = INSTRUMENTS[kind]
-    if name is not None and name not in offered:
-        raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
-    return name or next(iter(offered))
-
-
-def preferred_group_instrument(kind: str, name: str | None) -> str:
-    """Returns the name of the instrument for a group of devices: the requested or else the best instrument.
-
-    Without msprof on PATH the default is events instead of torch_npu's profiler, because CANN's profiler cannot be
-    started and stopped for each message in processes that communicate.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-    """
-    chosen = preferred_instrument(kind, name)
-    return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
-
-
-def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
-    """Opens the instrument of the settings, by default the best working instrument, for the device of this process.
-
-    Imports torch.
-
-    Raises:
-        OpAtlasError: devices of this kind do not have the instrument.
-        InstrumentMissing: the instrument does not work on this machine.
-    """
-    names = (
-        list(INSTRUMENTS[kind]) if settings.instrument is None else [preferred_instrument(kind, settings.instrument)]
-    )
-    missing: list[str] = []
-    for name in names:
-        module, _, maker = INSTRUMENTS[kind][name].partition(":")
-        try:
-            instrument: Instrument = getattr(import_module(module), maker)(settings)
-        except InstrumentMissing as error:
-            missing.append(f"{name}: {error}")
-        else:
-            return instrument
-    raise InstrumentMissing("; ".join(missing))

@@ -20,7 +20,8 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from opatlas.gc_pause import gc_paused
 from opatlas.row.errors import NoKernelLaunched, ReplayError
-from opatlas.run.instruments.instrument import InstrumentMissing, MeasureSettings, Samples
+from opatlas.run.devices.device import InstrumentMissing
+from opatlas.run.instruments.instrument import MeasureSettings, Samples
 from opatlas.run.instruments.stop_rule import Rule
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
@@ -223,7 +224,7 @@ class KinetoRecorder:
                 session.stop()
 
 
-def open_kineto(settings: MeasureSettings) -> KernelRecords:
+def open_kineto(kind: str, settings: MeasureSettings) -> KernelRecords:
     """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
     if ProfilerActivity.CUDA not in supported_activities():
         raise InstrumentMissing("this torch was built without kineto's CUDA support")

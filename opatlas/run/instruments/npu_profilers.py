@@ -85,14 +85,14 @@ class MarkedLaunches:
         return lambda: torch.neg(source, out=target)
 
 
-def open_msprof(settings: MeasureSettings) -> MarkedLaunches:
+def open_msprof(kind: str, settings: MeasureSettings) -> MarkedLaunches:
     """Opens the instrument of a process that runs under msprof."""
-    return marked_launches(MSPROF)
+    return marked_launches(MSPROF, kind)
 
 
-def marked_launches(profiler: str) -> MarkedLaunches:
+def marked_launches(profiler: str, kind: str) -> MarkedLaunches:
     """Returns an instrument that launches marks on the NPU of this process, for the profiler `profiler`."""
-    return MarkedLaunches(profiler, torch.device("npu"), torch.get_device_module("npu").synchronize)
+    return MarkedLaunches(profiler, torch.device(kind), torch.get_device_module(kind).synchronize)
 
 
 class TorchNpuProfiler:
@@ -100,25 +100,24 @@ class TorchNpuProfiler:
 
     name = TORCH_NPU_PROFILER
 
-    def __init__(self, metrics: str) -> None:
+    def __init__(self, kind: str, metrics: str) -> None:
         """`metrics` is the group of hardware counters, as in msprof's `--aic-metrics`."""
-        self._metrics = metrics
+        self._kind, self._metrics = kind, metrics
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         with TemporaryFolder("profile") as folder:
-            return sampled(folder, self._metrics, call, before_each, rule)
+            return self.sample_in(folder, call, before_each, rule)
 
-
-def sampled(
-    folder: Path, metrics: str, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule
-) -> Samples:
-    """Takes samples of a call in one session of the profiler, whose files remain in `folder`."""
-    marked = marked_launches(TORCH_NPU_PROFILER)
-    # Without a schedule, because kernels are lost between the profiler's warm-up and its recording.
-    with profiling(str(folder), metrics):
-        marked.launch_padding()
-        samples = marked.sample(call, before_each, rule)
-    return replace(samples, profiled=_read_samples(folder, samples))
+    def sample_in(
+        self, folder: Path, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule
+    ) -> Samples:
+        """Takes samples of a call in one session of the profiler, whose files remain in `folder`."""
+        marked = marked_launches(TORCH_NPU_PROFILER, self._kind)
+        # Without a schedule, because kernels are lost between the profiler's warm-up and its recording.
+        with profiling(str(folder), self._metrics):
+            marked.launch_padding()
+            samples = marked.sample(call, before_each, rule)
+        return replace(samples, profiled=_read_samples(folder, samples))
 
 
 def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
@@ -155,6 +154,6 @@ def _read_samples(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples
     return found
 
 
-def open_torch_npu_profiler(settings: MeasureSettings) -> TorchNpuProfiler:
+def open_torch_npu_profiler(kind: str, settings: MeasureSettings) -> TorchNpuProfiler:
     """Opens the instrument."""
-    return TorchNpuProfiler(settings.aic_metrics)
+    return TorchNpuProfiler(kind, settings.aic_metrics)

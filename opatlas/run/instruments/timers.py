@@ -64,7 +64,7 @@ def _calls_per_sample(call: Callable[[], object]) -> int:
         calls = min(_MOST_CALLS_PER_SAMPLE, calls * 2 if elapsed <= 0 else -(-calls * _SHORTEST_SAMPLE_NS // elapsed))
 
 
-def open_wall_clock(settings: MeasureSettings) -> WallClock:
+def open_wall_clock(kind: str, settings: MeasureSettings) -> WallClock:
     """Opens the wall clock."""
     return WallClock()
 
@@ -141,17 +141,9 @@ class DeviceEvents:
             calls = min(_MOST_CALLS_BETWEEN_EVENTS, wanted)
 
 
-def open_npu_events(settings: MeasureSettings) -> DeviceEvents:
-    """Opens events on the NPU of this process."""
+def open_device_events(kind: str, settings: MeasureSettings) -> DeviceEvents:
+    """Opens events on the device of this process."""
     import torch
 
-    npu: Any = torch.get_device_module("npu")
-    return DeviceEvents("npu-events", lambda: npu.Event(enable_timing=True), npu.synchronize)
-
-
-def open_cuda_events(settings: MeasureSettings) -> DeviceEvents:
-    """Opens events on the GPU of this process."""
-    import torch
-
-    cuda: Any = torch.cuda
-    return DeviceEvents("cuda-events", lambda: cuda.Event(enable_timing=True), cuda.synchronize)
+    module: Any = torch.get_device_module(kind)
+    return DeviceEvents(f"{kind}-events", lambda: module.Event(enable_timing=True), module.synchronize)

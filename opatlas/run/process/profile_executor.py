@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opatlas.capture.profile_samples import ProfileMatcher
+from opatlas.row.kind import native_kind
 from opatlas.row.location import UNNAMED_NPU
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
@@ -21,7 +22,7 @@ class ProfileExecutor:
             "summaries": len(profile.files),
             "launches": profile.account.ingested,
         }
-        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind="npu")
+        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind=native_kind().name)
 
     def describe(self) -> DeviceDescription:
         """Returns facts about the profile."""

@@ -1,8 +1,5 @@
-"""Plots of a database.
+"""Plots of the rows of a database as images.
 
-durations.py        plots of durations
-roofline.py         the roofline
-communication.py    plots of bandwidths of collectives
-writer.py           all plots of a database, as images
-figure.py           figures of matplotlib, written in one step
+figures.py   the roofline, and replays against captures
+writer.py    the images of a database
 """

@@ -17,10 +17,7 @@ from opatlas.progress import track
 from opatlas.row.durations import Duration, Source
 from opatlas.row.roofline import device_peak
 from opatlas.row.table import Row
-from opatlas.show.plots.communication import communication_plot
-from opatlas.show.plots.durations import comparison_plot, products_plot
-from opatlas.show.plots.figure import Plot, save
-from opatlas.show.plots.roofline import roofline_plot
+from opatlas.show.plots.figures import Plot, comparison_plot, roofline_plot, save
 from opatlas.text import pluralize
 
 PlotFormat = Literal["png", "svg", "pdf"]
@@ -28,8 +25,6 @@ PlotFormat = Literal["png", "svg", "pdf"]
 PLOTS = {
     "roofline": "matrix products or arithmetic with a duration",
     "microbench_against_profiling": "rows with a replayed and a captured duration",
-    "products": "matrix products of a weight with several M",
-    "bus_bandwidth": "messages of collectives with a duration",
 }
 _WAYS_SHOWN = 3
 
@@ -40,7 +35,7 @@ class WrittenPlots:
 
     Attributes:
         device: whose rows the plots show; "" if unknown.
-        rows: the number of rows or messages in each image.
+        rows: the number of rows in each image.
         missing: the plots without data.
         problems: messages about rows that cannot be read.
     """
@@ -51,14 +46,11 @@ class WrittenPlots:
     problems: Sequence[str]
 
 
-def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotFormat) -> WrittenPlots:
+def write_plots(database: Path, folder: Path, form: PlotFormat) -> WrittenPlots:
     """Writes the plots of a database into a folder, in which earlier ones are removed.
 
     Replays on another device than the database's are only in the plot against captures. Captures may come from another
-    device, and are left out of the others if there are replays. Compositions of torch operators are in no plot.
-
-    Args:
-        messages: the database of the collectives of the same device; None if there is none.
+    device, and are left out of the other if there are replays. Compositions of torch operators are in no plot.
 
     Raises:
         OpAtlasError: the database has no CSVs, or a file cannot be written.
@@ -75,14 +67,7 @@ def write_plots(database: Path, messages: Path | None, folder: Path, form: PlotF
     plots: dict[str, Plot | None] = {
         "roofline": roofline_plot(own, _title("Roofline", device, own), device_peak(device)),
         "microbench_against_profiling": comparison_plot([row for row, _ in both], _title_of_both(both, devices)),
-        "products": products_plot(own, device),
-        "bus_bandwidth": None,
     }
-    if messages is not None:
-        try:
-            plots["bus_bandwidth"] = communication_plot(messages)
-        except OpAtlasError as error:
-            problems.append(str(error))
     for name in PLOTS:
         for ending in get_args(PlotFormat):
             (folder / f"{name}.{ending}").unlink(missing_ok=True)

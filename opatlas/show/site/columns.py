@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -37,3 +37,27 @@ def word_column(values: Sequence[str]) -> dict[str, Any] | None:
     if len(codes) * 2 > len(values):
         return {"words": list(values)}
     return {"codes": [codes[word] for word in values], "of": list(codes)}
+
+
+def columns_of(
+    columns: Mapping[str, Sequence[Any]] | pd.DataFrame, words: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Returns columns of equal length for JavaScript, without empty ones.
+
+    Args:
+        words: the columns of words; None: those in which a cell is a text.
+    """
+    found: dict[str, Any] = {}
+    size = 0
+    for name, values in columns.items():
+        cells = list(values)
+        size = len(cells)
+        is_words = any(isinstance(cell, str) for cell in cells) if words is None else name in words
+        column = word_column([_word(cell) for cell in cells]) if is_words else number_column(cells)
+        if column is not None:
+            found[str(name)] = column
+    return {"rows": size, "columns": found}
+
+
+def _word(cell: Any) -> str:
+    return "" if cell is None or cell is pd.NA or cell != cell else str(cell)

@@ -1,25 +1,59 @@
-"""The contents of the pages that are no tables of rows: overview, comparisons, costs of models."""
+"""The contents of the pages that are no tables of rows: overview, comparisons, costs of models, registered pages."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from opatlas.ask.checks.overview import Overview
+import pandas as pd
+
 from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures
+from opatlas.ask.overview import read_overview
+from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.model_cost import ModelCost
+from opatlas.data.database import Database
+from opatlas.extensions import REPORT_PAGES, extensions
 from opatlas.row.roofline import device_peak
-from opatlas.show.site.columns import number_column, word_column
-from opatlas.show.site.diagnosis import RowJudge
+
+from .columns import columns_of
+from .rows import durations_of
 
 
-def overview_page(overview: Overview, judge: RowJudge) -> dict[str, Any]:
+class ReportPage:
+    """A page that registers itself, as a class (`opatlas.report_pages`). assets/ shows what it has, by its name."""
+
+    def row_cells(self, database: OpenDatabase, implementation: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Returns further cells of the rows that answer, by kernel type, in the order of `stored_rows`."""
+        return {}
+
+    def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> Any:
+        """Returns what the page shows, in types of JSON; None for no page.
+
+        Args:
+            tables: the rows of each kernel type, with `kernel_type` and the cells of all pages.
+            capture: the capture that the report is given, too.
+
+        Raises:
+            OpAtlasError: the capture cannot be read.
+        """
+        return None
+
+
+def registered_pages() -> dict[str, ReportPage]:
+    """Returns the registered pages by name."""
+    return {name: entry.load()() for name, entry in sorted(extensions(REPORT_PAGES).items())}
+
+
+def overview_page(database: OpenDatabase, implementation: str) -> dict[str, Any]:
     """Returns the contents of a database: its kernel types, devices, runs, durations, and the peaks of the device."""
-    peak = device_peak(judge.device)
+    device = database.answers.device
+    peak = device_peak(device)
     return {
-        **asdict(overview),
-        "device": judge.device,
-        "durations": judge.durations,
+        **asdict(read_overview(Database(database.implementations[implementation].path))),
+        "device": device,
+        "durations": durations_of(database, implementation),
         "gbps": peak.bandwidth_gbps,
         "tera_ops": dict(peak.tera_ops),
     }
@@ -27,32 +61,26 @@ def overview_page(overview: Overview, judge: RowJudge) -> dict[str, Any]:
 
 def comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
     """Returns the figures of each rival by kernel type, and each row that the baseline or a rival measured."""
-    lines = [
-        (row, rival, row.pairs.get(rival.name))
-        for row in comparison.rows
-        for rival in comparison.rivals
-        if row.pairs.get(rival.name) or row.calls[rival.name].status != row.calls[comparison.baseline.name].status
-    ]
-    theirs = [row.calls[rival.name] for row, rival, _ in lines]
-    ours = [row.calls[comparison.baseline.name] for row, _, _ in lines]
-    columns = {
-        "id": word_column([row.case_id for row, _, _ in lines]),
-        "kernel_type": word_column([row.kernel_type for row, _, _ in lines]),
-        "rival": word_column([rival.label for _, rival, _ in lines]),
-        "verdict": word_column([pair.verdict.value if pair else "" for _, _, pair in lines]),
-        "status": word_column([call.status for call in theirs]),
-        "baseline_status": word_column([call.status for call in ours]),
-        "reason": word_column(
-            [pair.reason if pair else call.reason for (_, _, pair), call in zip(lines, theirs, strict=True)]
-        ),
-        "baseline_us": number_column(
-            [pair.baseline_us if pair else call.duration_us for (_, _, pair), call in zip(lines, ours, strict=True)]
-        ),
-        "rival_us": number_column(
-            [pair.rival_us if pair else call.duration_us for (_, _, pair), call in zip(lines, theirs, strict=True)]
-        ),
-        "speed_up": number_column([pair.speed_up if pair else None for _, _, pair in lines]),
-    }
+    lines = []
+    for row in comparison.rows:
+        ours = row.calls[comparison.baseline.name]
+        for rival in comparison.rivals:
+            pair, theirs = row.pairs.get(rival.name), row.calls[rival.name]
+            if pair or theirs.status != ours.status:
+                lines.append(
+                    {
+                        "id": row.case_id,
+                        "kernel_type": row.kernel_type,
+                        "rival": rival.label,
+                        "verdict": pair.verdict.value if pair else "",
+                        "status": str(theirs.status),
+                        "baseline_status": str(ours.status),
+                        "reason": pair.reason if pair else theirs.reason,
+                        "baseline_us": pair.baseline_us if pair else ours.duration_us,
+                        "rival_us": pair.rival_us if pair else theirs.duration_us,
+                        "speed_up": pair.speed_up if pair else None,
+                    }
+                )
     return {
         "baseline": {"label": comparison.baseline.label, "path": comparison.baseline.place},
         "rivals": [
@@ -66,7 +94,7 @@ def comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
         ],
         "fastest": dict(comparison.fastest),
         "problems": list(comparison.problems),
-        "table": {"rows": len(lines), "columns": {name: each for name, each in columns.items() if each is not None}},
+        "table": columns_of({name: [line[name] for line in lines] for name in (lines[0] if lines else ())}),
     }
 
 

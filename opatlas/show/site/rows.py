@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.query.answers import COMPOSITION_WORDS
+from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.typed_rows import typed_rows
-from opatlas.row.columns import CACHE_STATE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, QUALITY, STATUS, STATUS_REASON
+from opatlas.ask.query.implementation_answers import COMPOSITION_WORDS
+from opatlas.errors import OpAtlasError
+from opatlas.row.columns import (
+    CACHE_STATE,
+    IMPLEMENTATION,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    OUTPUT_SHAPES,
+    QUALITY,
+    STATUS,
+    STATUS_REASON,
+)
 from opatlas.row.communication import BY_KERNEL_TYPE
+from opatlas.row.durations import Source
 from opatlas.row.quality import Quality
 from opatlas.row.roofline import row_work
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.row.table import Row
-from opatlas.show.site.columns import number_column, word_column
-from opatlas.show.site.diagnosis import RowJudge
 
 #: Columns of words, in the order of the table.
-_WORDS: tuple[str, ...] = (
+WORDS: tuple[str, ...] = (
     *("id", "input_shapes", "output_shapes", "dtype", "format", "implementation"),
     *("status", "reason", "quality", "composed", "cache", "instrument", "run_id", "verdict", "origin", "device"),
 )
@@ -36,32 +46,62 @@ _CELLS = {
 #: What a row without status or quality has instead.
 NEVER_RUN, NOT_JUDGED = "never run", "not judged"
 
+#: Further cells of the rows that answer, by kernel type (`ReportPage.row_cells`).
+MoreCells = Mapping[str, Sequence[Mapping[str, Any]]]
 
-def row_table(database: OpenDatabase, kernel_type: str, judges: Mapping[str, RowJudge]) -> pd.DataFrame:
+
+def _origin(captured: bool) -> str:
+    return Source.CAPTURED.value if captured else Source.REPLAYED.value
+
+
+def durations_of(database: OpenDatabase, implementation: str) -> list[tuple[str, str, str, int]]:
+    """Returns how many durations were captured or replayed, on which device, by what; the most frequent first."""
+    durations = Counter[tuple[str, str, str]]()
+    for kernel_type in database.kernel_types():
+        try:
+            stored = database.answers.stored_rows(kernel_type, implementation)
+        except OpAtlasError:
+            # Told where the kernel type is shown.
+            continue
+        for captured, device, by in zip(stored.captured, stored.devices, stored.cells(IMPLEMENTATION), strict=True):
+            durations[_origin(captured), device, "" if captured else by] += 1
+        durations.update((_origin(each.is_captured), each.device, "") for each in stored.left_out.values())
+    return [(*names, rows) for names, rows in durations.most_common()]
+
+
+def row_table(database: OpenDatabase, kernel_type: str, more: Mapping[str, Iterable[MoreCells]]) -> pd.DataFrame:
     """Returns the rows of a kernel type in each implementation; of equal rows the first.
 
-    The columns are those of `typed_rows` and `RowJudge.judge`, noise and machine_spread in percent, bus_gbps of a
-    message, and the cells of _CELLS.
+    The columns are WORDS and those of `AnsweringRows.typed`; noise, machine_spread in percent, bus_gbps of a message.
 
     Args:
-        judges: by implementation.
+        more: further cells, by implementation.
 
     Raises:
         TableError: a CSV cannot be read.
     """
-    tables = [_rows_of(database, kernel_type, name, judges[name]) for name in database.implementations]
+    tables = []
+    for name in database.implementations:
+        stored = database.answers.stored_rows(kernel_type, name)
+        tables.append(_rows_of(stored, [each[kernel_type] for each in more[name] if kernel_type in each]))
     table: pd.DataFrame = pd.concat([each for each in tables if len(each)] or tables[:1], ignore_index=True)
     return table
 
 
-def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judge: RowJudge) -> pd.DataFrame:
-    stored = database.answers.stored_rows(kernel_type, implementation)
-    judged = zip(typed_rows(stored).to_dict("records"), judge.judge(stored), strict=True)
-    typed = {line["id"]: {**line, **verdict} for line, verdict in reversed(list(judged))}
+def _rows_of(stored: AnsweringRows, more: Sequence[Sequence[Mapping[str, Any]]]) -> pd.DataFrame:
+    answering: dict[str, dict[str, Any]] = {}
+    for place, typed in reversed([*enumerate(stored.typed().to_dict("records"))]):
+        line = {str(name): value for name, value in typed.items()}
+        captured = stored.captured[place]
+        line |= {"origin": _origin(captured), "device": stored.devices[place]}
+        for cells in more:
+            line |= cells[place]
+        # A captured duration is of no implementation.
+        answering[line["id"]] = line | ({"implementation": _origin(captured)} if captured else {})
     lines: list[dict[str, Any]] = []
     for position in sorted(stored.table.by_signature.values()):
         row = stored.table.row(position)
-        line: dict[str, Any] = {str(name): value for name, value in typed.get(row.case_id, {}).items()}
+        line = dict(answering.get(row.case_id, {}))
         if not line:
             line = {name: size for name, size in row.sizes.items() if name != "operations"}
         if (other := stored.left_out.get(row.signature)) is not None:
@@ -70,7 +110,7 @@ def _rows_of(database: OpenDatabase, kernel_type: str, implementation: str, judg
         line.setdefault("implementation", stored.label)
         line.setdefault("duration_us", None)
         lines.append({**line, **_shown(row, line)})
-    table: pd.DataFrame = pd.DataFrame(lines, columns=None if lines else ["id", "duration_us", *_WORDS[1:]])
+    table: pd.DataFrame = pd.DataFrame(lines, columns=None if lines else ["id", "duration_us", *WORDS[1:]])
     return table
 
 
@@ -105,18 +145,3 @@ def moves_each_byte_once(database: OpenDatabase, kernel_type: str) -> bool:
         for row in database.answers.stored_rows(kernel_type, name):
             return row_work(kernel_type, row.cells) is not None
     return False
-
-
-def columns_of(table: pd.DataFrame) -> dict[str, Any]:
-    """Returns the columns of a table for JavaScript, without empty columns."""
-    found: dict[str, Any] = {}
-    for name in (*_WORDS, *(each for each in table.columns if each not in _WORDS)):
-        if name not in table:
-            continue
-        if name in _WORDS:
-            column = word_column(table[name].fillna("").astype(str).tolist())
-        else:
-            column = number_column(table[name].tolist())
-        if column is not None:
-            found[str(name)] = column
-    return {"rows": len(table), "columns": found}

@@ -12,24 +12,20 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.checks.overview import read_overview
 from opatlas.ask.compare.comparison import compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.compare.states import compared_states
+from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost
 from opatlas.data.csv_files import write_bytes, write_text
-from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.outer.superkernel.advice import advise
-from opatlas.outer.superkernel.analysis import analyse
-from opatlas.outer.superkernel.report import analysis_as_json
-from opatlas.outer.superkernel.timeline import read_timeline
 from opatlas.progress import track
-from opatlas.show.site.diagnosis import diagnosis_page, row_judges
-from opatlas.show.site.pages import comparison_page, model_page, overview_page
-from opatlas.show.site.rows import columns_of, moves_each_byte_once, row_table
+
+from .columns import columns_of
+from .pages import comparison_page, model_page, overview_page, registered_pages
+from .rows import WORDS, moves_each_byte_once, row_table
 
 #: What the files of rows are called, before their numbers.
 _ROWS = "rows"
@@ -62,15 +58,15 @@ def write_site(
     costs: Sequence[tuple[str, ModelCost]] = (),
     capture: Path | None = None,
 ) -> WrittenSite:
-    """Writes the site of a database into a folder.
+    """Writes the site of a database into a folder. A failure leaves the folder as it was.
 
     Args:
         against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
         costs: costs of models, each with the question that it answers.
-        capture: the capture whose scopes a page shows; None for no such page.
+        capture: a capture for the pages that show one; None for none.
 
     Raises:
-        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, or a file cannot be
+        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, a file cannot be
             written, or the capture cannot be read.
     """
     scripts = list(_bokeh())
@@ -78,68 +74,45 @@ def write_site(
     database = open_database(place, compositions=True)
     beside = database.messages
     sources = [database, *([beside] if beside is not None and beside is not database else [])]
-    problems: list[str] = []
-    judges = [row_judges(source) for source in sources]
-    overviews = [
-        overview_page(read_overview(Database(each.path)), judge[name])
-        for source, judge in zip(sources, judges, strict=True)
-        for name, each in source.implementations.items()
-    ]
-    problems += [problem for each in overviews for problem in each["problems"]]
-    comparisons: list[str] = []
-    data: dict[str, object] = {}
+    overviews = [overview_page(source, name) for source in sources for name in source.implementations]
+    problems = [problem for each in overviews for problem in each["problems"]]
+    data: dict[str, Any] = {}
 
     def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
-        if len(databases) < 2:
-            return
-        comparison = compare_databases(databases, baseline=baseline)
-        comparisons.append(name)
-        problems.extend(comparison.problems)
-        data[name] = comparison_page(comparison)
+        if len(databases) > 1:
+            data[name] = comparison_page(compare_databases(databases, baseline=baseline))
+            problems.extend(data[name]["problems"])
 
     compare("implementations", list(database.implementations.values()))
     if against:
         with compared_states([against, str(database.path)]) as databases:
             compare("databases", databases, databases[0].name)
+    comparisons, pages = list(data), registered_pages()
     types: list[dict[str, Any]] = []
     tables: list[pd.DataFrame] = []
-    for source, judge in zip(sources, judges, strict=True):
+    for source in sources:
+        more = {name: [page.row_cells(source, name) for page in pages.values()] for name in source.implementations}
         for kernel_type in track(source.kernel_types(), "report, kernel types"):
             try:
-                table = row_table(source, kernel_type, judge)
+                table = row_table(source, kernel_type, more)
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
             file = f"{_ROWS}{len(types):04}"
-            data[file] = columns_of(table)
+            first = [name for name in WORDS if name in table]
+            data[file] = columns_of(table[[*first, *(name for name in table.columns if name not in first)]], WORDS)
             tables.append(table.assign(kernel_type=kernel_type))
-            timed = table["duration_us"].dropna()
-            types.append(
-                {
-                    "name": kernel_type,
-                    "file": file,
-                    "rows": len(table),
-                    "timed": len(timed),
-                    "each_byte_once": moves_each_byte_once(source, kernel_type),
-                    "collective": kernel_type.startswith("hcom_"),
-                    "median_us": float(timed.median()) if len(timed) else None,
-                    "status": table["status"].value_counts().to_dict(),
-                    "quality": table.loc[table["quality"] != "", "quality"].value_counts().to_dict(),
-                    "dtypes": sorted(set(table["dtype"].dropna().astype(str))) if "dtype" in table else [],
-                    "implementations": list(dict.fromkeys(table["implementation"])),
-                }
-            )
+            types.append({"name": kernel_type, "file": file, **_facts(source, kernel_type, table)})
     overview = {
         "databases": overviews,
         "types": types,
         "pages": comparisons,
-        "diagnosis": diagnosis_page(tables),
+        **{name: page.content(tables, capture) for name, page in pages.items()},
         "models": [model_page(cost, question) for question, cost in costs],
-        "superkernel": None if capture is None else _scopes_page(capture),
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),
     }
-    # Nothing is written before all is read: a failure leaves the folder as it was. The overview marks it as a site.
+    # The overview marks the folder as a site.
     for path in (folder / "data").glob(f"{_ROWS}*.js"):
         path.unlink()
     for name, page in {"overview": overview, **data}.items():
@@ -150,8 +123,24 @@ def write_site(
     for each, table in zip(types, tables, strict=True):
         rows_of.update(["collectives"] * len(table) if each["collective"] else table["implementation"])
     return WrittenSite(
-        folder / "index.html", len(types), rows_of.total(), dict(rows_of.most_common()), list(dict.fromkeys(problems))
+        folder / "index.html", len(types), rows_of.total(), dict(rows_of.most_common()), overview["problems"]
     )
+
+
+def _facts(database: OpenDatabase, kernel_type: str, table: pd.DataFrame) -> dict[str, Any]:
+    """Returns what the overview shows of a kernel type."""
+    timed = table["duration_us"].dropna()
+    return {
+        "rows": len(table),
+        "timed": len(timed),
+        "each_byte_once": moves_each_byte_once(database, kernel_type),
+        "collective": kernel_type.startswith("hcom_"),
+        "median_us": float(timed.median()) if len(timed) else None,
+        "status": table["status"].value_counts().to_dict(),
+        "quality": table.loc[table["quality"] != "", "quality"].value_counts().to_dict(),
+        "dtypes": sorted(set(table["dtype"].dropna().astype(str))) if "dtype" in table else [],
+        "implementations": list(dict.fromkeys(table["implementation"])),
+    }
 
 
 def _expect_own(folder: Path) -> None:
@@ -185,9 +174,3 @@ def _version() -> str:
         return metadata.version("opatlas")
     except metadata.PackageNotFoundError:
         return ""
-
-
-def _scopes_page(capture: Path) -> dict[str, Any]:
-    """Returns what `opatlas diagnose CAPTURE --superkernel --json` prints. Raises OpAtlasError."""
-    analysis = analyse(read_timeline(capture))
-    return analysis_as_json(analysis, advise(analysis))

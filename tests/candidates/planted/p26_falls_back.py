@@ -2,9 +2,8 @@
 
 Task: softmax
 Expected: pass
-Notes: falls back
 Static: rule fallback
-Caught by: a call with the candidate's kernels removed; the rule fallback
+Caught by: the rule fallback
 """
 
 import ctypes

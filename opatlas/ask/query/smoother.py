@@ -1,0 +1,368 @@
+"""A smoother: a roofline whose peaks are fitted to measured durations, times kriging of the rows' deviations from it.
+
+The roofline: t = launch + (sum over kinds of work of (amount / rate)^q)^(1/q). A large q is the classic roofline, the
+maximum; q = 1 adds the costs up. Peaks of data sheets are not used: fitted ones are the largest gain in accuracy.
+
+Kriging: a value between known ones, with its standard deviation, from the nearest rows. The covariance of two rows is
+smooth in their sizes (Matern 3/2) and rough in everything together (exponential), since a library chooses tiles and
+kernels in steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.arrays import Floats, Mask
+
+_ITERATIONS = 60
+#: Residuals of the logarithm beyond this count linearly, so that few slow rows do not move the peaks.
+_HUBER = 0.2
+#: Bounds of q - 1 as a logarithm: between a sum and a maximum.
+_SOFTEST, _SHARPEST = -6.0, 2.5
+_WEAK_PRIOR = 1e-3
+
+
+def fit_roofline(work: Floats, log_us: Floats) -> Floats:
+    """Fits a roofline to the logarithms of durations, by Levenberg and Marquardt's method with Huber's weights.
+
+    Args:
+        work: a row of amounts for each duration, all above zero.
+
+    Returns:
+        The logarithms of the launch time in microseconds, of the microseconds for each unit of each kind of work, and
+        of q - 1.
+    """
+    log_work = np.log(work)
+    kinds = work.shape[1]
+    launch = float(log_us.min()) - 0.2
+    rates = np.quantile(log_us[:, None] - log_work, 0.1, axis=0)
+    starts = [np.array([launch, *(rates - shift), q]) for q in (-1.0, 1.0) for shift in (0.0, np.log(kinds) + 0.5)]
+    fits = [_descend(start, log_work, log_us) for start in starts]
+    return min(fits, key=lambda found: found[1])[0]
+
+
+def roofline_log_us(parameters: Floats, log_work: Floats) -> Floats:
+    """Returns the logarithms of the durations of a fitted roofline."""
+    q = 1 + np.exp(np.clip(parameters[-1], _SOFTEST, _SHARPEST))
+    terms = q * (log_work + parameters[1:-1])
+    largest = terms.max(axis=1)
+    overlapped = (largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1))) / q
+    total: Floats = np.logaddexp(parameters[0], overlapped)
+    return total
+
+
+def _descend(start: Floats, log_work: Floats, log_us: Floats) -> tuple[Floats, float]:
+    parameters, damping = start.copy(), 1e-2
+
+    def loss(at: Floats) -> float:
+        error = np.abs(log_us - roofline_log_us(at, log_work))
+        robust = np.where(error < _HUBER, error**2, 2 * _HUBER * error - _HUBER**2).sum()
+        return float(robust + _WEAK_PRIOR * ((at - start) ** 2).sum())
+
+    best = loss(parameters)
+    step = 1e-4 * np.eye(len(parameters))
+    for _ in range(_ITERATIONS):
+        at = roofline_log_us(parameters, log_work)
+        jacobian = np.stack([(roofline_log_us(parameters + each, log_work) - at) / 1e-4 for each in step], axis=1)
+        error = log_us - at
+        weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12))
+        hessian = (jacobian * weight[:, None]).T @ jacobian + _WEAK_PRIOR * np.eye(len(parameters))
+        gradient = jacobian.T @ (weight * error) - _WEAK_PRIOR * (parameters - start)
+        candidate = parameters + np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), gradient)
+        candidate[-1] = np.clip(candidate[-1], _SOFTEST, _SHARPEST)
+        found = loss(candidate)
+        if found < best:
+            done = best - found < 1e-7 * best
+            parameters, best, damping = candidate, found, max(damping / 5, 1e-9)
+            if done:
+                break
+        else:
+            damping *= 5
+            if damping > 1e9:
+                break
+    return parameters, best
+
+
+_ROOT3 = np.sqrt(3.0)
+#: Questions that are answered together; bounds the memory.
+_CHUNK = 256
+#: A fit of the covariance uses at most as many rows: its time grows with the cube.
+_MOST_FITTED = 240
+_FIT_STEPS = 60
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """A covariance.
+
+    Attributes:
+        lengths: the distance at which values differ, in units of each feature.
+        smooth, rough: standard deviations of the smooth and of the rough part.
+        noise: standard deviation of one value.
+        is_smooth: which features the smooth part has; the rough part has all.
+    """
+
+    lengths: Floats
+    smooth: float
+    rough: float
+    noise: float
+    is_smooth: Mask
+
+    def scaled(self, features: Floats) -> Floats:
+        """Returns features in units of their lengths."""
+        scaled: Floats = features / self.lengths
+        return scaled
+
+    def between(self, near: Floats, far: Floats) -> Floats:
+        """Returns the covariances of two stacks of scaled rows, (..., a, f) and (..., b, f)."""
+        which = self.is_smooth
+        smooth = _ROOT3 * np.sqrt(_squares(near[..., which], far[..., which]))
+        rough = np.sqrt(_squares(near, far))
+        total: Floats = self.smooth**2 * (1 + smooth) * np.exp(-smooth) + self.rough**2 * np.exp(-rough)
+        return total
+
+    def fit(self, roofline: Floats, kinds: int) -> SmootherFit:
+        """Returns its numbers, with those of the mean."""
+        return SmootherFit(roofline.tolist(), kinds, self.lengths.tolist(), self.smooth, self.rough, self.noise)
+
+    @property
+    def variance(self) -> float:
+        """The variance of a value without a row."""
+        return self.smooth**2 + self.rough**2
+
+
+def _squares(near: Floats, far: Floats) -> Floats:
+    """Returns the squared distances of two stacks of rows."""
+    products = near @ np.swapaxes(far, -1, -2)
+    sums = (near**2).sum(-1)[..., :, None] + (far**2).sum(-1)[..., None, :]
+    found: Floats = np.maximum(sums - 2 * products, 0.0)
+    return found
+
+
+class SmootherFit(msgspec.Struct):
+    """The numbers of a smoother that were fitted, of `Covariance` and of `fit_roofline`.
+
+    Attributes:
+        kinds: the kinds of work that the roofline has, the first ones.
+    """
+
+    roofline: list[float]
+    kinds: int
+    lengths: list[float]
+    smooth: float
+    rough: float
+    noise: float
+
+
+class Smoother:
+    """A fitted roofline, and kriging of the deviations of rows from it."""
+
+    def __init__(self, fit: SmootherFit, is_smooth: Mask, work: Floats, log_us: Floats) -> None:
+        """
+        Args:
+            is_smooth: as in `Covariance`.
+            work, log_us: of the rows: amounts of work, and the logarithms of durations.
+        """
+        self.fit, self._roofline = fit, np.array(fit.roofline)
+        self.covariance = Covariance(np.array(fit.lengths), fit.smooth, fit.rough, fit.noise, is_smooth)
+        self._off = log_us - self._mean(work)
+
+    def _mean(self, work: Floats) -> Floats:
+        return roofline_log_us(self._roofline, np.log(work[:, : self.fit.kinds]))
+
+    def krige(self, rows: Floats, work: Floats, points: Floats, count: int, hidden: Mask | None) -> Kriged:
+        """Returns the logarithms of durations at points with some work, as the function `krige`."""
+        kriged = krige(self.covariance, rows, self._off, points, count, hidden)
+        return replace(kriged, mean=self._mean(work) + kriged.mean)
+
+
+@dataclass(frozen=True)
+class Kriged:
+    """Values at some points.
+
+    Attributes:
+        mean, deviation: the value, and its standard deviation with the noise of one value.
+        nearest: the positions of the rows used, the nearest first.
+        distance: their distances in units of the lengths.
+    """
+
+    mean: Floats
+    deviation: Floats
+    nearest: npt.NDArray[np.intp]
+    distance: Floats
+
+
+def krige(
+    covariance: Covariance, rows: Floats, values: Floats, points: Floats, count: int, hidden: Mask | None = None
+) -> Kriged:
+    """Returns the values at points, from the `count` nearest rows of each.
+
+    Args:
+        rows, points: features.
+        hidden: which rows each point must not use (points x rows).
+    """
+    known, asked = covariance.scaled(rows), covariance.scaled(points)
+    parts = [
+        _krige(
+            covariance, known, values, asked[i : i + _CHUNK], count, None if hidden is None else hidden[i : i + _CHUNK]
+        )
+        for i in range(0, len(asked), _CHUNK)
+    ]
+    return Kriged(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+def _krige(
+    covariance: Covariance, known: Floats, values: Floats, asked: Floats, count: int, hidden: Mask | None
+) -> tuple[Floats, Floats, npt.NDArray[np.intp], Floats]:
+    squares = _squares(asked, known)
+    if hidden is not None:
+        squares = np.where(hidden, np.inf, squares)
+    count = min(count, len(known))
+    nearest = np.argpartition(squares, count - 1, axis=1)[:, :count] if count < len(known) else None
+    if nearest is None:
+        nearest = np.broadcast_to(np.arange(count), (len(asked), count))
+    order = np.argsort(np.take_along_axis(squares, nearest, axis=1), axis=1)
+    nearest = np.take_along_axis(nearest, order, axis=1)
+    distance = np.sqrt(np.take_along_axis(squares, nearest, axis=1))
+    rows = known[nearest]
+    among = covariance.between(rows, rows)
+    among[:, np.arange(count), np.arange(count)] += covariance.noise**2 + 1e-10
+    to_point = covariance.between(asked[:, None, :], rows)[:, 0, :]
+    # A hidden row that is still among the nearest, because too few others are there, has no weight.
+    to_point = np.where(np.isfinite(distance), to_point, 0.0)
+    hidden_rows = ~np.isfinite(distance)
+    if hidden_rows.any():
+        both = hidden_rows[:, :, None] | hidden_rows[:, None, :]
+        diagonal = np.eye(count, dtype=bool)[None]
+        among = np.where(both & ~diagonal, 0.0, among)
+    weights = np.linalg.solve(among, to_point[:, :, None])[:, :, 0]
+    mean = (weights * values[nearest]).sum(axis=1)
+    explained = (weights * to_point).sum(axis=1)
+    deviation = np.sqrt(np.maximum(covariance.variance - explained, 0.0) + covariance.noise**2)
+    return mean, deviation, nearest, distance
+
+
+def posterior(covariance: Covariance, rows: Floats, points: Floats) -> Floats:
+    """Returns the covariance of the values at points, given the values of rows; without the noise of a single value."""
+    known, asked = covariance.scaled(rows), covariance.scaled(points)
+    prior = covariance.between(asked, asked)
+    if not len(known):
+        return prior
+    among = covariance.between(known, known) + (covariance.noise**2 + 1e-10) * np.eye(len(known))
+    across = covariance.between(asked, known)
+    explained: Floats = across @ np.linalg.solve(among, across.T)
+    return prior - explained
+
+
+def fit_covariance(start: Covariance, rows: Floats, values: Floats) -> Covariance:
+    """Returns the covariance under which the values are most likely, near that of `start`.
+
+    The lengths and standard deviations are found by Rprop on the gradient of the likelihood; each logarithm has a
+    normal prior around that of `start`.
+    """
+    if len(rows) > _MOST_FITTED:
+        chosen = np.random.default_rng(0).choice(len(rows), _MOST_FITTED, replace=False)
+        rows, values = rows[chosen], values[chosen]
+    squares = (rows[:, None, :] - rows[None, :, :]) ** 2
+    begin = np.log([*start.lengths, start.smooth, start.rough, start.noise])
+    at, step, before = begin.copy(), np.full(len(begin), 0.1), np.zeros(len(begin))
+    best, best_at = np.inf, at.copy()
+    for _ in range(_FIT_STEPS):
+        loss, gradient = _likelihood(at, begin, start.is_smooth, squares, values)
+        if loss < best:
+            best, best_at = loss, at.copy()
+        agree = np.sign(gradient) * np.sign(before)
+        step = np.clip(np.where(agree > 0, step * 1.3, np.where(agree < 0, step * 0.5, step)), 1e-3, 0.5)
+        before = np.where(agree < 0, 0.0, gradient)
+        at = at - step * np.sign(before)
+    found = np.exp(best_at)
+    return Covariance(found[:-3], float(found[-3]), float(found[-2]), float(found[-1]), start.is_smooth)
+
+
+#: Standard deviations of the priors of the logarithms of lengths, of the two parts, and of the noise.
+_PRIOR = (1.2, 1.0, 1.0, 1.0)
+
+
+def _likelihood(at: Floats, begin: Floats, is_smooth: Mask, squares: Floats, values: Floats) -> tuple[float, Floats]:
+    """Returns the negative logarithm of the posterior and its gradient."""
+    count = len(values)
+    scaled = squares / np.exp(2 * at[:-3])
+    smooth_variance, rough_variance, noise_variance = np.exp(2 * at[-3:])
+    near = _ROOT3 * np.sqrt(scaled[..., is_smooth].sum(-1))
+    far = np.sqrt(scaled.sum(-1))
+    decay, rough = np.exp(-near), np.exp(-far)
+    smooth_part, rough_part = smooth_variance * (1 + near) * decay, rough_variance * rough
+    total = smooth_part + rough_part + (noise_variance + 1e-9) * np.eye(count)
+    sd = np.array([*(_PRIOR[0] for _ in at[:-3]), *_PRIOR[1:]])
+    prior = (at - begin) / sd
+    try:
+        inverse = np.linalg.inv(total)
+        sign, determinant = np.linalg.slogdet(total)
+    except np.linalg.LinAlgError:
+        return np.inf, prior / sd
+    if sign <= 0:
+        return np.inf, prior / sd
+    alpha = inverse @ values
+    loss = 0.5 * (values @ alpha + determinant + prior @ prior)
+    inner = np.outer(alpha, alpha) - inverse
+    # Of the smooth part 3 s e^(-r) d, of the rough part s e^(-r) d / r for each squared distance d.
+    of_rough = inner * rough_part / np.maximum(far, 1e-12)
+    gradient = np.einsum("ij,ijf->f", of_rough, scaled)
+    gradient[is_smooth] += np.einsum("ij,ijf->f", inner * 3 * smooth_variance * decay, scaled[..., is_smooth])
+    parts = [2 * (inner * part).sum() for part in (smooth_part, rough_part)]
+    noise = 2 * noise_variance * np.trace(inner)
+    return float(loss), -0.5 * np.array([*gradient, *parts, noise]) + prior / sd
+
+
+#: Rows that show where values jump, places that are tried for each feature at first, and the gain of a jump in the
+#: logarithm of the likelihood.
+_MOST_SEARCHED, _PLACES, _LEAST_GAIN = 160, 24, 6.0
+
+
+def find_jump(
+    covariance: Covariance, rows: Floats, values: Floats, width: int, length: float
+) -> tuple[int, float] | None:
+    """Returns the feature, and the value of it, at which values jump most likely; None if none is likely.
+
+    Args:
+        width: only the first features are tried.
+        length: the distance of the two sides, in units of lengths.
+    """
+    if len(rows) > _MOST_SEARCHED:
+        chosen = np.random.default_rng(0).choice(len(rows), _MOST_SEARCHED, replace=False)
+        rows, values = rows[chosen], values[chosen]
+    scaled = covariance.scaled(rows)
+    near = _squares(scaled[:, covariance.is_smooth], scaled[:, covariance.is_smooth])
+    far = _squares(scaled, scaled)
+
+    def gain(side: Mask) -> float:
+        apart = (side[:, None] != side[None, :]) / length**2
+        smooth, rough = _ROOT3 * np.sqrt(near + apart), np.sqrt(far + apart)
+        total = covariance.smooth**2 * (1 + smooth) * np.exp(-smooth) + covariance.rough**2 * np.exp(-rough)
+        factor = np.linalg.cholesky(total + (covariance.noise**2 + 1e-9) * np.eye(len(values)))
+        half = np.linalg.solve(factor, values)
+        return float(-0.5 * half @ half - np.log(np.diag(factor)).sum())
+
+    least = gain(np.zeros(len(values), dtype=bool)) + _LEAST_GAIN
+    best: tuple[int, float] | None = None
+    for feature in range(width):
+        there = np.unique(rows[:, feature])
+        middles = (there[1:] + there[:-1]) / 2
+        step = max(len(middles) // _PLACES, 1)
+        tried: dict[int, float] = {}
+        for place in range(0, len(middles), step):
+            tried[place] = gain(rows[:, feature] > middles[place])
+        if not tried:
+            continue
+        around = max(tried, key=lambda place: tried[place])
+        for place in range(max(around - step + 1, 0), min(around + step, len(middles))):
+            if place not in tried:
+                tried[place] = gain(rows[:, feature] > middles[place])
+        place = max(tried, key=lambda each: tried[each])
+        if tried[place] > least:
+            least, best = tried[place], (feature, float(middles[place]))
+    return best

@@ -1,0 +1,256 @@
+"""A diagnosis, and one of its kernels, as tables and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from opatlas.capture.capture_reader import DURATION
+from opatlas.errors import UsageError
+from opatlas.formats import microseconds, percent
+from opatlas.row.columns import BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
+from opatlas.show.result import Column, Fields, Part, Table
+
+from .diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
+from .kernels import NAME
+from .rules import KernelVerdict, limit, verdict_rules
+
+T = TypeVar("T")
+#: Rows of a table.
+SHOWN = 10
+#: The characters of shapes that a table shows.
+_WIDTH = 24
+
+
+def _first_shapes(cell: str) -> str:
+    """Returns the first shapes of a cell, without empty slots."""
+    text = "; ".join(filter(None, cell.split(";")))
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."
+
+
+SHAPES = Column("shapes", _first_shapes)
+
+
+def chosen(ranking: Sequence[T], rank: int) -> T:
+    """Returns the element of a rank, from 1. Raises UsageError."""
+    if rank > len(ranking):
+        raise UsageError(f"--row {rank}: the ranking has no such kernel: choose 1 to {len(ranking)}")
+    return ranking[rank - 1]
+
+
+def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
+    """Yields facts, verdicts, rules without counters, the ranking, and what to do first."""
+    yield _facts(found)
+    yield _peaks(found)
+    if not found.table.is_capture:
+        sources = list(found.sources.items())
+        yield Table(("durations", "rows"), sources[:SHOWN], left_out=len(sources[SHOWN:]))
+    firsts = Counter(found.verdicts.first.tolist())
+    yield Table(
+        ("verdict", "launches" if found.table.is_capture else "rows", Column("time", percent), "first"),
+        [
+            (verdict, count, found.us_of(verdict) / found.kernel_us, firsts[verdict])
+            for verdict, count in found.counts.items()
+        ],
+        title="verdicts",
+    )
+    if untested := found.untested():
+        groups = dict.fromkeys(rule.counters for rule in untested)
+        yield Table(
+            ("counters of", "verdicts"),
+            [(group, ", ".join(rule.verdict for rule in untested if rule.counters == group)) for group in groups],
+            title="not tested, without counters",
+        )
+    yield _ranking(found)
+    yield _kernel_types(found)
+    if first := dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None):
+        what = [(verdict, verdict_rules()[verdict].advice.what) for verdict in first]
+        yield Table(("verdict", "what to do"), what, title="to do first")
+        yield "--row N shows the rules, cells and APIs of a kernel"
+
+
+def _facts(found: Diagnosis) -> Fields:
+    table, verdicts = found.table, found.verdicts
+    counted = "" if table.is_capture else f"counted in {found.counted:,} rows"
+    collectives = int(verdicts.is_collective.sum())
+    facts: dict[str, object] = {
+        "device": table.device or None,
+        "rows": None if table.is_capture else int(found.is_kernel.sum()),
+        "launches": (found.kernel_launches, counted) if table.is_capture or found.counted else None,
+        "duration(us)": microseconds(found.kernel_us),
+        "joined": table.joined or None,
+        "left out": table.left_out or None,
+        "collectives, not judged": (collectives, f"{microseconds(found.collective_us)} us") if collectives else None,
+    }
+    if found.with_ratios:
+        over, over_share = found.memory_over_compute
+        facts["bound by no pipe"] = (found.unbound, f"of {found.with_ratios:,} with ratios of pipes")
+        facts["mte2 > max(vec, mac)"] = (over, f"{percent(over_share)} of the time")
+    if not math.isnan(verdicts.wait_share):
+        waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
+        facts[waits] = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
+    if np.isfinite(verdicts.l2_hit_rate).any():
+        for name, source in (("ratio", "npu-mfu-analyzer"), ("article_ratio", "article")):
+            rate = limit(KernelVerdict.L2_MISSES, name)
+            facts[f"L2 hit rate < {percent(rate)}"] = (int((verdicts.l2_hit_rate < rate).sum()), source)
+    return Fields(facts, title=str(table.place))
+
+
+def _peaks(found: Diagnosis) -> Fields:
+    peaks = found.peaks
+    return Fields(
+        {
+            "memory(GB/s)": peaks.peak.bandwidth_gbps,
+            **{f"{dtype}(T/s)": rate for dtype, rate in peaks.peak.tera_ops.items()},
+            "cube cores": peaks.cube_cores and (peaks.cube_cores, peaks.origin_of_cores),
+            "vector cores": peaks.vector_cores and (peaks.vector_cores, peaks.origin_of_cores),
+        },
+        title=f"peaks: {peaks.origin or 'not known, give --peaks'}",
+    )
+
+
+def _ranking(found: Diagnosis) -> Table:
+    known = any(each.lost_is_known for each in found.ranking)
+    columns = (
+        *("#", "kernel type", SHAPES, Column("launches", wide=not found.counted)),
+        *(Column("time(us)", microseconds), Column("share", percent, wide=known)),
+        *(Column("roofline", percent, wide=not known), Column("lost(us)", microseconds, wide=not known), "verdict"),
+    )
+    rows = [
+        (
+            *(each.rank, each.kernel_type, each.shapes, each.launches, each.duration_us, each.share, each.roofline),
+            *(each.lost_us if each.lost_is_known else None, each.verdict),
+        )
+        for each in found.ranking
+    ]
+    title = "most time lost; all of it counts where the roofline is not known" if known else "most time"
+    return Table(columns, rows[:SHOWN], title, left_out=len(rows[SHOWN:]))
+
+
+def _kernel_types(found: Diagnosis) -> Table:
+    by_type: dict[str, list[RankedKernel]] = {}
+    for each in found.ranking:
+        by_type.setdefault(each.kernel_type, []).append(each)
+    rows = []
+    for name, kernels in sorted(by_type.items(), key=lambda item: -sum(each.lost_us for each in item[1])):
+        times = Counter[str]()
+        for each in kernels:
+            times[each.verdict or ""] += each.duration_us  # type: ignore[assignment]
+        known = all(each.lost_is_known for each in kernels)
+        lost_us = sum(each.lost_us for each in kernels) if known else None
+        rows.append((name, len(kernels), sum(times.values()), lost_us, times.most_common(1)[0][0]))
+    columns = ("kernel type", "kernels", Column("time(us)", microseconds), Column("lost(us)", microseconds), "mostly")
+    return Table(columns, rows[:SHOWN], title="by kernel type", left_out=len(rows[SHOWN:]))
+
+
+def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
+    """Yields everything about one kernel of the ranking: cells, verdicts with rule and source, advice with API."""
+    line = ranked.line
+    cells = found.table.frame.iloc[line]
+    share = float(found.shares.share[line])
+    names = (NAME, *BASE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN)
+    yield Fields(
+        {
+            "duration(us)": microseconds(float(cells[DURATION])),
+            "launches": f"{ranked.launches:,}",
+            "time(us)": (microseconds(ranked.duration_us), f"{percent(ranked.share)} of all"),
+            "lost(us)": (microseconds(ranked.lost_us), "" if ranked.lost_is_known else "at most"),
+            "roofline": None if math.isnan(share) else (percent(share), found.shares.bound(line)),
+        },
+        title=f"{ranked.rank} {ranked.kernel_type}",
+    )
+    yield Fields(
+        {
+            "longest launch" if found.table.is_capture else "row": found.place(line),
+            "source": None if found.table.is_capture else origin_text(ranked.captured, ranked.device, ranked.by),
+            **{name: str(cell) for name in names if (cell := cells.get(name, "")) != "" and cell == cell},
+        }
+    )
+    yield from (_finding(each, found.table.device) for each in found.findings(line))
+    ideals = [(name, value, ideal) for name, (value, ideal) in found.ideals(line).items()]
+    counters = [(name, value, "") for name, value in found.counters(line).items()]
+    yield Table(("counter", "value", "ideal of the article"), [*ideals, *counters])
+
+
+def _finding(finding: KernelFinding, device: str) -> Fields:
+    rule = finding.rule
+    cells = {name: cell if isinstance(cell, str) else f"{cell:.6g}" for name, cell in finding.cells.items()}
+    do = {"do": rule.advice.what, **rule.advice.apis_of(device), "article": rule.advice.document or None}
+    title = f"{rule.verdict}{'' if rule.decides else ' (decides nothing)'}"
+    return Fields({**cells, "rule": rule.test, "source": rule.source, **do}, title)
+
+
+def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:
+    """Returns facts, verdicts, rules without counters, and the whole ranking."""
+    table, peaks, verdicts = found.table, found.peaks, found.verdicts
+    over, share = found.memory_over_compute
+    return {
+        "place": str(table.place),
+        "kind": "capture" if table.is_capture else "database",
+        "device": table.device,
+        "kernels": int(found.is_kernel.sum()),
+        "launches": found.kernel_launches,
+        "with_counted_launches": found.counted,
+        "durations": found.sources,
+        "left_out": table.left_out,
+        "joined": table.joined,
+        "kernel_us": found.kernel_us,
+        "collectives": int(verdicts.is_collective.sum()),
+        "collective_us": found.collective_us,
+        "peaks": {
+            "origin": peaks.origin,
+            "bandwidth_gbps": peaks.peak.bandwidth_gbps,
+            "tera_ops": dict(peaks.peak.tera_ops),
+            "cube_cores": peaks.cube_cores,
+            "vector_cores": peaks.vector_cores,
+            "origin_of_cores": peaks.origin_of_cores,
+        },
+        "metric_groups": found.metric_groups,
+        "with_ratios": found.with_ratios,
+        "unbound": found.unbound,
+        "pipes": found.pipes,
+        "mte2_over_compute": {"kernels": over, "share_of_time": share},
+        "waits": {"long": int(verdicts.long_waits.sum()), "share": verdicts.wait_share},
+        "verdicts": {
+            verdict: {"kernels": count, "duration_us": found.us_of(verdict)} for verdict, count in found.counts.items()
+        },
+        "untested": [
+            {
+                "verdict": rule.verdict,
+                "metric_group": rule.counters,
+                "counters": lacking,
+                "public_capture": rule.published,
+            }
+            for rule, lacking in found.untested().items()
+        ],
+        "ranking": [ranked_as_json(found, each) for each in found.ranking],
+        "problems": table.problems,
+    }
+
+
+def ranked_as_json(found: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
+    """Returns a kernel of the ranking with all findings."""
+    return {
+        **asdict(ranked),
+        "line": found.place(ranked.line),
+        "lost_is_known": ranked.lost_is_known,
+        "findings": [
+            {
+                "verdict": rule.verdict,
+                "test": rule.test,
+                "limits": rule.limits,
+                "source": rule.source,
+                "cells": finding.cells,
+                "what": rule.advice.what,
+                "apis": rule.advice.apis,
+            }
+            for finding in found.findings(ranked.line)
+            for rule in (finding.rule,)
+        ],
+        "counters": found.counters(ranked.line),
+    }

@@ -1,0 +1,351 @@
+"""Models of --models: their implementations, and the loop of attempts in place of a row's only run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import expect_folder
+from opatlas.outer.experiment.attempts import ModelAttempt
+from opatlas.outer.generation.answers import RecordedAnswers, model_folder
+from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
+from opatlas.outer.generation.models_file import ModelsFile, NamedModel, read_models
+from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
+from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
+from opatlas.outer.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
+from opatlas.outer.judging.complexity import complexity_of_task
+from opatlas.outer.judging.judgement import ErrorClass, Judgement
+from opatlas.outer.tasks.candidate_files import candidate_function
+from opatlas.outer.tasks.task import MODEL_NEW, Task
+from opatlas.row.location import implementation_label
+from opatlas.row.status import Status
+from opatlas.run.implementations.catalog import ALL, shipped
+from opatlas.run.implementations.contract import KernelSource, content_digest
+from opatlas.run.implementations.implementation import Implementation, default_devices
+from opatlas.run.job import RowOutcome
+from opatlas.show.result import Column, Table
+from opatlas.text import first_line
+
+#: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
+GENERATED = "generated"
+#: The folder of recorded answers beside the attempts, without another in the file of models.
+ANSWERS = "answers"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What a session knows about models.
+
+    Attributes:
+        models: the names of the models, by the name of their implementation.
+        language: what kernels are written in.
+        file: the file that names them.
+    """
+
+    models: Mapping[str, str]
+    language: KernelLanguage
+    file: ModelsFile
+
+    def folder(self, database: Path) -> Path:
+        """Returns the folder of attempts and candidates in a database of tasks."""
+        return database / GENERATED / self.language.value
+
+    def implementations(self, kernel_types: Iterable[str]) -> list[Implementation]:
+        """Returns the implementation of each model, for the kernel types of the tasks.
+
+        Its sources have no file: a candidate is made when its row runs.
+        """
+        found = []
+        for name, model in self.models.items():
+            label = implementation_label(name, self.language.value)
+            sources = {kernel_type: KernelSource(label, "", "", MODEL_NEW) for kernel_type in kernel_types}
+            about = f"kernels in {self.language} that {model} writes"
+            found.append(Implementation(name, self.language.value, about, sources))
+        return found
+
+    def runs(self, context: Any, row_of: Callable[[Any], Any]) -> ModelRuns:
+        """Returns what runs the rows of models in a process of a session (`ModelRuns`)."""
+        return ModelRuns(context, row_of)
+
+    def scores(self, folder: Path) -> Iterator[Table]:
+        """Yields what the attempts in a folder achieved, in all sessions, for each model. Raises OpAtlasError."""
+        log = AttemptLog(folder)
+        rows = []
+        for model in self.models.values():
+            if tasks := log.tasks_of(model):
+                passed = [attempts for attempts in tasks if attempts[-1].passed]
+                first = sum(attempts[0].passed for attempts in passed)
+                usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
+                rows.append((str(model), len(tasks), len(passed), first, sum(map(len, tasks)), usd))
+        if rows:
+            cost = Column("cost($)", "{:.4f}".format)
+            columns = ("model", "tasks", "passed", "at the first attempt", "attempts", cost)
+            yield Table(columns, rows, f"models: opatlas score {folder}")
+
+    def told(self) -> Mapping[str, object]:
+        """Returns what a manifest records."""
+        file = self.file
+        return {
+            "file": file.path.name,
+            "models": {
+                name: {"endpoint": model.endpoint, "max_tokens": model.max_tokens}
+                for name, model in file.models.items()
+            },
+            "language": self.language.value,
+            "answers": file.answers.name if file.answers is not None else None,
+            "attempts": file.attempts,
+            "cost_limit": file.cost_limit,
+        }
+
+
+def model_settings(path: Path, kind: str) -> ModelSettings:
+    """Returns what the file of --models says.
+
+    Args:
+        path: the file.
+        kind: the kind of the device.
+
+    Raises:
+        OpAtlasError: a file or folder cannot be used, or an address or its key.
+        UsageError: the names of models contradict each other.
+    """
+    file = read_models(path)
+    models: dict[str, str] = {}
+    for model, entry in file.models.items():
+        other = models.setdefault(model_folder(model), model)
+        if other != model:
+            raise UsageError(f"{path}: {other} and {model} have the same folder, {model_folder(model)}")
+        if entry.endpoint:
+            # Refuses a wrong address, and a variable without a key.
+            try:
+                Endpoint(entry.endpoint, entry.api_key_variable)
+            except EndpointError as error:
+                raise UsageError(f"{path}: {model}: {error}") from None
+        elif file.answers is None:
+            raise UsageError(
+                f"{path}: {model}: name its server with `endpoint: URL`, or recorded answers with `answers: DIR`"
+            )
+        else:
+            expect_folder(file.answers, "name a folder with recorded answers", option=f"{path}: answers")
+    if taken := models.keys() & {ALL, *default_devices(), *shipped()}:
+        raise UsageError(f"{path}: {min(taken)} is the name of an implementation of OpAtlas")
+    language = file.language or LANGUAGE_OF_KIND.get(kind, KernelLanguage.TORCH)
+    return ModelSettings(models, language, file)
+
+
+#: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
+_ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+#: The class of an attempt whose process ended before it was judged.
+_CLASSES = {
+    Status.FAILED: ErrorClass.RUNTIME,
+    Status.CRASHED: ErrorClass.CRASH,
+    Status.TIMEOUT: ErrorClass.TIMEOUT,
+    Status.OOM: ErrorClass.OOM,
+    Status.DEVICE_ERROR: ErrorClass.RUNTIME,
+}
+_MOST_SECTION = 2_000
+#: The longest wait in which the session cannot be stopped, but for a request that is under way.
+_AT_ONCE_S = 1.0
+
+
+class ModelRuns:
+    """Runs the loop of attempts for the rows of models, in one process of a session.
+
+    Attributes:
+        rules: the language whose static rules hold for candidates; "" for the rules of all languages.
+    """
+
+    def __init__(self, context: Any, row_of: Callable[[Any], Any]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            context: options, folders and the request to stop of a session with --models.
+            row_of: returns the row of a test; None for other tests.
+        """
+        settings = context.settings
+        assert settings.models is not None
+        self._context, self._row_of = context, row_of
+        self._session, self._settings, self._folder = settings, settings.models, settings.models_folder
+        self.rules = settings.models.language.of_rules
+        self._hardware = Hardware(settings.devices[0].name, settings.devices[0].kind)
+        file = settings.models.file
+        self._log, self._prices = AttemptLog(self._folder), file.prices()
+        self._answers = {
+            name: RecordedAnswers(file.answers or self._folder / ANSWERS, self._endpoint(model))
+            for name, model in file.models.items()
+        }
+
+    def _endpoint(self, model: NamedModel) -> Endpoint | None:
+        if not model.endpoint:
+            return None
+        return Endpoint(
+            model.endpoint,
+            model.api_key_variable,
+            sleep=self._wait,
+            on_wait=lambda why, seconds: self._context.tell(f"the endpoint {why}: next try in {seconds:.0f} s"),
+        )
+
+    def writes(self, item: Any) -> bool:
+        """Returns whether a model writes the candidate of a row."""
+        row = self._row_of(item)
+        return row is not None and self._name(row) in self._settings.models
+
+    def run(self, item: Any, run: Callable[[Any, KernelSource], RowOutcome]) -> RowOutcome:
+        """Returns the outcome of a row: that of the candidate that passed, or of the last attempt.
+
+        A candidate is judged on all rows of its task, until one fails.
+
+        Args:
+            item: the test of the row, which gets a section for each attempt.
+            run: runs a row with a candidate, and judges it.
+
+        Raises:
+            OpAtlasError: an endpoint gives no answer, or a file cannot be read or written.
+        """
+        row = self._row_of(item)
+        assert row is not None
+        name, task = self._name(row), self._session.source.subjects[row.kernel_type]
+        outcomes: dict[Path, RowOutcome] = {}
+
+        def run_own(path: Path) -> RowOutcome:
+            outcomes[path] = run(item, self._source(name, path))
+            return outcomes[path]
+
+        def judge(path: Path) -> Judgement:
+            judgement = _judgement(run_own(path))
+            for other in self._other_rows(item):
+                if not judgement.passed:
+                    break
+                found = _judgement(run(other, self._source(name, path)))
+                judgement = judgement if found.passed else found
+            return judgement
+
+        with self._alone(name, task):
+            loop = self._loop(name, task)
+            before = len(loop.attempts)
+            try:
+                reason = loop.run(self, judge)
+            except _NotJudged as error:
+                return error.outcome
+        for attempt in loop.attempts[before:]:
+            item.add_report_section("call", f"attempt {attempt.number}", _section(attempt))
+        return _outcome(loop, reason, outcomes, run_own)
+
+    def ask(self, request: ChatRequest) -> ChatAnswer:
+        """Returns the answer to a request of a loop. Raises OpAtlasError, and _NotJudged if the session is to stop."""
+        self._go_on()
+        return self._answers[request.model].ask(request)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._go_on()
+            time.sleep(min(left, _AT_ONCE_S))
+
+    def _go_on(self) -> None:
+        """Raises _NotJudged if the session is to stop: a row of a model may take an hour."""
+        if reason := self._context.stop_reason:
+            raise _NotJudged(RowOutcome(Status.SKIPPED, f"the next session goes on with it ({reason})"))
+
+    def stops_session(self, error: OpAtlasError) -> bool:
+        """Returns whether the next request of a session would meet the same error."""
+        return not (isinstance(error, EndpointError) and error.status in _ABOUT_THE_REQUEST)
+
+    def _name(self, row: Any) -> str:
+        return str(self._session.targets[row.target].implementation.name)
+
+    def _source(self, name: str, path: Path) -> KernelSource:
+        label = implementation_label(name, self._settings.language.value)
+        function = candidate_function(path) or MODEL_NEW
+        return KernelSource(label, "", str(path), function, digest=content_digest([path]))
+
+    def _other_rows(self, item: Any) -> Iterator[Any]:
+        """Yields the tests of the other rows of a task and a model: a task with several shapes has several."""
+        row = self._row_of(item)
+        assert row is not None
+        for other in item.session.items:
+            its = self._row_of(other)
+            if its is None or other is item:
+                continue
+            if (its.kernel_type, its.target) == (row.kernel_type, row.target):
+                yield other
+
+    def _loop(self, name: str, task: Task) -> RepairLoop:
+        settings, source = self._settings, task.source
+        model = settings.models[name]
+        limits = settings.file.limits(model)
+        prompts = Prompts(TaskText(task.full_name, source), self._hardware, settings.language, limits.attempts)
+        subject = LoopTask(
+            task.task_set,
+            task.name,
+            complexity_of_task(source, task.name),
+            model,
+            self._folder / name,
+            task.digest,
+        )
+        return RepairLoop(subject, prompts, self._log, self._prices, limits)
+
+    @contextmanager
+    def _alone(self, name: str, task: Task) -> Iterator[None]:
+        """Keeps other processes of the session out of the loop: several rows of a task share its attempts."""
+        folder = self._folder / name / task.full_name
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+class _NotJudged(Exception):
+    """A row that does not run, whatever the candidate. The attempt does not count, and its answer is recorded."""
+
+    def __init__(self, outcome: RowOutcome) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.explanation)
+
+
+def _judgement(outcome: RowOutcome) -> Judgement:
+    """Returns the judgement of a row that ran with a candidate. Raises _NotJudged for a row that cannot run."""
+    if (judgement := Judgement.of(outcome)) is not None:
+        return judgement
+    if outcome.status not in _CLASSES:
+        raise _NotJudged(outcome)
+    return Judgement(_CLASSES[outcome.status], text=f"{outcome.explanation}\n{outcome.detail}".strip())
+
+
+def _outcome(
+    loop: RepairLoop, reason: StopReason, outcomes: Mapping[Path, RowOutcome], run: Callable[[Path], RowOutcome]
+) -> RowOutcome:
+    if not loop.attempts:
+        return RowOutcome(Status.SKIPPED, f"no attempt: {reason}")
+    last, path = loop.attempts[-1], loop.last_candidate
+    if reason is StopReason.PASSED:
+        assert path is not None
+        return outcomes[path] if path in outcomes else run(path)
+    if last.candidate and path is not None and path in outcomes:
+        outcome = outcomes[path]
+    else:
+        judgement = last.judgement
+        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judged=judgement.judged)
+    tried = f"stopped after attempt {last.number + 1}: {reason}"
+    return replace(outcome, reason=f"{outcome.reason}; {tried}")
+
+
+def _section(attempt: ModelAttempt) -> str:
+    """Returns what JUnit and a failing test show of an attempt."""
+    judgement = attempt.judgement
+    level = f", passed {judgement.level}" if judgement.level is not None else ""
+    spent = f"{attempt.tokens_in + attempt.tokens_out:,} tokens, ${attempt.cost_usd:.4f}"
+    where = attempt.candidate or "no code"
+    head = f"{judgement.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
+    return f"{head}\n{judgement.text[:_MOST_SECTION]}".rstrip()

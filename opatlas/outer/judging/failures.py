@@ -1,0 +1,237 @@
+"""Runs candidates, and finds the class of a failure by exact rules (levels L2 and L3).
+
+The rules are tried in the order of `ErrorClass`; the first one that fits decides. A failure is described by the phase,
+the exception, the standard error and the end of the process. The tables of device errors are in
+opatlas/run/devices/fatal_errors.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from signal import Signals
+
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.static_rules import static_check, static_notes
+from opatlas.row.status import Status
+from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.run.job import Job, RowOutcome
+
+
+class Phase(str, Enum):
+    """What the process did with the candidate when it failed."""
+
+    IMPORT = "import"
+    CONSTRUCTION = "construction"
+    FIRST_CALL = "first call"
+    LATER_CALL = "later call"
+    CHECK = "check"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class CandidateFailure:
+    """How a candidate failed.
+
+    Attributes:
+        phase: what the process did.
+        exception: name of the exception's type, without its module ("CompilationError"); "" without an exception.
+        text: message of the exception, with those of its causes.
+        functions: names of the candidate's own functions in the traceback, the outermost first.
+        stderr: end of the standard error of the process.
+        signal: name of the signal that ended the process ("SIGABRT"); "" if none did.
+        exit_code: exit status of a process that ended without a verdict; None if it goes on, or a signal ended it.
+        timed_out: whether a deadline passed.
+    """
+
+    phase: Phase
+    exception: str = ""
+    text: str = ""
+    functions: tuple[str, ...] = ()
+    stderr: str = ""
+    signal: str = ""
+    exit_code: int | None = None
+    timed_out: bool = False
+
+
+_ARGUMENTS = re.compile(r"\(\) (?:missing \d+ required|takes .*positional|got an unexpected keyword)")
+#: Exceptions of Triton, of Triton-Ascend and of their calls of ptxas.
+_COMPILERS = frozenset(
+    [
+        "CompilationError",
+        "UnsupportedLanguageConstruct",
+        "CompileTimeAssertionFailure",
+        "MLIRCompilationError",
+        "OutOfResources",
+        "PTXASError",
+    ]
+)
+_COMPILER_PROGRAM = re.compile(r"\b(?:ptxas|bishengir-compile|nvcc)\b")
+_UB_OVERFLOW = re.compile(r"ub overflow, requires \d+ bits while \d+ bits", re.IGNORECASE)
+_COMPILE_TEXT = re.compile(r"encounters error:|///---\[ERROR\]\[Triton\]\[BEG\]|Error building extension")
+_COMPILER_DIED = re.compile(r"LLVM ERROR|Assertion .* failed|PLEASE submit a bug report", re.IGNORECASE)
+_SHARED_MEMORY = re.compile(r"out of resources?: shared memory|uses too much shared data|too much shared memory", re.I)
+_DTYPE = re.compile(
+    r"unsupported (?:data ?|element |operand |pointer |ptr )?d?types?\b|\bd?types? .*(?:not|un)[ -]?support"
+    r"|\b(?:fp8|fp16|fp32|fp64|bf16|[iu]?int\d+|float\d+|i\d+|f\d+)\b.*(?:not|un)[ -]?support"
+    r"|not support\w* .*d?type|IncompatibleTypeErrorImpl|invalid operands of type|must have (?:the )?same d?type"
+    r"|Both operands must be same dtype|cannot (?:be )?(?:cast|convert)",
+    re.IGNORECASE,
+)
+_STREAM = re.compile(r"ACL stream synchronize failed", re.IGNORECASE)
+_CODE = re.compile(r"(CUDA|Ascend) error (\d+)")
+
+
+def classify(failure: CandidateFailure) -> Judgement:
+    """Returns the judgement of a failure, without what a check of results would add."""
+    error_class, sub_class = _class(failure)
+    passed = Level.COMPILE if failure.phase in (Phase.LATER_CALL, Phase.CHECK) else Level.STATIC
+    said = f"{failure.exception}: {failure.text}" if failure.exception else failure.text
+    if error_class is ErrorClass.COMPILE and not failure.exception:
+        said = failure.stderr.strip() or said
+    if error_class is ErrorClass.RUNTIME and (device := fatal_device_error(failure.text)):
+        said = f"{device}: {said}"
+    return Judgement(error_class, sub_class, passed, f"{failure.phase}: {said or _end(failure)}")
+
+
+def _end(failure: CandidateFailure) -> str:
+    if failure.timed_out:
+        return "the deadline passed"
+    if failure.signal:
+        return f"the process ended with {failure.signal}"
+    return f"the process ended with exit status {failure.exit_code}, without a verdict"
+
+
+def _class(failure: CandidateFailure) -> tuple[ErrorClass, str]:
+    phase, text = failure.phase, f"{failure.exception}: {failure.text}"
+    if phase is Phase.IMPORT and failure.exception in ("SyntaxError", "IndentationError", "TabError"):
+        return ErrorClass.SYNTAX, "syntax_error"
+    if phase is Phase.IMPORT and failure.exception in ("ImportError", "ModuleNotFoundError"):
+        return ErrorClass.IMPORT, "missing_module" if failure.exception == "ModuleNotFoundError" else "import_error"
+    if failure.exception == "TypeError" and _ARGUMENTS.search(failure.text):
+        if phase is Phase.CONSTRUCTION and failure.functions[-1:] in ((), ("__init__",)):
+            return ErrorClass.INIT_ARGS, ""
+        if phase is Phase.FIRST_CALL and not failure.functions:
+            return ErrorClass.INTERFACE, "arguments"
+    if phase is not Phase.CHECK and _is_compilation(failure, text):
+        return ErrorClass.COMPILE, compile_sub_class(f"{text}\n{failure.stderr}")
+    if device := fatal_device_error(text):
+        code = _CODE.match(device)
+        return ErrorClass.RUNTIME, f"{code[1]} {code[2]}" if code else "other"
+    if _STREAM.search(text):
+        return ErrorClass.RUNTIME, "other"
+    if is_out_of_memory(text):
+        return ErrorClass.OOM, ""
+    if failure.timed_out:
+        return ErrorClass.TIMEOUT, str(phase)
+    if failure.signal or failure.exit_code is not None:
+        return ErrorClass.CRASH, failure.signal or f"exit {failure.exit_code}"
+    return ErrorClass.RUNTIME, failure.exception or "other"
+
+
+def _is_compilation(failure: CandidateFailure, text: str) -> bool:
+    """Returns whether a compiler failed. A kernel may be compiled again in a later call, for other shapes."""
+    if failure.signal in ("SIGABRT", "SIGSEGV") and _COMPILER_DIED.search(failure.stderr):
+        return True
+    return (
+        failure.exception in _COMPILERS
+        or (failure.exception == "CalledProcessError" and _COMPILER_PROGRAM.search(failure.text) is not None)
+        or _COMPILE_TEXT.search(text) is not None
+        or _UB_OVERFLOW.search(text) is not None
+    )
+
+
+def compile_sub_class(text: str) -> str:
+    """Returns the sub-class of a failed compilation: ub-overflow, shared-memory, assertion, dtype or other."""
+    for name, pattern in (
+        ("ub-overflow", _UB_OVERFLOW),
+        ("shared-memory", _SHARED_MEMORY),
+        ("assertion", re.compile(rf"{_COMPILER_DIED.pattern}|CompileTimeAssertionFailure", re.IGNORECASE)),
+        ("dtype", _DTYPE),
+    ):
+        if pattern.search(text):
+            return name
+    return "other"
+
+
+#: Characters of stderr that are read.
+_LONGEST = 64 << 10
+
+
+def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = "") -> RowOutcome:
+    """Runs a candidate, unless its source breaks a rule. Raises the errors of `run`.
+
+    Args:
+        run: runs the job.
+        language: the language whose kernels the candidate must have ("triton", "cuda"); "": any.
+    """
+    assert job.source is not None
+    path = Path(job.source.path)
+    try:
+        # Some editors begin a file with a byte order mark, which Python skips.
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
+    helpers = tuple(name for helper in job.source.helpers if (name := Path(helper).stem))
+    refused, notes = _judge_source(text, path, helpers, language)
+    if refused is not None:
+        return _outcome(refused)
+    outcome = run(job)
+    if outcome.judged is None and outcome.status.crash:
+        outcome = _judged_end(outcome, job)
+    _remove_logs(job)
+    judgement = Judgement.of(outcome)
+    if judgement is None or not notes:
+        return outcome
+    judged = replace(judgement, notes=(*notes, *judgement.notes)).judged
+    reason = "; ".join(filter(None, (outcome.reason, *notes))) if judgement.passed else outcome.reason
+    return replace(outcome, judged=judged, reason=reason)
+
+
+@lru_cache(maxsize=16)
+def _judge_source(
+    text: str, path: Path, helpers: tuple[str, ...], language: str
+) -> tuple[Judgement | None, tuple[str, ...]]:
+    """Returns the judgement of a source that breaks a rule, else None, and its notes. Many cases have one source."""
+    return static_check(text, path, helpers=helpers, language=language), static_notes(text, path)
+
+
+def _outcome(judgement: Judgement) -> RowOutcome:
+    return RowOutcome(Status.FAILED, f"{judgement.name}: {judgement.text}", judged=judgement.judged)
+
+
+def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
+    """Returns the outcome of a candidate whose process ended without a verdict."""
+    stderr, phase = _read(job.log)[-_LONGEST:], _read(job.phase_file)
+    if stderr:
+        print(stderr, file=sys.stderr)
+    code = outcome.exit_code
+    failure = CandidateFailure(
+        Phase(phase) if phase in set(Phase) else Phase.IMPORT,
+        stderr=stderr,
+        signal=Signals(-code).name if code is not None and code < 0 else "",
+        exit_code=code if code is not None and code >= 0 else None,
+        timed_out=outcome.status is Status.TIMEOUT,
+    )
+    judgement = classify(failure)
+    said = f"{judgement.name}: {judgement.text} ({outcome.reason})"
+    return replace(outcome, reason=said, judged=judgement.judged)
+
+
+def _read(name: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _remove_logs(job: Job) -> None:
+    for each in (job.log, job.phase_file) if job.log else ():
+        Path(each).unlink(missing_ok=True)

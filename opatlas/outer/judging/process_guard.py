@@ -1,0 +1,343 @@
+"""Guards the process in which a candidate runs: functions, threads, settings, files, and the GPU's cache."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import inspect
+import math
+import re
+import statistics
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from hashlib import sha256
+from operator import attrgetter
+from pathlib import Path
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
+from typing import Any, NamedTuple
+
+import torch
+
+import opatlas
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.run.process_state import ProcessState, changes
+
+
+class ProcessGuard:
+    """Compares the process with its state when this object was made, before the candidate was imported.
+
+    Attributes:
+        notes: the restored settings, a phrase for each change.
+    """
+
+    def __init__(self, device: torch.device, files: Iterable[Path] = ()) -> None:
+        """`files` are those of the task and of the candidate."""
+        self.notes: list[str] = []
+        self._files = PackageFiles(files)
+        self._settings = TorchSettings(device.type)
+        self._cache = PersistingCache(device)
+        self.threads = ThreadWatch()
+        self._functions = FunctionTable()
+
+    def examine(self, step: str) -> None:
+        """Restores settings, and raises CandidateRejected if functions were replaced or threads are left.
+
+        Args:
+            step: the step of the candidate meanwhile ("its import").
+        """
+        self.restore(step)
+        self._functions.expect_same(step)
+        self.threads.expect_same()
+
+    def restore(self, step: str) -> None:
+        """Restores settings of torch and of the GPU that the candidate has changed."""
+        restored = (*self._settings.restore(), *self._cache.reset())
+        self.notes += [note for phrase in restored if (note := f"{step} {phrase}") not in self.notes]
+
+    def expect_files(self) -> None:
+        """Raises CandidateRejected if a file was changed. Takes some hundredths of a second."""
+        self._files.expect_same()
+
+
+#: Endings of the files that decide about a row. Data and pages are left out.
+_SUFFIXES = frozenset({".py", ".ini", ".json", ".yaml"})
+
+
+class PackageFiles:
+    """The files of OpAtlas' package, and of a row, as they are when this object is made."""
+
+    def __init__(self, further: Iterable[Path] = ()) -> None:
+        """`further` are files of the task and of the candidate."""
+        self._further = tuple(further)
+        self._before = self._read()
+
+    def expect_same(self) -> None:
+        """Raises CandidateRejected if a file was changed, removed or added."""
+        after = self._read()
+        changed = [path for path in {**self._before, **after} if self._before.get(path) != after.get(path)]
+        if changed:
+            raise CandidateRejected(
+                ErrorClass.HACK,
+                "edited-files",
+                f"{changed[0]} was changed while the candidate ran: restore it, and run the session again",
+            )
+
+    def _read(self) -> Mapping[Path, bytes]:
+        roots = [Path(root) for root in opatlas.__path__]
+        own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
+        paths = (path for root in own if root.is_dir() for path in root.rglob("*") if path.suffix in _SUFFIXES)
+        return {path: _digest(path) for path in (*paths, *self._further)}
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return sha256(path.read_bytes()).digest()
+    except OSError:
+        return b""
+
+
+#: cudaLimitPersistingL2CacheSize of cudaLimit.
+_PERSISTING_L2_SIZE = 6
+
+
+class PersistingCache:
+    """The bytes of the L2 cache that accesses may keep, as they are when this object is made; 0 on other devices."""
+
+    def __init__(self, device: torch.device, runtime: Any = None) -> None:
+        """`runtime` is the CUDA runtime; None: the one that torch has loaded."""
+        self._runtime = (runtime or _cuda_runtime()) if device.type == "cuda" else None
+        self._before = self._limit()
+
+    def reset(self) -> list[str]:
+        """Gives the limit its value back, and frees kept lines. Returns a phrase if a candidate changed the limit."""
+        if self._runtime is None or (after := self._limit()) == self._before:
+            return []
+        self._runtime.cudaDeviceSetLimit(_PERSISTING_L2_SIZE, ctypes.c_size_t(self._before))
+        self._runtime.cudaCtxResetPersistingL2Cache()
+        return [f"changed the persisting L2 cache {self._before} -> {after} bytes; restored"]
+
+    def _limit(self) -> int:
+        if self._runtime is None:
+            return 0
+        found = ctypes.c_size_t()
+        status = self._runtime.cudaDeviceGetLimit(ctypes.byref(found), _PERSISTING_L2_SIZE)
+        return 0 if status else found.value
+
+
+def _cuda_runtime() -> ctypes.CDLL | None:
+    """Returns the CUDA runtime that torch has loaded; None if the process maps none."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    paths = sorted({line.split()[-1] for line in lines if re.search(r"/libcudart\.so[.\d]*$", line)})
+    return ctypes.CDLL(paths[0]) if paths else None
+
+
+_PACKAGE = "opatlas"
+#: Modules and classes besides those of OpAtlas whose functions are compared.
+_OWNERS: tuple[Any, ...] = (
+    builtins,
+    math,
+    statistics,
+    time,
+    torch,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.nn.functional,
+    torch.testing,
+    torch.cuda,
+    torch.cuda.Event,
+    torch.cuda.Stream,
+)
+_FUNCTIONS = (BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType, classmethod, staticmethod)
+#: Maximum number of names in a message.
+_NAMED = 5
+#: torch's compiler replaces functions of torch when it is first used, by functions of these files.
+_COMPILER = tuple(str(Path(torch.__file__).parent / name) for name in ("_dynamo/", "_compile.py"))
+
+
+class _Known(NamedTuple):
+    function: object
+    code: CodeType | None
+    defaults: object
+
+
+class FunctionTable:
+    """The functions of this process, as they are when the table is made."""
+
+    def __init__(self) -> None:
+        self._modules = {name: module for name, module in list(sys.modules.items()) if _is_own(name)}
+        self._owners = {**self._modules, **{_name(owner): owner for owner in _OWNERS}}
+        for name, module in self._modules.items():
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, type) and value.__module__ == name:
+                    self._owners[f"{name}.{attribute}"] = value
+        self._known = {name: dict(_functions(owner)) for name, owner in self._owners.items()}
+
+    def replaced(self) -> list[str]:
+        """Returns the names of functions that are others now, or have other code; new names do not count."""
+        found = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
+        for name, owner in self._owners.items():
+            now = dict(_functions(owner))
+            for attribute, known in self._known[name].items():
+                if now.get(attribute) != known and not _is_of_compiler(owner, attribute):
+                    found.append(f"{name}.{attribute}")
+        return found
+
+    def expect_same(self, step: str) -> None:
+        """Raises CandidateRejected if a function was replaced.
+
+        Args:
+            step: the step of the candidate meanwhile ("its import").
+        """
+        if names := self.replaced():
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise CandidateRejected(
+                ErrorClass.HACK,
+                "patched",
+                f"{step} replaced {', '.join(names[:_NAMED])}{more}: leave functions alone",
+            )
+
+
+def _is_of_compiler(owner: Any, attribute: str) -> bool:
+    code = getattr(inspect.getattr_static(owner, attribute, None), "__code__", None)
+    return code is not None and code.co_filename.startswith(_COMPILER) and _name(owner).startswith("torch")
+
+
+def _is_own(name: str) -> bool:
+    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+
+
+def _name(owner: Any) -> str:
+    return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _functions(owner: Any) -> Iterator[tuple[str, _Known]]:
+    """Yields the functions and classes of a module, or the functions of a class and its bases."""
+    attributes: Mapping[str, Any]
+    if isinstance(owner, type):
+        attributes = {name: value for base in reversed(owner.__mro__) for name, value in vars(base).items()}
+    else:
+        attributes = vars(owner)
+    for name, value in list(attributes.items()):
+        if isinstance(value, FunctionType):
+            yield name, _Known(id(value), value.__code__, (value.__defaults__, id(value.__kwdefaults__)))
+        elif isinstance(value, (*_FUNCTIONS, type, property)):
+            yield name, _Known(id(value), None, None)
+
+
+#: Modules that leave threads for later compilations.
+_COMPILERS = ("torch._inductor", "triton")
+#: Folders of the code that threads of compilers run.
+_LIBRARIES = tuple(
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(torch.__file__).parents[1]),
+    }
+)
+
+
+class ThreadWatch:
+    """The threads of this process, as they are when this object is made."""
+
+    def __init__(self) -> None:
+        self._known = frozenset(threading.enumerate())
+        self._count = threading.active_count()
+
+    def expect_same(self) -> None:
+        """Raises CandidateRejected if there are further threads, other than idle ones of a compiler."""
+        if threading.active_count() <= self._count:
+            return
+        started = [thread for thread in threading.enumerate() if thread not in self._known]
+        if any(name in sys.modules for name in _COMPILERS):
+            frames = sys._current_frames()
+            started = [thread for thread in started if not _waits_for_compilations(frames.get(thread.ident or 0))]
+        if started:
+            names = ", ".join(thread.name for thread in started[:3])
+            raise CandidateRejected(
+                ErrorClass.HACK,
+                "thread",
+                f"the candidate left a thread running ({names}): end the work before the call returns",
+            )
+
+
+def _waits_for_compilations(frame: FrameType | None) -> bool:
+    """Returns whether a thread runs code of installed libraries alone, and no task of a pool."""
+    if frame is None:
+        return True
+    is_task = frame.f_code.co_filename.endswith("concurrent/futures/thread.py") and frame.f_code.co_name == "run"
+    files = []
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    # A thread without code of a library besides `threading` calls a function in C, or only waits.
+    return (
+        not is_task
+        and all(file.startswith(("<frozen", *_LIBRARIES)) for file in files)
+        and not all(file == threading.__file__ for file in files)
+    )
+
+
+#: Sets each value of a ProcessState that has a function for it.
+_SETTERS: Mapping[str, Callable[[Any], object]] = {
+    "torch threads": torch.set_num_threads,
+    "default dtype": torch.set_default_dtype,
+    "default device": torch.set_default_device,
+    "deterministic algorithms": torch.set_deterministic_debug_mode,
+    "float32 matmul precision": torch.set_float32_matmul_precision,
+    "grad mode": torch._C._set_grad_enabled,
+    "flash attention": torch.backends.cuda.enable_flash_sdp,
+    "memory efficient attention": torch.backends.cuda.enable_mem_efficient_sdp,
+    "math attention": torch.backends.cuda.enable_math_sdp,
+    "cuDNN attention": torch.backends.cuda.enable_cudnn_sdp,
+}
+#: Values of a ProcessState that are attributes of torch ("torch.backends.cudnn.benchmark").
+_ATTRIBUTE = "torch.backends."
+
+
+class TorchSettings:
+    """The settings of torch in this process, as they are when this object is made."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind` is torch's name for the type of the device."""
+        self._state = ProcessState(kind)
+        self._before = {name: value for name, value in self._state.read().items() if _setter(name)}
+
+    def restore(self) -> list[str]:
+        """Gives changed settings their values back. Returns a phrase for each."""
+        after = self._state.read()
+        changed = [name for name, value in self._before.items() if after[name] != value]
+        if not changed:
+            return []
+        phrases = changes(self._before, {name: after[name] for name in changed})
+        # The precision of products has several names: the last one that is set decides.
+        for name in changed:
+            setter = _setter(name)
+            assert setter is not None
+            try:
+                setter(self._before[name])
+            except (RuntimeError, TypeError, ValueError) as error:
+                phrases.append(f"{name} cannot be restored ({error})")
+        return [f"changed {phrase}; restored" for phrase in phrases]
+
+
+def _setter(name: str) -> Callable[[Any], object] | None:
+    if name in _SETTERS:
+        return _SETTERS[name]
+    return partial(_set, name) if name.startswith(_ATTRIBUTE) else None
+
+
+def _set(name: str, value: Any) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(attrgetter(owner.removeprefix("torch."))(torch), attribute, value)

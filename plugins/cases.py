@@ -1,0 +1,461 @@
+"""The cases of a session: each row of its databases, what the options do with it, and what became of it.
+
+No other object of a session holds these facts: the plan's lines, the ledger, the causes, the figures and JUnit are
+queries of the cases.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opatlas.arrays import Floats
+from opatlas.data.comparable import Staleness, StoredDuration
+from opatlas.data.edited import EditedRows
+from opatlas.data.op_mapping import WrittenMapping
+from opatlas.data.write_back import RecoveredJournal
+from opatlas.row.columns import (
+    BASE,
+    CACHE_STATE,
+    EP_SIZE,
+    IMPLEMENTATION,
+    INSTRUMENT,
+    LEGACY_AVG_SEQ_LEN,
+    MESSAGE,
+    MICROBENCH_SAMPLES,
+    RUN_ID,
+    RUNTIME,
+    SUITE,
+    TASK,
+)
+from opatlas.row.signature import signature
+from opatlas.row.status import Status
+from opatlas.row.table import FIRST_LINE, Row, RowTable
+from opatlas.run.registry import replay_spec
+from opatlas.show.row_summary import RowSummary
+from opatlas.show.session_report import Cause
+from opatlas.text import parse_whole, shortened
+
+#: Accounts of collected rows beside the statuses.
+NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
+
+#: Columns that a replay may need.
+_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
+_REASON_SHOWN = 160
+#: The parts of a reason that differ between rows with the same cause: addresses, sizes, words with digits.
+_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
+
+
+class Fate(Enum):
+    """What the options do with a row."""
+
+    TO_RUN = "to run"
+    LEFT_OUT = "left out by the update mode"
+    NOT_SELECTED = "not selected by --where"
+    OTHER_SHARD = "in another shard"
+    REPEATED = "has the signature of an earlier row"
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """An earlier session failed to measure the row.
+
+    Attributes:
+        reason: status and reason of the earlier session.
+        run: whether the row is run again.
+        strict: whether the row fails if it is not run; otherwise it is xfail.
+    """
+
+    reason: str
+    run: bool
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What became of a row that was run, by pytest's last report of it.
+
+    Attributes:
+        word: pytest's word for the report.
+        status, reason: of the record.
+        figures: the numbers of a measured row.
+        assumptions: about the row, if it was measured.
+        verdict: the error class of a candidate; "" for a row without one.
+        host: the machine of a cluster that measured the row; "" without a cluster.
+        duration_us, stored_us: the duration that is stored, in microseconds, and with --read-only that of the database.
+        began, ended: seconds since the epoch; the wait for the device is in between.
+        waited: seconds that the row waited for its device (`row_note.FOR_OTHERS`, `FOR_OWN`).
+    """
+
+    word: str
+    status: Status
+    reason: str
+    figures: RowSummary | None
+    assumptions: Sequence[str]
+    verdict: str
+    host: str
+    duration_us: float | None
+    stored_us: float | None
+    began: float
+    ended: float
+    waited: Mapping[str, float]
+
+
+class SessionCase:
+    """One row of a target. The object refers to its table and copies nothing, because there may be very many rows.
+
+    Attributes:
+        rows: the rows of its kernel type and target.
+        position: its place among these.
+        id: the id of its test, the same for all rows of one signature and target.
+        fate: what the options do with it.
+        known_failure: what an earlier session met; None for a row that is run as if nothing were known.
+        staleness: of its replayed duration, with --update-mode=stale.
+        account: a status, or what else became of it; "" unless it is collected.
+        worker: the worker of xdist that reported it; None without xdist.
+        result: what the last run of it gave; None before.
+    """
+
+    __slots__ = ("account", "fate", "id", "known_failure", "position", "result", "rows", "staleness", "worker")
+
+    def __init__(
+        self,
+        rows: CaseTable,
+        position: int,
+        case_id: str,
+        fate: Fate,
+        known_failure: KnownFailure | None = None,
+        staleness: Staleness | None = None,
+    ) -> None:
+        self.rows = rows
+        self.position = position
+        self.id = case_id
+        self.fate = fate
+        self.known_failure = known_failure
+        self.staleness = staleness
+        self.account = ""
+        self.worker: Any = None
+        self.result: CaseResult | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Workers of xdist get the plan: they know nothing of accounts and results.
+        return SessionCase, (self.rows, self.position, self.id, self.fate, self.known_failure, self.staleness)
+
+    @property
+    def row(self) -> Row:
+        """The row, as it was when the plan was made."""
+        return self.rows.table.row(self.position)
+
+    @property
+    def target(self) -> int:
+        """The number of the target that the row belongs to."""
+        return self.rows.target
+
+    @property
+    def kernel_type(self) -> str:
+        return self.rows.kernel_type
+
+    @property
+    def signature(self) -> str:
+        return signature(self.kernel_type, self.cells)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells that identify the row and its call, by column."""
+        return {name: cells[self.position] for name, cells in self.rows.call_cells.items()}
+
+    @property
+    def row_id(self) -> str:
+        """The id without the end that tells its target: the same for all implementations of a row."""
+        return self.id.removesuffix(self.rows.suffix)
+
+    @property
+    def given_up(self) -> str:
+        """Why the row fails without being run; "" for a row that is run or xfail."""
+        known = self.known_failure
+        return known.reason if known is not None and known.strict else ""
+
+    @property
+    def will_run(self) -> bool:
+        """Whether the row is run where it is collected."""
+        return self.known_failure is None or self.known_failure.run
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the row had a replayed duration when the plan was made."""
+        return bool(self.rows.table.replayed.known[self.position])
+
+    @property
+    def is_captured_only(self) -> bool:
+        """Whether the row has a duration, and no replayed one."""
+        return not self.is_replayed and self.rows.has_other_duration(self.position)
+
+    @property
+    def unresolved(self) -> str:
+        """The status of a row that an earlier session ran and failed to measure; "" for others."""
+        status = self.row.status
+        return status.value if status is not None and status.expected_to_fail else ""
+
+    @property
+    def captured_us(self) -> float | None:
+        """The captured duration that the row had when the plan was made, in microseconds."""
+        us = float(self.rows.captured[self.position])
+        return None if math.isnan(us) else us
+
+    @property
+    def place(self) -> str:
+        """File and line when the plan was made; only the file for a row that is not in the file yet."""
+        path, is_there = self.rows.table.path, self.position < self.rows.rows_in_file
+        return f"{path}:{self.position + FIRST_LINE}" if is_there else f"{path} (a new row)"
+
+    @property
+    def stored(self) -> StoredDuration:
+        """The replayed duration that a new one would replace."""
+        row = self.row
+        run_id, cache, instrument, samples, implementation = map(
+            row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
+        )
+        return StoredDuration(row.place, run_id, cache, instrument, parse_whole(samples), implementation)
+
+    def __repr__(self) -> str:
+        return f"{self.kernel_type}[{self.signature}]"
+
+
+@dataclass
+class CaseTable:
+    """The rows of one kernel type in the database of one target, as they were when the plan was made.
+
+    Attributes:
+        table: the rows.
+        rows_in_file: the number of rows in the file; later rows were named by options.
+        target: number of the target.
+        suffix: the end of the ids, which tells the target.
+        label: the kernel type, and the implementation if the session has several.
+        cases: a case for each row that the session is about.
+        captured: captured durations in microseconds, NaN for a row without one. Another database may have them.
+        captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
+            tables of other kernel types were not read.
+        notes: sentences on columns whose names may be misspelt, and on cells that are no durations.
+    """
+
+    table: RowTable
+    rows_in_file: int = 0
+    target: int = 0
+    suffix: str = ""
+    label: str = ""
+    cases: list[SessionCase] = field(default_factory=list)
+    captured: Floats = field(default_factory=lambda: np.empty(0))
+    captured_time_us: float | None = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kernel_type(self) -> str:
+        return self.table.kernel_type
+
+    @property
+    def key(self) -> str:
+        """The key of the table in `Plan.tables`."""
+        return f"{self.kernel_type}{self.suffix}"
+
+    @cached_property
+    def call_cells(self) -> Mapping[str, list[str]]:
+        """The cells that a replay may need, by column."""
+        return {name: self.table.cells(name) for name in _CALL if name in self.table.columns}
+
+    @property
+    def to_run(self) -> list[SessionCase]:
+        return of_fate(self.cases, Fate.TO_RUN)
+
+    def has_other_duration(self, position: int) -> bool:
+        """Returns whether a row has a duration that no replay measured."""
+        return any(durations.known[position] for durations in self.table.durations[1:])
+
+    def admit(self) -> None:
+        """Makes the rows run that the update mode left out: of rows that cannot be replayed no mode is done."""
+        for case in of_fate(self.cases, Fate.LEFT_OUT):
+            case.fate, case.staleness = Fate.TO_RUN, None
+
+
+@dataclass(frozen=True)
+class PreparedDatabase:
+    """What was done to a database before its plan was made.
+
+    Attributes:
+        problems: files of killed sessions that cannot be read.
+        recovered: journals of killed sessions that were merged.
+        starter_rows: rows of the starter database that was made; 0 if the database had rows.
+        edited: rows that held the duration or the status of another shape.
+        mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
+        added: the sentence on rows without durations that were added from another database.
+        taken_over: the killed session whose lock on the database was taken over; "" if there was none.
+    """
+
+    problems: Sequence[str] = ()
+    recovered: Sequence[RecoveredJournal] = ()
+    starter_rows: int = 0
+    edited: EditedRows = field(default_factory=EditedRows)
+    mapping: WrittenMapping | None = None
+    added: str = ""
+    taken_over: str = ""
+
+
+@dataclass
+class Plan:
+    """The rows of a session, which every process of it shares. It is made once, before the first row runs.
+
+    No row is added later, and every process has the same rows, even if a CSV file changes meanwhile.
+
+    Attributes:
+        tables: by `CaseTable.key`; a file that cannot be read has none.
+        problems: files that cannot be read; they make the session fail.
+        prepared: what was done to each database first.
+        notes: what the user should know about the durations in the database.
+        error: why there is no plan; the session ends with this error before a row runs.
+        error_status: the exit status of a session with an error.
+    """
+
+    tables: dict[str, CaseTable] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    prepared: list[PreparedDatabase] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str = ""
+    error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
+
+    @cached_property
+    def cases(self) -> list[SessionCase]:
+        """The cases of all tables: the list of the session."""
+        return [case for table in self.tables.values() for case in table.cases]
+
+    def tables_of(self, kernel_type: str) -> list[CaseTable]:
+        """Returns the tables of a kernel type, in the order of the targets."""
+        return self._by_type.get(kernel_type, [])
+
+    @cached_property
+    def _by_type(self) -> Mapping[str, list[CaseTable]]:
+        found: dict[str, list[CaseTable]] = {}
+        for table in self.tables.values():
+            found.setdefault(table.kernel_type, []).append(table)
+        return found
+
+    def captured_time_us(self) -> Mapping[str, float | None]:
+        """Returns the device time of all captured launches, by kernel type; None where it is unknown.
+
+        The default's database has the captures; the databases of other implementations have none.
+        """
+        default_last = sorted(self.tables.values(), key=lambda table: table.suffix, reverse=True)
+        return {table.kernel_type: table.captured_time_us for table in default_last}
+
+    def add(self, other: Plan) -> None:
+        """Adds the plan of another target."""
+        self.tables |= other.tables
+        self.problems += other.problems
+        self.notes += other.notes
+        self.prepared += other.prepared
+
+
+def row_of(item: pytest.Item) -> SessionCase | None:
+    """Returns the case of an item; None for other tests."""
+    callspec = getattr(item, "callspec", None)
+    row = getattr(item, "row", None) if callspec is None else callspec.params.get("row")
+    return row if isinstance(row, SessionCase) else None
+
+
+def will_run(item: pytest.Item) -> bool:
+    """Returns whether pytest will run an item that is a row, unless one of its fixtures refuses."""
+    row = row_of(item)
+    if row is None or row.given_up or item.get_closest_marker("skip"):
+        return False
+    return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
+
+
+def needs_group(item: pytest.Item) -> bool:
+    """Returns whether an item is a row that needs several devices at once."""
+    spec = replay_spec(getattr(item, "function", None))
+    return spec is not None and spec.group is not None
+
+
+def of_fate(cases: Iterable[SessionCase], fate: Fate) -> list[SessionCase]:
+    """Returns the cases of a fate."""
+    return [case for case in cases if case.fate is fate]
+
+
+def ledger(cases: Iterable[SessionCase]) -> Counter[str]:
+    """Returns the number of collected rows by what became of them; the sum is the number of collected rows."""
+    return Counter(case.account for case in cases if case.account)
+
+
+def ledger_line(cases: Iterable[SessionCase], unit: str) -> str:
+    """Returns the ledger as a sum: `195 rows collected = 193 measured + 2 failed`."""
+    counts = ledger(cases)
+    terms = " + ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
+    # Numbers without commas: a script may add them up.
+    return f"{counts.total()} {unit if counts.total() == 1 else f'{unit}s'} collected = {terms}"
+
+
+def unresolved(cases: Iterable[SessionCase]) -> Counter[str]:
+    """Returns the number of rows that an earlier session failed to measure and this one did not run, by status."""
+    idle = [case for case in cases if case.fate is not Fate.OTHER_SHARD and case.fate is not Fate.REPEATED]
+    idle = [case for case in idle if case.account in ("", NOT_RUN, WITHOUT_REPLAY)]
+    return Counter(dict(Counter(status for case in idle if (status := case.unresolved)).most_common()))
+
+
+def results_of(cases: Iterable[SessionCase]) -> Iterator[tuple[SessionCase, CaseResult]]:
+    """Yields the cases that were run, with their results."""
+    return ((case, case.result) for case in cases if case.result is not None)
+
+
+def figures_of(cases: Iterable[SessionCase]) -> dict[str, RowSummary]:
+    """Returns the numbers of measured rows, by case id."""
+    return {case.id: found.figures for case, found in results_of(cases) if found.figures is not None}
+
+
+def causes(cases: Iterable[SessionCase]) -> list[Cause]:
+    """Returns the causes of rows that were not measured, the most frequent first."""
+    failed = [
+        (case, f"{found.status}: {_first_line(found.reason)}", found.status)
+        for case, found in results_of(cases)
+        if found.status is not Status.MEASURED
+    ]
+    # If a process or the device failed, the number is the cause: a signal, a deadline, a code.
+    ended = (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
+    return _counted(
+        ((case, text, text if status in ended else _PARTICULAR.sub("N", text)) for case, text, status in failed)
+    )
+
+
+def assumptions(cases: Iterable[SessionCase]) -> list[Cause]:
+    """Returns the assumptions about measured rows, the most frequent first."""
+    assumed = ((case, text) for case, found in results_of(cases) for text in found.assumptions)
+    return _counted((case, text, _PARTICULAR.sub("N", text)) for case, text in assumed)
+
+
+def _first_line(reason: str) -> str:
+    return shortened(reason.partition("\n")[0], _REASON_SHOWN)
+
+
+def _counted(texts: Iterable[tuple[SessionCase, str, str]]) -> list[Cause]:
+    """Counts texts of cases, given with what such texts have in common."""
+    found: dict[tuple[str, str], list[tuple[SessionCase, str]]] = {}
+    for case, text, common in texts:
+        found.setdefault((case.rows.label, common), []).append((case, text))
+    causes = []
+    for (label, common), like in sorted(found.items(), key=lambda entry: -len(entry[1])):
+        case, text = like[0]
+        if len(like) > 1 and text != common:
+            text = f"{text} (and {len(like) - 1:,} like it)"
+        causes.append(Cause(label, text, len(like), case.id))
+    return causes
+
+
+def count_by(cases: Iterable[SessionCase], key: Callable[[SessionCase], str]) -> Counter[str]:
+    """Returns the number of cases by a text of theirs; cases without one do not count."""
+    return Counter(text for case in cases if (text := key(case)))

@@ -1,0 +1,220 @@
+"""What a session says before its rows run: what was done to the database, what will run, and what is left out."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from opatlas import formats
+from opatlas.capture.time_shares import without_replay as shares_without_replay
+from opatlas.data.database import Database
+from opatlas.data.manifest import read_manifests
+from opatlas.data.pace import replay_pace
+from opatlas.data.update_mode import UpdateMode
+from opatlas.row.roofline import row_bytes
+from opatlas.row.siblings import suggest_spelling
+from opatlas.row.signature import make_case_id
+from opatlas.run.devices.device import kind_named
+from opatlas.text import pluralize, printable_lines, suggest
+
+from .cases import NOT_RUN, Fate, PreparedDatabase, SessionCase, of_fate
+from .run_manifest import disturbances, flush_notes
+from .session import Session
+from .settings import Settings
+
+#: Kernel types without a replay, and databases of a folder, are named one by one up to this number.
+_MANY = 8
+#: Targets without a row that are still named one by one.
+_FEW_TARGETS = 3
+
+
+def plan_lines(session: Session) -> list[str]:
+    """Returns the lines about the plan of a session whose rows are selected; none without a plan."""
+    plan, context = session.context.plan, session.context
+    if plan is None or plan.error:
+        return []
+    selected = sum(case.account == NOT_RUN for case in session.cases)
+    # A killed session may have had several of the databases.
+    lines = list(dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each)))
+    lines += _to_run(session, selected)
+    settings = context.settings
+    if selected and settings.prof_path is None and not settings.collect_only:
+        found = disturbances(settings.devices, *context.surroundings.at_start(settings.devices))
+        lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
+        lines += flush_notes(settings)
+    return [f"opatlas: {printable_lines(line)}" for line in lines]
+
+
+def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
+    """Yields what was done to a database before its rows were planned."""
+    if prepared.taken_over:
+        yield f"{prepared.taken_over} was killed; took the database over from it"
+    if prepared.starter_rows:
+        yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
+    if prepared.added:
+        yield prepared.added
+    if prepared.mapping is not None:
+        yield str(prepared.mapping)
+    edited = prepared.edited
+    if edited.example is not None:
+        rows = pluralize(edited.count, "row was", "rows were")
+        example = make_case_id(edited.example.kernel_type, edited.example.signature)
+        yield (
+            f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
+            f"durations stay in runs/ (`opatlas history`)"
+        )
+    for recovered in prepared.recovered:
+        if recovered or not recovered.problems:
+            yield str(recovered)
+        else:
+            yield f"could not merge the records that session {recovered.run_id} left behind"
+        yield from recovered.problems
+
+
+def _to_run(session: Session, selected: int) -> Iterator[str]:
+    settings, plan, replayable = session.context.settings, session.plan(), session.collector.known_replays()
+    # xdist's controller collects nothing: it knows only the replays of bench/.
+    to_run = [case for case in of_fate(session.cases, Fate.TO_RUN) if case.kernel_type in replayable]
+    rows, unit = max(len(to_run), selected), settings.unit
+    has_named = len(settings.targets) > 1 or not settings.targets[0].implementation.is_default
+    of_all = "" if selected == rows else f"{selected:,} of "
+    place = "" if has_named else f", database {settings.database}"
+    yield f"{of_all}{pluralize(rows, unit)} to {settings.source.verb}{place}"
+    if has_named:
+        counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
+        named = named_targets(session)
+        crowded = crowded_folders([settings.targets[number].path for number in named])
+        for number in named:
+            target = settings.targets[number]
+            if target.path.parent not in crowded:
+                yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        yield from (f"{count:,} implementations with databases in {folder}" for folder, count in crowded.items())
+        if others := len(settings.targets) - len(named):
+            have = pluralize(others, "further implementation has", "further implementations have")
+            yield f"{have} no row to {settings.source.verb}"
+    if settings.collect_only and settings.prof_path is None:
+        yield from _estimate(session, to_run)
+    yield from settings.notes
+    yield from _misspelt(session, replayable)
+    yield from (target.note for target in settings.targets if target.note)
+    yield from plan.notes
+    yield from settings.source.notes
+    if not_selected := session.requested(Fate.NOT_SELECTED):
+        yield f"{pluralize(len(not_selected), unit)} not selected by --where {str(settings.where)!r}"
+    yield from _left_out(session)
+    without_replay = session.not_replayable()
+    if shares := shares_without_replay(without_replay, plan.captured_time_us()):
+        listed = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
+        count = without_replay.total()
+        yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"
+    if settings.shard is not None:
+        others = len(of_fate(session.cases, Fate.OTHER_SHARD))
+        yield f"{pluralize(others, unit)} in other shards (--shard={settings.shard})"
+    for table in plan.tables.values():
+        if not len(table.table):
+            yield f"{table.table.path} has a header and no rows"
+        yield from table.notes
+    yield from (f"not read: {problem}" for problem in plan.problems)
+
+
+def named_targets(session: Session) -> list[int]:
+    """Returns the numbers of the targets that a session names: those without a row are left out if they are many."""
+    counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
+    numbers = range(len(session.context.settings.targets))
+    without = sum(not counts[number] for number in numbers)
+    return [number for number in numbers if counts[number] or without <= _FEW_TARGETS]
+
+
+def crowded_folders(paths: Sequence[Path]) -> dict[Path, int]:
+    """Returns the folders with too many of these databases to name one by one, and how many each has."""
+    counts = Counter(path.parent for path in paths)
+    return {folder: count for folder, count in counts.items() if count > _MANY}
+
+
+def _misspelt(session: Session, replayable: Collection[str]) -> Iterator[str]:
+    """Yields which files of implementations are named after no kernel type that the session knows."""
+    settings = session.context.settings
+    known = {*replayable, *(table.kernel_type for table in session.plan().tables.values())}
+    for implementation in () if settings.source.subjects else [each.implementation for each in settings.targets]:
+        for name in sorted(set(implementation.sources).difference(known)):
+            yield f"{implementation.name}: no kernel type is called {name}{suggest(name, known)}"
+
+
+def _left_out(session: Session) -> Iterator[str]:
+    """Yields how many requested rows the update mode leaves out, and of stale ones, why."""
+    settings, left_out = session.context.settings, session.requested(Fate.LEFT_OUT)
+    if settings.mode is not UpdateMode.STALE:
+        if left_out:
+            rows, kinds = pluralize(len(left_out), settings.unit), _kinds(left_out)
+            yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
+        return
+    counts = Counter(case.staleness for case in left_out + session.requested(Fate.TO_RUN))
+    never = counts.pop(None, 0)
+    stale = {reason: count for reason, count in counts.most_common() if reason is not None and reason.is_stale}
+    fresh = [f"{count:,} {reason.value}" for reason, count in counts.items() if reason and not reason.is_stale]
+    if never:
+        fresh.append(f"{never:,} never replayed")
+    why = f": {', '.join(f'{count:,} {reason.value}' for reason, count in stale.items())}" if stale else ""
+    left = f"; left out: {', '.join(fresh)}" if fresh else ""
+    yield f"{sum(stale.values()):,} stale{why}{left} (--update-mode=stale)"
+    kind = settings.devices[0].kind
+    if kind_named(kind).driver_version() == "":
+        yield f"the driver is not compared: {kind_named(kind).tool} does not tell its version"
+
+
+def _duration(settings: Settings) -> str:
+    return "a duration" if settings.mode is UpdateMode.MISSING_ONLY else "a replayed duration"
+
+
+def _kinds(left_out: Collection[SessionCase]) -> str:
+    captured = sum(case.is_captured_only for case in left_out)
+    return f" ({len(left_out) - captured:,} replayed, {captured:,} captured only)" if captured else ""
+
+
+def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
+    """Yields how long the rows will take, and how large the tensors of the largest row are."""
+    settings = session.context.settings
+    rows = [case for case in to_run if case.will_run and session.is_requested(case.kernel_type, case.id)]
+    if not rows:
+        return
+    size, kernel_type = max((row_bytes(case.kernel_type, case.cells) or 0, case.kernel_type) for case in rows)
+    pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
+    memory = f"; the largest, of {kernel_type}, has tensors of {formats.size(size)}" if size else ""
+    yield f"{pluralize(len(rows), settings.unit)} would take about {pace.time_of(len(rows))}{memory}"
+
+
+def nothing_to_do(session: Session) -> dict[str, object]:
+    """Returns why none of the requested rows ran; nothing if rows were there to run."""
+    settings, unit = session.context.settings, session.context.settings.unit
+    if left_out := session.requested(Fate.LEFT_OUT):
+        if settings.mode is UpdateMode.STALE:
+            return {"nothing to do": (len(left_out), f"{unit}s, none of them stale")}
+        why = f"{unit}s with {_duration(settings)}{_kinds(left_out)}"
+        found: dict[str, object] = {"nothing to do": (len(left_out), why)}
+        if captured := sum(case.is_captured_only for case in left_out):
+            return found | {"--update-mode=unreplayed": f"replays the {captured:,} without a replayed duration"}
+        return found | {"--update-mode=all": "measures them again"}
+    if elsewhere := session.requested(Fate.OTHER_SHARD):
+        return {"nothing to do": (len(elsewhere), f"{unit}s, all in other shards")}
+    if not_selected := session.requested(Fate.NOT_SELECTED):
+        said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
+        return {said: (len(not_selected), f"{unit}s, of none of which --where {str(settings.where)!r} is true")}
+    return {}
+
+
+def continuation(session: Session) -> str:
+    """Returns how to run the rows that a session did not reach; "" for one that writes nothing."""
+    settings = session.context.settings
+    if settings.read_only:
+        return ""
+    if settings.mode is not UpdateMode.ALL:
+        return "the same command goes on with them"
+    if not any(case.is_replayed for case in session.cases if case.account == NOT_RUN):
+        return "the same command with --update-mode=unreplayed goes on with them"
+    # Some of the rows have replayed durations of earlier runs.
+    new = f'run != "{session.context.run_id}"'
+    where = new if settings.where is None else f"({settings.where}) and {new}"
+    return f"the same command with --where {shlex.quote(where)} goes on with them"

@@ -1,0 +1,525 @@
+"""The way of a row from its CSV to the device and back into the CSV, on one page.
+
+`Session.cases` is the list of all rows of a session: each `SessionCase` says what the options do with its row, and what
+became of it. `Session` has a method for each step, and the hooks of `hooks.py` call them in this order:
+
+1. `plan` reads the database and decides which rows are run; the collector makes a test of each of these.
+2. `select` gets the rows that pytest selected, and refuses to replace durations that do not compare with new ones.
+3. `run` sends a row to the device and passes, skips or fails its test.
+4. `record` writes the outcome to the journal of this process, and attaches it to pytest's report as a `RowNote`.
+5. `receive` gets the report in the main process, and writes it into the case; then `keep` takes the record for the
+   merge.
+6. `merge` brings the records of all journals into the CSVs, and accounts for every row.
+7. `report` writes the report files and decides the exit status. `terminal.py` prints what became of the rows.
+
+With xdist the controller plans before the workers start, and merges and reports after they end; each worker runs and
+records rows. Without xdist one process does everything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+import pytest
+
+from opatlas.data.csv_files import write_text
+from opatlas.data.database import Database
+from opatlas.data.origin import Provenance
+from opatlas.errors import OpAtlasError
+from opatlas.row.columns import ERROR_CLASS
+from opatlas.row.location import default_database_of
+from opatlas.row.record import Record
+from opatlas.row.roofline import device_peak
+from opatlas.row.signature import case_id_in, make_case_id
+from opatlas.row.status import Status
+from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.job import RowOutcome
+from opatlas.run.registry import replay_spec
+from opatlas.show.row_summary import RowSummary, quality_fields, summarize_row
+from opatlas.show.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
+
+from .cases import (
+    GIVEN_UP,
+    NOT_RUN,
+    WITHOUT_REPLAY,
+    XFAILED,
+    CaseResult,
+    Fate,
+    Plan,
+    SessionCase,
+    assumptions,
+    causes,
+    count_by,
+    figures_of,
+    ledger,
+    ledger_line,
+    of_fate,
+    results_of,
+    row_of,
+    unresolved,
+)
+from .cluster_rows import host_of
+from .collector import Collector, lacks_replay
+from .interrupts import STOPPED, Interrupts
+from .item_rows import ItemRows
+from .mixing import captured_mismatch, check_replaced
+from .plan import plan_session
+from .prof_path import UncollectedSamples
+from .records import SessionJournal, SessionRecords
+from .row_note import (
+    DURATION_US,
+    FOR_OTHERS,
+    STORED_US,
+    RowNote,
+    cut_printed,
+    note_of,
+    outcome_of_report,
+    properties_of,
+    set_properties,
+    waited_by,
+)
+from .row_runner import RowRunner
+from .select import requested_rows
+from .session_context import SessionContext
+
+_NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
+_OUTCOME = pytest.StashKey[RowOutcome | None]()
+_WAITED = pytest.StashKey[dict[str, float]]()
+#: The record of an outcome that arrived ahead of pytest, why the journal does not have it, and where it ran.
+_ARRIVED = pytest.StashKey[tuple[Record, str, DeviceDescription] | None]()
+_REPORT = "replay_report"
+
+
+class Session:
+    """A session of replays in one process of pytest.
+
+    Attributes:
+        context: options, run, database and the request to stop.
+        records: the records of the session, and what the merge did.
+        gaps: rows with a captured and a replayed duration, the largest difference first.
+        paths: the report files that were written.
+        unaccounted: rows that two workers reported, or that were not collected; they make the session fail.
+        unreported: what could not be read or written for the report files; it makes the session fail.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.context = context = SessionContext(config)
+        self.interrupts = Interrupts(context)
+        self.collector = Collector(context, self.plan, self.run)
+        self.journal = SessionJournal(context)
+        self.records = SessionRecords(context, self.journal)
+        self.gaps: Sequence[Gap] = []
+        self.paths: list[str] = []
+        self.unaccounted: list[str] = []
+        self.unreported: list[str] = []
+        self._runner = RowRunner(context, self._launched, self._take_arrived)
+        self.profile_rest = (
+            UncollectedSamples(context, self.collector, self.records, self._runner) if config.option.prof_path else None
+        )
+        #: The cases that may be collected, by id; None before pytest has selected them.
+        self._by_id: dict[str, SessionCase] | None = None
+        #: The devices of the records so far, by identity, and the last of them.
+        self._devices: dict[int, DeviceDescription] = {}
+        self._device: DeviceDescription | None = None
+
+    @property
+    def cases(self) -> list[SessionCase]:
+        """Each row of the session; none before the plan is made."""
+        return self.context.plan.cases if self.context.plan is not None else []
+
+    @cached_property
+    def is_requested(self) -> Callable[[str, str], bool]:
+        """Whether files and -k ask for a row, by kernel type and id; known after the collection."""
+        return requested_rows(self.context.config, self.collector.known_replays())
+
+    def requested(self, fate: Fate) -> list[SessionCase]:
+        """Returns the requested cases of a fate."""
+        return [case for case in of_fate(self.cases, fate) if self.is_requested(case.kernel_type, case.id)]
+
+    def case_of(self, nodeid: str) -> SessionCase | None:
+        """Returns the case of a node id; None for other tests, and before pytest has selected the rows."""
+        return self._by_id.get(case_id_in(nodeid)) if self._by_id is not None else None
+
+    def plan(self) -> Plan:
+        """Step 1: returns the plan, made on first use. From then on the session holds the database."""
+        context = self.context
+        if context.plan is None:
+            context.plan = plan_session(context) if not context.is_worker else context.shared.load_plan()
+            context.plan = context.plan or Plan(error=_NO_PLAN)
+        return context.plan
+
+    def publish_plan(self) -> None:
+        """Step 1 in xdist's controller, before the workers start. Raises pytest.UsageError where there is no plan."""
+        plan = self.plan()
+        if plan.error:
+            raise pytest.UsageError(plan.error)
+        try:
+            self.context.shared.publish_plan(plan)
+        except OpAtlasError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def select(self, nodeids: Iterable[str]) -> bool:
+        """Step 2: takes the node ids of the rows to run, and returns whether it is the first time.
+
+        xdist's controller gets the same ids from each worker.
+
+        Raises:
+            pytest.UsageError: durations would be replaced that do not compare with those of this session.
+        """
+        context, plan = self.context, self.context.plan
+        if plan is None or self._by_id is not None:
+            return False
+        nodeids = list(nodeids)
+        if not plan.error and context.settings.prof_path is None:
+            known = {case_id_in(nodeid) for nodeid in nodeids if lacks_replay(nodeid)}
+            for table in plan.tables.values() if known else ():
+                if any(case.id in known for case in table.cases):
+                    # A worker of xdist has admitted them too.
+                    table.admit()
+        else:
+            known = set()
+        self._by_id = {case.id: case for case in of_fate(plan.cases, Fate.TO_RUN)}
+        for case_id in map(case_id_in, nodeids):
+            if case_id in self._by_id:
+                self._by_id[case_id].account = WITHOUT_REPLAY if case_id in known else NOT_RUN
+        if not plan.error and (context.settings.writes or context.settings.rehearses):
+            specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
+            in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
+            for number, own in enumerate(context.databases):
+                if own.provenance is None:
+                    continue
+                judged = check_replaced(own.provenance, context.settings, plan, in_groups, number)
+                if judged.refusal:
+                    # A plan with an error gets no report of rows that were not run.
+                    plan.error = judged.refusal
+                    raise pytest.UsageError(judged.refusal)
+                plan.notes += judged.notes
+        return True
+
+    def rows(self) -> ItemRows:
+        """Returns what runs the rows. Raises DeviceGone where pytest's own process cannot open its device."""
+        return self._runner.rows()
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Opens the device for a row. The time of opening belongs to no row."""
+        self._runner.prepare(item)
+
+    def run(self, item: pytest.Function) -> None:
+        """Step 3: runs a row on the device, and passes, skips or fails its test."""
+        __tracebackhide__ = True
+        row = row_of(item)
+        assert row is not None
+        # A plugin may run the row again, and the second run may find no device.
+        item.stash[_OUTCOME] = None
+        if row.given_up:
+            pytest.fail(f"{row.place}: {row.given_up}", pytrace=False)
+        before = waited_by(self.context.waits)
+        try:
+            outcome = item.stash[_OUTCOME] = self._runner.run(item)
+        finally:
+            after = waited_by(self.context.waits)
+            item.stash[_WAITED] = {who: after[who] - before[who] for who in after if after[who] > before[who]}
+        if outcome.status in (Status.MEASURED, Status.CHECKED) and outcome.judged is None:
+            return
+        message = f"{outcome.status}: {row.place}: {outcome.explanation}"
+        if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
+            pytest.skip(message)
+        if outcome.judged is not None and not outcome.judged.passed and not self.context.settings.strict:
+            # The candidate does not pass, and the session did its work.
+            pytest.xfail(message)
+        if outcome.status not in (Status.MEASURED, Status.CHECKED):
+            pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
+
+    def record(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowNote:
+        """Step 4: journals the outcome of a phase of a row's test. Returns the note for pytest's report."""
+        cut_printed(item, call)
+        note: RowNote = {}
+        is_call = call.when == "call"
+        if is_call and row.given_up:
+            note["given_up"] = True
+        if is_call and (waited := item.stash.get(_WAITED, {})):
+            note["waited"] = waited
+        outcome = self._outcome(item, row, call)
+        if outcome is None:
+            return note
+        arrived = item.stash.get(_ARRIVED, None) if is_call else None
+        record = arrived[0] if arrived else self._new_record(row, outcome)
+        note["record"] = record.to_json()
+        device = self.rows().describe() if is_call else None
+        if is_call:
+            properties = properties_of(record, row.captured_us)
+            if self.context.settings.read_only and (replayed := row.row.replayed) is not None:
+                properties.append((STORED_US, replayed.us))
+            set_properties(item, properties)
+        if device is not None and record.measurement is not None:
+            note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
+        is_looked_up = self.context.settings.prof_path is not None
+        if not (is_looked_up and outcome.status is Status.SKIPPED):
+            # A row that a profile does not have keeps its state.
+            note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
+        if device is not None and device is not self._device:
+            if id(device) not in self._devices and device != self._device:
+                note["device"] = asdict(device)
+            self._device = self._devices[id(device)] = device
+        return note
+
+    def receive(self, report: pytest.TestReport) -> None:
+        """Step 5, in the main process, before a plugin shows the report: writes what became of a row into its case.
+
+        A plugin may run a row again: its last report counts.
+        """
+        note = note_of(report)
+        if note is None:
+            return
+        word, record = outcome_of_report(report), note.get("record")
+        if word == "xfailed":
+            account = XFAILED
+        else:
+            account = GIVEN_UP if "given_up" in note else str(record["status"]) if record is not None else ""
+        if not account:
+            return
+        case_id, worker = case_id_in(report.nodeid), getattr(report, "node", None)
+        case = self.case_of(report.nodeid)
+        if case is None or not case.account:
+            self.unaccounted.append(f"{case_id} was reported as {account}, but not collected")
+            return
+        if case.account not in (NOT_RUN, WITHOUT_REPLAY) and case.worker is not worker:
+            self.unaccounted.append(f"{case_id} was reported by two workers: as {case.account}, then as {account}")
+            return
+        case.account, case.worker = account, worker
+        if record is None:
+            return
+        waited, measurement = note.get("waited", {}), record.get("measurement") or {}
+        properties: dict[str, Any] = dict(report.user_properties)
+        figures = RowSummary.from_json(note["figures"]) if "figures" in note else None
+        case.result = CaseResult(
+            word,
+            Status(record["status"]),
+            record["reason"],
+            None if figures is None else replace(figures, kernel_type=case.rows.label),
+            measurement.get("assumptions", ()),
+            record.get("judged", {}).get(ERROR_CLASS, "").partition("/")[0],
+            record.get("host", "") if figures is not None else "",
+            properties.get(DURATION_US),
+            properties.get(STORED_US),
+            # The report of a row starts when the row has the device.
+            report.start - sum(waited.values()),
+            report.stop,
+            waited,
+        )
+
+    def keep(self, report: pytest.TestReport) -> None:
+        """Step 5, after all plugins have shown the report: keeps the record for the merge."""
+        note = note_of(report)
+        if note is not None:
+            case = self.case_of(report.nodeid)
+            self.records.take(note, case.target if case is not None else 0)
+
+    def complete(self, session: pytest.Session) -> None:
+        """Before the merge: adds the records of rows whose tests did not run, and judges a session without rows."""
+        for item, outcome in self._runner.unreached(session.items):
+            row = row_of(item)
+            arrived = item.stash.get(_ARRIVED, None)
+            if arrived is not None:
+                self.records.add_arrived(*arrived, row.target if row is not None else 0)
+            elif row is not None:
+                self.records.add(self._new_record(row, outcome), self._device, row.target)
+        if not self.context.is_worker:
+            self._set_exit_status(session)
+            if self.profile_rest is not None:
+                self.profile_rest.take(session)
+
+    def merge(self) -> None:
+        """Step 6: merges the records into the CSVs. A worker leaves its journal to the controller."""
+        if self.context.is_worker:
+            self.records.hand_over(self.context.worker_output)
+        elif self.interrupts.now:
+            self.records.close_journals()
+        elif self.context.runs_rows:
+            merged = self.records.merge()
+            lost = {case.id: case for case in self.cases if case.account == NOT_RUN}
+            for suffix, record in merged if lost else ():
+                # The report was lost with its worker.
+                case = lost.get(make_case_id(record.kernel_type, record.signature) + suffix)
+                if case is not None:
+                    case.account = record.status.value
+
+    def report(self, session: pytest.Session) -> None:
+        """Step 7: writes the report files, and decides the exit status of the session."""
+        if self.context.is_worker or self.interrupts.now or not self.context.runs_rows:
+            return
+        self._write_reports()
+        problems = [*self.records.problems, *self.unaccounted, *self.unreported]
+        is_wrong = bool(problems or ledger(self.cases)[NOT_RUN])
+        # After INTERNAL_ERROR pytest shows no summary, and the user would not learn of the problems.
+        if is_wrong and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        # pytest calls any early end "interrupted"; here the word means Ctrl-C.
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.stop_reason not in ("", STOPPED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def facts(self) -> SessionFacts:
+        """Returns what the report and the summary are made of."""
+        plan, cases, context = self.plan(), self.cases, self.context
+        results = dict(results_of(cases))
+        tables = plan.tables.items()
+        return SessionFacts(
+            run_id=context.run_id,
+            database=context.settings.database,
+            device=self.records.device_name,
+            mode=context.settings.mode.value,
+            outcomes=Counter(found.word for found in results.values()),
+            ledger=ledger_line(cases, context.settings.unit),
+            not_run=sorted(case.id for case in cases if case.account == NOT_RUN),
+            unresolved=unresolved(cases),
+            statuses=Counter(found.status.value for found in results.values()),
+            errors=causes(cases),
+            assumptions=assumptions(cases),
+            left_out=count_by(of_fate(cases, Fate.LEFT_OUT), lambda case: case.rows.key),
+            duplicates={key: count for key, table in tables if (count := len(of_fate(table.cases, Fate.REPEATED)))},
+            not_replayable=self.not_replayable(),
+            merged=self.records.merged,
+            seconds=_seconds(results),
+            figures=figures_of(cases).values(),
+            quality=self._quality(),
+            manifest=self.records.manifest,
+            not_comparable=self._not_comparable(),
+        )
+
+    def not_replayable(self) -> Counter[str]:
+        """Returns the number of collected rows whose kernel type has no replay, by kernel type."""
+        return Counter(case.kernel_type for case in self.cases if case.account == WITHOUT_REPLAY)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether the merge changed a CSV; --prof-path may add rows although no row was run."""
+        merged = self.records.merged
+        return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
+
+    def close(self) -> None:
+        """Releases the device and the database."""
+        self._runner.close()
+        self.context.close()
+
+    def _quality(self) -> dict[str, tuple[int, str]]:
+        """Returns how many measured rows are not quiet, by quality, and why."""
+        figures, settings = figures_of(self.cases).values(), self.context.settings
+        is_here = settings.prof_path is None and bool(figures)
+        return quality_fields(figures, self.context.surroundings.higher_load(settings.devices) if is_here else "")
+
+    def _not_comparable(self) -> str:
+        """Returns why captured durations do not compare with those of the session; "" where they do."""
+        own = self.context.databases[0]
+        captures = own.provenance if own.target.captures is None else Provenance(Database(own.target.captures))
+        return "" if captures is None else captured_mismatch(captures, self.context.settings)
+
+    def _set_exit_status(self, session: pytest.Session) -> None:
+        """Sets the exit status of a session that ran no row, or that could not read a file or merge a journal."""
+        plan = self.context.plan
+        if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        if plan.problems or any(recovered.incomplete for prepared in plan.prepared for recovered in prepared.recovered):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            # A condition on the status that no row meets is success; another condition may be wrong.
+            settings = self.context.settings
+            is_of_status = settings.where is not None and settings.where.is_of_status
+            unlisted = not plan.tables and not plan.problems and settings.source.starter_unlisted
+            # A shard of few rows may be empty, which is success.
+            if (
+                unlisted
+                or self.requested(Fate.LEFT_OUT)
+                or self.requested(Fate.OTHER_SHARD)
+                or (is_of_status and self.requested(Fate.NOT_SELECTED))
+            ):
+                session.exitstatus = pytest.ExitCode.OK
+
+    def _write_reports(self) -> None:
+        """Writes replay_report_*.md and duration_gap_*.csv, after the records are merged and the rows accounted for."""
+        merged, settings, database = self.records.merged, self.context.settings, self.context.database
+        if merged is None or not settings.writes or not (any(results_of(self.cases)) or self.has_written):
+            return
+        # A kernel type without a measured row in this database may have no file in it.
+        measured = sorted(merged.updated + merged.added)
+        captures = settings.targets[0].captures
+        self.gaps, self.unreported = find_gaps(
+            database,
+            [name for name in measured if database.csv_path(name).exists()],
+            Database(captures) if captures is not None else None,
+        )
+        # Beside the rows that all implementations of the session have in common.
+        home = default_database_of(database.path)
+        report = (database if home is None else Database(home)).new_report_path(
+            _REPORT, self.context.started_at, suffix=".md"
+        )
+        # Both files of a session have the same time and number in their names.
+        gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
+        try:
+            write_text(report, replay_report(self.facts(), self.gaps))
+            self.paths = [os.path.abspath(report)]
+            if self.gaps:
+                write_gap_csv(gaps, self.gaps)
+                self.paths.append(os.path.abspath(gaps))
+        except OpAtlasError as error:
+            self.unreported.append(str(error))
+
+    def _outcome(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowOutcome | None:
+        """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
+        if call.when != "call":
+            is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+            is_skipped = is_skipped and not lacks_replay(item.nodeid)
+            return RowOutcome(Status.SKIPPED, str(call.excinfo.value)) if call.excinfo and is_skipped else None
+        outcome = item.stash.get(_OUTCOME, None)
+        is_stopped = self.context.stop_reason not in ("", STOPPED)
+        if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
+            # With --in-process the body's own exception reaches pytest, for a debugger.
+            from opatlas.run.device_errors import outcome_from_error
+
+            outcome = outcome_from_error(call.excinfo.value)
+            if outcome.status is Status.DEVICE_ERROR:
+                self.context.stop("the device reported an error, and --in-process cannot replace its process")
+        return outcome
+
+    def _take_arrived(self, item: pytest.Function, outcome: RowOutcome, device: DeviceDescription) -> None:
+        """Writes an outcome of a cluster to the journal, before pytest reaches its row."""
+        row = row_of(item)
+        assert row is not None
+        record = self._new_record(row, outcome, host_of(device))
+        item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
+
+    def _new_record(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
+        return Record(
+            kernel_type=row.kernel_type,
+            signature=row.signature,
+            cells=row.cells,
+            status=outcome.status,
+            reason=outcome.explanation,
+            run_id=self.context.run_id,
+            finished_at=time.time(),
+            measurement=outcome.measurement,
+            judged=outcome.judged.cells if outcome.judged is not None else {},
+            host=host,
+        )
+
+    def _launched(self) -> None:
+        """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
+        self.journal.write_manifest(self.rows().describe())
+
+
+def _seconds(results: dict[SessionCase, CaseResult]) -> float:
+    """Returns the seconds from the first row to the last, without the average wait for other sessions."""
+    if not results:
+        return 1e-3
+    took = max(found.ended for found in results.values()) - min(found.began for found in results.values())
+    waited = sum(found.waited.get(FOR_OTHERS, 0.0) for found in results.values())
+    return max(took - waited / len({id(case.worker) for case in results}), 1e-3)
+
+
+#: The session of a process of pytest: `config.stash[SESSION]`.
+SESSION = pytest.StashKey[Session]()

@@ -1,0 +1,332 @@
+"""What a session prints: a row's numbers beside its word (-v) or a line a minute, and what became of the rows."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from opatlas import formats
+from opatlas.ask.compare.comparison import compare_databases
+from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.errors import OpAtlasError
+from opatlas.row.status import Status
+from opatlas.show.compared import figures_table, rows_table
+from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.show.row_summary import duration_tables
+from opatlas.show.session_report import SessionFacts, cause_table, gap_table
+from opatlas.text import printable_lines, shortened
+
+from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, of_fate, results_of
+from .interrupts import STOPPED, kept_lines
+from .notes import continuation, crowded_folders, named_targets, nothing_to_do
+from .pytest_internals import write_parts
+from .row_note import FOR_OTHERS, FOR_OWN, note_of
+from .select import meant
+from .session import Session
+from .settings import benchmarks_off
+
+#: Seconds between two lines.
+EVERY_S = 60.0
+_REASON_SHOWN = 100
+_SHOWN = 5
+_MOST_COMPARED = 20
+#: More implementations are left to `opatlas compare`.
+_MOST_RIVALS = 3
+#: The most rows with durations of two hosts that are named.
+_MOST_NAMED = 3
+#: Shorter waits are not reported.
+_REPORTED_FROM_S = 0.5
+
+
+class RowProgress:
+    """Adds to pytest's progress what is known of rows. Other tests keep pytest's progress."""
+
+    def __init__(self, session: Session, terminal: pytest.TerminalReporter) -> None:
+        self._session = session
+        self._terminal = terminal
+        self._total = 0
+        #: Node ids: a plugin may run a row again.
+        self._done: set[str] = set()
+        self._started = self._last_line = time.monotonic()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._start(len(session.items))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._start(len(ids))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport | pytest.CollectReport
+    ) -> Generator[None, tuple[str, str, Any], tuple[str, str, Any]]:
+        """Adds duration, noise and rate of a measured row, or the reason of a failure, to the word that -v shows."""
+        category, letter, word = yield
+        # `Session.keep` takes the record out of the note, before the short summary asks again.
+        note = (note_of(report) if isinstance(report, pytest.TestReport) else None) or {}
+        case = self._session.case_of(report.nodeid) if "record" in note and isinstance(word, str) and word else None
+        if case is not None and case.result is not None:
+            found = case.result
+            if found.stored_us and found.duration_us:
+                ratio = formats.ratio(found.duration_us / found.stored_us)
+                word = f"{word} {ratio} of {formats.duration(found.stored_us)} stored"
+            if found.figures is not None:
+                word = f"{word} {found.figures.text()}"
+            elif report.failed:
+                reason = f"{found.status}: {found.reason}".partition("\n")[0]
+                word = f"{word} {shortened(reason, _REASON_SHOWN)}"
+        return category, letter, word
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Prints a line a minute, unless -v shows each row."""
+        if report.when == "call" or not report.passed:
+            self._done.add(report.nodeid)
+        now = time.monotonic()
+        if now - self._last_line < EVERY_S or self._terminal.verbosity > 0 or note_of(report) is None:
+            return
+        self._last_line = now
+        done, unit = len(self._done), self._session.context.settings.unit
+        rate = max(done, 1) / (now - self._started)
+        left = timedelta(seconds=round((self._total - done) / rate))
+        self._terminal.write_line(f"opatlas: {done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left")
+
+    def _start(self, total: int) -> None:
+        self._total = total
+        self._started = self._last_line = time.monotonic()
+
+
+def print_summary(session: Session, terminal: pytest.TerminalReporter, status: int) -> None:
+    """Prints what became of the rows; `status` is the exit status of the session."""
+    context, is_quiet = session.context, terminal.config.option.verbose < 0
+    plan = context.plan
+    if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
+        for line in plan.error.splitlines():
+            terminal.write_line(printable_lines(f"opatlas: {line}"), red=True)
+    if plan is None or not context.runs_rows:
+        return
+    terminal.ensure_newline()
+    figures = figures_of(session.cases)
+    if figures and not is_quiet:
+        terminal.section("durations", sep="=")
+        write_parts(terminal, duration_tables(figures.values()))
+    if compared := list(_comparison(session)):
+        terminal.section("comparison", sep="=")
+        write_parts(terminal, compared)
+    terminal.section("OpAtlas", sep="=")
+    write_parts(terminal, _parts(session, terminal))
+    for problem in _problems(session):
+        terminal.write_line(printable_lines(problem), red=True)
+    settings = context.settings
+    if status == pytest.ExitCode.OK and terminal.isatty and not is_quiet and figures and settings.writes:
+        database = shlex.quote(os.path.relpath(settings.database))
+        terminal.write_line(f"next: opatlas check {database}; opatlas report {database} --output site")
+    if session.profile_rest is not None:
+        session.profile_rest.print(terminal)
+    if settings.read_only:
+        write_parts(terminal, _stored(session, terminal.verbosity))
+
+
+def _parts(session: Session, terminal: pytest.TerminalReporter) -> Iterator[Part]:
+    """Yields the summary, and writes the ledger, which is red if a row failed."""
+    counts, facts = ledger(session.cases), session.facts()
+    if counts:
+        statuses = [status for status in map(Status.from_cell, counts) if status is not None]
+        terminal.write_line(facts.ledger, red=any(status.expected_to_fail for status in statuses))
+    if session.interrupts.now:
+        yield from kept_lines(session.context, "stopped at once")
+        return
+    merged = session.records.merged
+    if not counts.keys() - {WITHOUT_REPLAY}:
+        if merged is None or not (merged.added.total() or merged.updated.total()):
+            yield from _nothing_run(session)
+        if not session.has_written:
+            return
+    yield Fields({**_run_fields(session, facts), **_written(session, facts)})
+    if facts.errors:
+        yield cause_table("not measured", facts.errors, _SHOWN)
+    gaps = session.gaps
+    if gaps and facts.not_comparable:
+        yield f"{len(gaps):,} rows with both durations, {facts.not_comparable}"
+    elif any(gap.outside for gap in gaps):
+        yield gap_table(gaps, _SHOWN)
+    yield from _score(session)
+
+
+def _run_fields(session: Session, facts: SessionFacts) -> dict[str, object]:
+    """Returns how rows ran, and how good their durations are."""
+    settings, accounts = session.context.settings, ledger(session.cases)
+    unit, rows, seconds = settings.unit, sum(facts.statuses.values()), facts.seconds
+    given_up = accounts[GIVEN_UP] + accounts[XFAILED] - facts.outcomes["xfailed"]
+    verdicts = Counter(found.verdict for _, found in results_of(session.cases) if found.verdict)
+    run = "run" if settings.prof_path is None else "looked up"
+    return {
+        f"{unit}s {run}": (rows, f"in {seconds:.1f} s, {rows / seconds:.3g} {unit}s/s") if rows else None,
+        **_waits(session),
+        "judged": ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or None,
+        **facts.quality,
+        "not run": (len(facts.not_run), continuation(session)) if facts.not_run else None,
+        "measured, failed before": facts.outcomes["xpassed"] or None,
+        "given up": (given_up, "crashed or timed out in earlier sessions: --runxfail runs them") if given_up else None,
+        "left by earlier sessions": ", ".join(f"{n} {status}" for status, n in facts.unresolved.items()) or None,
+    }
+
+
+def _waits(session: Session) -> dict[str, str]:
+    """Returns long waits for devices."""
+    others_s, own_s = (
+        sum(found.waited.get(who, 0.0) for _, found in results_of(session.cases)) for who in (FOR_OTHERS, FOR_OWN)
+    )
+    workers = len({id(case.worker) for case, _ in results_of(session.cases)})
+    each = "" if workers < 2 else f", {workers} workers together"
+    found = {}
+    if others_s >= _REPORTED_FROM_S:
+        found["waited for another session"] = f"{others_s:.0f} s{each}, not counted above"
+    if own_s >= _REPORTED_FROM_S:
+        found["waited for each other"] = f"{own_s:.0f} s: rows of one device take turns"
+    return found
+
+
+def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
+    """Returns what was written, and where."""
+    settings, merged = session.context.settings, session.records.merged
+    found: dict[str, object] = {}
+    if merged is not None and (facts.statuses or session.has_written):
+        updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
+        done = "written" if settings.writes else "would be written"
+        found[done] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+        for database in session.records.pruned_in:
+            restore = f"`opatlas history {database.path} --restore pruned` brings them back"
+            found["pruned rows"] = (str(database.pruned_dir), restore)
+        if merged.unmatched:
+            found["no row"] = (len(merged.unmatched), f"{settings.unit}s: not added")
+        if merged.of_siblings:
+            of_siblings = (len(merged.of_siblings), "--update-mode=all adds these rows")
+            found["kernels of sibling types without a row"] = of_siblings
+        if merged.repeated:
+            found["repeated rows"] = (merged.repeated, "got the duration of the earlier row of their signature")
+    paths = [settings.targets[number].path for number in named_targets(session)]
+    crowded = crowded_folders(paths)
+    found["device"] = facts.device or None
+    found["database"] = "\n".join(str(path) for path in paths if path.parent not in crowded) or None
+    found["databases"] = "\n".join(f"{count:,} in {folder}" for folder, count in crowded.items()) or None
+    found["report"] = "\n".join(session.paths) or None
+    return found
+
+
+def _nothing_run(session: Session) -> Iterator[Part]:
+    if found := nothing_to_do(session):
+        yield Fields(found)
+        return
+    known = session.collector.known_replays()
+    to_run = [case for case in of_fate(session.cases, Fate.TO_RUN) if case.kernel_type in known]
+    if to_run and not session.not_replayable() and not benchmarks_off(session.context.config):
+        near = meant(session.context.config.option.keyword, {case.kernel_type for case in session.cases})
+        yield (
+            f"none of {len(to_run)} {session.context.settings.unit}s was selected{near}; -k takes parts of names such "
+            f"as {to_run[0].id}"
+        )
+
+
+def _score(session: Session) -> Iterator[Part]:
+    """Yields what models, or implementations of a suite, achieved."""
+    settings = session.context.settings
+    if settings.models is not None:
+        yield from settings.models.scores(settings.models_folder)
+    yield from settings.source.scores([(each.implementation, each.path) for each in settings.targets])
+
+
+def _problems(session: Session) -> Iterator[str]:
+    context, merged = session.context, session.records.merged
+    if session.interrupts.now:
+        return
+    if context.stop_reason not in ("", STOPPED):
+        yield f"stopped: {context.stop_reason}"
+    failed = merged is None or merged.problems
+    for problem in session.records.problems:
+        yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
+    for problem in session.unaccounted:
+        yield f"THE ROWS DO NOT ADD UP: {problem}"
+    if context.plan is not None and context.plan.problems:
+        # The reasons are printed before the rows.
+        yield "not all files were read, or not all of their lines: see `not read:` before the rows"
+    for problem in session.unreported:
+        yield f"not read or written: {problem}"
+
+
+def _stored(session: Session, verbosity: int) -> Iterator[Part]:
+    """Yields the rows of a session with --read-only whose stored and new durations differ most."""
+    both: list[tuple[float, float, float | None, float, str]] = []
+    without = 0
+    for case, found in results_of(session.cases):
+        if found.duration_us and found.stored_us and found.figures is not None:
+            ratio = found.duration_us / found.stored_us
+            both.append((ratio, found.duration_us, found.figures.noise, found.stored_us, case.id))
+        else:
+            without += found.duration_us is not None
+    if both:
+        both.sort(key=lambda row: -abs(math.log(row[0])))
+        rows = both[: None if verbosity > 0 else _MOST_COMPARED]
+        columns = (
+            *(Column("new / stored", formats.ratio), Column("new(us)", formats.microseconds)),
+            *(Column("noise", formats.percent), Column("stored(us)", formats.microseconds), "row"),
+        )
+        yield Table(columns, rows, "stored durations, the furthest apart first", left_out=len(both) - len(rows))
+    unstored = (without, "measured, without a stored duration") if without else None
+    yield Fields({"not compared": unstored, "--read-only": "nothing was written into the database"})
+
+
+def _comparison(session: Session) -> Iterator[Part]:
+    """Yields the speed-up of a few implementations over the default; nothing unless both have durations."""
+    settings = session.context.settings
+    measured: dict[int, dict[str, str]] = {}
+    for case, found in results_of(session.cases):
+        if found.figures is not None:
+            measured.setdefault(case.target, {})[case.row_id] = found.host
+    targets = enumerate(settings.targets)
+    default = next((number for number, each in targets if each.implementation.is_default), None)
+    rivals = [number for number in sorted(measured) if number != default]
+    if default is None or not settings.writes or not 0 < len(rivals) <= _MOST_RIVALS:
+        return
+    databases = {
+        number: ComparedDatabase(each.implementation.name, each.path, each.implementation.version, number == default)
+        for number in (default, *rivals)
+        for each in (settings.targets[number],)
+    }
+    try:
+        types = sorted({case.kernel_type for case in session.cases})
+        compared = compare_databases(list(databases.values()), kernel_types=types)
+    except OpAtlasError as error:
+        yield str(error)
+        return
+    for number in rivals:
+        rival, hosts = databases[number], measured[number]
+        rows = replace(compared, rows=[row for row in compared.rows if row.case_id in hosts])
+        if any(rival.name in row.pairs for row in rows.rows):
+            yield figures_table(rows, [rival])
+            if (table := rows_table(rows, rival)).rows:
+                yield table
+            yield from host_table(measured.get(default, {}), hosts, databases[default].label, rival.label)
+
+
+def host_table(baseline: Mapping[str, str], rival: Mapping[str, str], *labels: str) -> Iterator[Table]:
+    """Yields a table of the rows whose two durations are of different machines of a cluster.
+
+    Args:
+        baseline, rival: the machine by row; "" without a cluster.
+        labels: the names of the two.
+    """
+    differ = [(row, one, other) for row, other in sorted(rival.items()) if (one := baseline.get(row)) and other]
+    differ = [row for row in differ if row[1] != row[2]]
+    if differ:
+        title = "durations of two hosts: the speed-up is also one of the hosts"
+        yield Table(("row", *labels), differ[:_MOST_NAMED], title, left_out=max(len(differ) - _MOST_NAMED, 0))
