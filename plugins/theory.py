@@ -28,9 +28,9 @@ from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 
+from .choice import keyword_filter
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
-from .select import keyword_filter
 from .session import SESSION
 from .target import devices_of, refuse_useless_versions
 from .xdist import has_replays

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.select import Choice, make_plan
+from opatlas.plugins.choice import Choice, make_plan
 from sessions import Sessions, row
 from stand_in_npus import StandInNpus
 
