@@ -12,10 +12,9 @@ import pytest
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, code_digest, read_manifests
+from opatlas.data.manifest import Manifest, Pace, code_digest, read_manifests, replay_pace
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.origin import Provenance
-from opatlas.data.pace import Pace, replay_pace
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
@@ -26,7 +25,6 @@ from opatlas.row.versions import detect
 from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
-from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 
 from .choice import keyword_filter
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
@@ -38,7 +36,7 @@ from .xdist import has_replays
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
     from opatlas.theory.models import ModelFacts
-    from opatlas.theory.plan import Request
+    from opatlas.theory.plan import KernelResult, Request
 
 _SHAPES = code_folder("shapes")
 #: Under this name the fixture of shapes/ finds the session.
@@ -179,7 +177,7 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
-        from opatlas.theory.known_rows import model_coverage
+        from opatlas.theory.coverage import model_coverage
         from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
@@ -198,6 +196,8 @@ class Theory:
         for index, (name, value) in enumerate(report.user_properties):
             if name == _PROPERTY and isinstance(value, dict):
                 if report.when == "call":
+                    from opatlas.theory.plan import KernelResult
+
                     self._results.append(KernelResult.read(value))
                 # The JUnit file gets the number of rows.
                 report.user_properties[index] = (name, value["added"])
@@ -206,6 +206,8 @@ class Theory:
         """Writes a manifest of the added rows, and the report of the coverage of models."""
         if self._is_worker or not self._results or self._config.option.read_only:
             return
+        from opatlas.shapes.report import coverage_page
+
         database = self.plan.database
         added = sum(result.added for result in self._results)
         try:
@@ -254,6 +256,8 @@ class Theory:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._is_worker or not self._results:
             return
+        from opatlas.shapes.report import summary_parts
+
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
         where = {
