@@ -7,19 +7,21 @@ from functools import lru_cache
 
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.expert_parallel import RankValues, ep_size, expect_hccl_buffer
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.experts import (
     GroupWeights,
     LayerSlots,
+    RankValues,
     combined,
     dispatched,
+    ep_size,
+    expect_hccl_buffer,
     group_of_combine,
     group_of_dispatch,
     group_of_layer,
     needed_bytes,
 )
-from opatlas.run.inputs.operands import LARGEST, scale_range
+from opatlas.run.inputs.shape_rules import LARGEST, scale_range
 from opatlas.run.registry import replays
 
 from . import formulas

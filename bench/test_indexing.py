@@ -8,7 +8,7 @@ from math import prod
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
-from opatlas.run.inputs.operands import gathered_axis, indexed_axes, is_grid_index
+from opatlas.run.inputs.shape_rules import gathered_axis, indexed_axes, is_grid_index
 from opatlas.run.registry import replays
 
 from . import formulas

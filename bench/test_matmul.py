@@ -6,7 +6,7 @@ from itertools import product
 
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.inputs.operands import factors
+from opatlas.run.inputs.shape_rules import factors
 from opatlas.run.registry import replays
 
 from . import formulas

@@ -6,7 +6,7 @@ from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
 from opatlas.run.inputs import shape_rules
-from opatlas.run.inputs.operands import (
+from opatlas.run.inputs.shape_rules import (
     LARGEST,
     bias,
     blocks,

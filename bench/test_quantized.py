@@ -5,7 +5,7 @@ from __future__ import annotations
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_DTYPES
 from opatlas.row.errors import Unsupported
 from opatlas.row.slots import FP8
-from opatlas.run.inputs.operands import (
+from opatlas.run.inputs.shape_rules import (
     LARGEST,
     SCALE_BLOCK,
     bias,

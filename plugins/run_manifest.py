@@ -10,10 +10,8 @@ from opatlas.data.manifest import Manifest, code_digest
 from opatlas.installation import measuring_code
 from opatlas.options import Scope
 from opatlas.run.devices.cpu import EXPENSIVE_READ_BYTES, plan_flush
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState
-from opatlas.run.devices.discovery import device_states
-from opatlas.run.devices.machine_state import MachineState, MachineWatch, needed_cores
-from opatlas.run.devices.system import available_cores, usable_cores
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState, device_states
+from opatlas.run.devices.system import MachineState, MachineWatch, available_cores, needed_cores, usable_cores
 
 from .settings import Settings
 

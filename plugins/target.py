@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +27,7 @@ from opatlas.row.location import (
     slug,
 )
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.directory import BrokenFiles
@@ -74,6 +73,7 @@ class TargetDatabase:
         database: its database.
         provenance: what the durations of the database were measured on; read with the plan.
         lock: the lock of the database, taken with the plan.
+        left_behind: journals of earlier sessions that could not be merged.
     """
 
     def __init__(self, target: SessionTarget) -> None:
@@ -81,6 +81,7 @@ class TargetDatabase:
         self.database = Database(target.path)
         self.provenance: Provenance | None = None
         self.lock: SessionLock | None = None
+        self.left_behind: Collection[Path] = ()
 
 
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:

@@ -9,7 +9,7 @@ import numpy
 import torch
 
 from opatlas.run.formula import At, each, elements, per_element, per_row, to_float64
-from opatlas.run.inputs.operands import SCALE_BLOCK
+from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.result_check import Picks, Rounded
 
 from .activation import gate_halves

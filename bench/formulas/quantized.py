@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opatlas.run.formula import At, elements, per_element, per_row, to_float64
-from opatlas.run.inputs.operands import SCALE_BLOCK
+from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 from opatlas.run.result_check import Rounded
 
 from .matmul import batch_places

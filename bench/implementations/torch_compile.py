@@ -15,7 +15,7 @@ import torch
 import torch._dynamo
 
 from opatlas import Prepared, Unsupported, implements
-from opatlas.run.inputs.operands import SCALE_BLOCK
+from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
 from .torch.fp8 import FP8
 from .torch.moe import grouped_matmul as torch_grouped_matmul

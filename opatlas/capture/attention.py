@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from opatlas.capture.attention_records import (
     AVG_SEQ_LEN,
     KV_VALUES,
@@ -42,7 +40,7 @@ from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.pruned import PRUNED_REASON, add_pruned
+from opatlas.data.pruned import PRUNED_REASON
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     ATTENTION_TYPES,
@@ -53,7 +51,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
-from opatlas.row.row_kind import row_kind
+from opatlas.row.communication import row_kind
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable
 from opatlas.text import parse_real
@@ -161,8 +159,7 @@ class _AttentionRows:
 
     def write(self, database: Database) -> None:
         """Writes pruned rows first, so that each measurement is always in pruned/ or in the CSV."""
-        if self._pruned:
-            add_pruned(database, self._table.kernel_type, pd.DataFrame(self._pruned))
+        self._fold.set_aside(self._pruned)
         if self.counts.filled or self.counts.added:
             self._fold.write(database)
 

@@ -15,8 +15,7 @@ from opatlas.row.location import default_path
 from opatlas.row.siblings import base_type
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.implementations.catalog import default_implementation
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.instruments.instrument import MeasureSettings

@@ -14,15 +14,13 @@ import numpy as np
 from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.data.combine import CombineResult, DurationCounts
+from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
-from opatlas.data.combine_reports import disagreeing, write_conflicts, write_disagreements
-from opatlas.data.combine_sources import CombineSources, open_sources, refuse_mixed
-from opatlas.data.combine_table import Conflict
+from opatlas.data.combine_table import Conflict, write_conflicts
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.edited import clear_edited
 from opatlas.data.log import COMBINE
-from opatlas.data.pool import SPREAD_LIMIT, PooledRow, without_pooled
+from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, without_pooled, write_disagreements
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
@@ -63,7 +61,7 @@ def combine(
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
     with TemporaryFolder("combine") as scratch:
         with usage_errors():
-            opened = open_sources(Database(target), sources, scratch)
+            opened = open_sources(Database(target), sources)
             if not mixed:
                 refuse_mixed(target, opened)
         warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]

@@ -33,7 +33,6 @@ BUILT_IN = {
         "list implementations of kernels; begin one of your own",
         "opatlas.cli.implementations:implementations",
     ),
-    "score": Command("Kernels", "score kernels that a suite or an experiment judged", "opatlas.cli.score:score"),
 }
 
 

@@ -17,13 +17,12 @@ from opatlas.ask.compare.steps import LEAST_RUNS
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.data.database import Database, SessionLock, copy_for_dry_run
 from opatlas.data.manifest import run_id_time
-from opatlas.data.rebuild import rebuild
+from opatlas.data.restore import rebuild, unprune
 from opatlas.data.row_history import RowRun, row_histories
-from opatlas.data.unprune import unprune
 from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, percent
-from opatlas.row.named_databases import expect_database
+from opatlas.row.location import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Output, Result, Table, print_note
 from opatlas.show.parameters import DatabaseFolder, Percent

@@ -14,12 +14,11 @@ from opatlas.cli.build import Built, build_ahead
 from opatlas.cli.kernel_template import suite_operators, write_templates
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
-from opatlas.outer.suites.overload import is_folder
+from opatlas.outer.suites.texts import is_folder
 from opatlas.row.siblings import base_type, suggest_spelling
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.implementation import TORCH, Implementation
+from opatlas.run.implementations.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
 from opatlas.run.registry import replay_spec
 from opatlas.show.parameters import Names

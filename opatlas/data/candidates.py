@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from opatlas.data.cells import duration_cells, status_cells
@@ -22,7 +22,6 @@ from opatlas.row.columns import (
     is_profiling_column,
 )
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
@@ -82,7 +81,44 @@ class Candidate:
         return part.run_id if part is not None else ""
 
 
-def candidates_of_records(records: Iterable[Record], appending: Container[str]) -> dict[str, list[Candidate]]:
+class DurationChoice(NamedTuple):
+    """Two durations of a row, of which one was chosen: the row's own, and that of a candidate."""
+
+    position: int
+    candidate: Candidate
+    taken: bool
+    kept: RunCells
+    dropped: RunCells
+
+
+@dataclass
+class FoldChanges:
+    """The changes of a table, by position of the row.
+
+    Attributes:
+        measured: rows that have the duration of a candidate, with it: also if their cells were the same before.
+        marked: rows that have the status alone of a candidate, with it, likewise.
+        statuses: rows whose status changed.
+        captured: rows that have the captured durations of a candidate.
+        appended: rows that were missing.
+        changed: rows of which a cell changed.
+        outdated: candidates that a later run overrules, with the position.
+        missing: candidates without a row that were not appended.
+        choices: durations of which one was chosen.
+    """
+
+    measured: dict[int, Candidate] = field(default_factory=dict)
+    marked: dict[int, Candidate] = field(default_factory=dict)
+    statuses: set[int] = field(default_factory=set)
+    captured: set[int] = field(default_factory=set)
+    appended: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    outdated: list[tuple[int, Candidate]] = field(default_factory=list)
+    missing: list[Candidate] = field(default_factory=list)
+    choices: list[DurationChoice] = field(default_factory=list)
+
+
+def candidates_of_records(records: Iterable[Record], appending: Container[str] | None) -> dict[str, list[Candidate]]:
     """Returns what records have of rows, by kernel type.
 
     Samples of a sibling type (opatlas/row/siblings.py) belong to the launched row. They also fill the requested row,
@@ -90,14 +126,14 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str]) 
     the row itself counts before samples of the row that were taken for another one.
 
     Args:
-        appending: the runs that append rows.
+        appending: the runs that append rows with samples; None: all rows are appended.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
         by_run.setdefault(record.run_id, []).append(record)
     found: dict[str, list[Candidate]] = {}
     for run_id, of_run in by_run.items():
-        appends = run_id in appending
+        appends = appending is None or run_id in appending
         own: dict[RowName, list[Record]] = {}
         in_time = sorted(of_run, key=lambda record: record.finished_at)
         for record in in_time:
@@ -110,8 +146,8 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str]) 
             # The row's own record may have samples of a sibling; these are samples of the row itself.
             own[name] = [record for record in own.get(name, ()) if record.launched_record() is None]
         for record in (record for records in own.values() for record in records):
-            is_other = record.measurement is not None and record.measurement.ran_as is not None
-            one = _candidate(record, appends=appends and record.measurement is not None and not is_other)
+            is_own = record.measurement is not None and record.measurement.ran_as is None
+            one = _candidate(record, appends=appends and (appending is None or is_own))
             found.setdefault(record.kernel_type, []).append(one)
         for name, record in launched.items():
             if not own[name]:
@@ -150,7 +186,7 @@ def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candid
     """Returns what some rows of another table have; all of them are appended where they are missing."""
     kind = table.kind
     found = []
-    for position, cells in zip(positions, row_cells(table.frame.iloc[list(positions)]), strict=True):
+    for position, cells in zip(positions, table.rows(positions), strict=True):
         name, has_duration = table.signatures[position], bool(table.replayed.known[position])
         captured = {column: cell for column, cell in cells.items() if is_profiling_column(column)}
         duration = {column: cell for column, cell in cells.items() if kind.is_replayed(column)}
@@ -186,8 +222,11 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
     return RunCells(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
 
 
-def runs_of(table: RowTable) -> set[str]:
-    """Returns the runs that the rows of a table name."""
+def runs_of(rows: RowTable | Sequence[Candidate]) -> set[str]:
+    """Returns the runs that the rows of a table name, or those of candidates."""
+    if not isinstance(rows, RowTable):
+        return {each.run_id for each in rows}
+    table = rows
     return {run_id for name in (RUN_ID, STATUS_RUN_ID) for run_id in table.cells(name) if run_id}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
+import pyarrow as pa
 
+from opatlas.data.csv_files import text_column
 from opatlas.row.columns import (
     ASSUMPTIONS,
     AVERAGE,
@@ -43,29 +44,15 @@ from opatlas.row.columns import (
     insert_columns,
     microbench_counter,
 )
-from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps
+from opatlas.row.communication import BY_KERNEL_TYPE, CALL, MESSAGE_ROW, RowKind, bandwidth_gbps, row_kind
 from opatlas.row.quality import Summary
 from opatlas.row.record import Execution, Measurement, Record
-from opatlas.row.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
-from opatlas.row.signature import column_cells
-
-if TYPE_CHECKING:
-    import pandas as pd
+from opatlas.row.table import RowTable
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
 #: Maximum number of names in a cell of Kernel Names.
 _MOST_KERNEL_NAMES = 5
-
-
-def identity_columns(kernel_type: str) -> Sequence[str]:
-    """Returns the columns of a new file of a kernel type."""
-    return row_kind(kernel_type).identity_columns
-
-
-def duration_columns(kernel_type: str) -> Sequence[str]:
-    """Returns the columns that may hold the duration of a row. Replays write the first one."""
-    return row_kind(kernel_type).duration_columns
 
 
 def stored_us(record: Record) -> float:
@@ -75,11 +62,6 @@ def stored_us(record: Record) -> float:
     """
     assert record.measurement is not None
     return row_kind(record.kernel_type).duration_us(record.measurement.samples_us)
-
-
-def is_measured_column(kernel_type: str, column: str) -> bool:
-    """Returns whether replays write a column: durations, how they were measured, status."""
-    return row_kind(kernel_type).is_measured(column)
 
 
 def duration_cells(record: Record) -> dict[str, str]:
@@ -207,23 +189,14 @@ def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
 
 
 class TableEdit:
-    """A table whose cells are edited by column, because pandas is slow cell by cell.
+    """A table whose cells are edited by column. Only columns that are accessed become lists."""
 
-    Only columns that are accessed become lists.
-    """
-
-    def __init__(self, frame: pd.DataFrame, columns: Sequence[str] | None = None) -> None:
-        """
-        Args:
-            frame: text cells of the rows.
-            columns: the columns of the result; default: the columns of `frame`.
-        """
-        self._frame = frame
-        self._columns = [str(name) for name in (frame.columns if columns is None else columns)]
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
         self._taken: dict[str, list[str]] = {}
         self._changed: set[str] = set()
         self._appended: list[Mapping[str, str]] = []
-        self._names = dict.fromkeys(self._columns)
+        self._names = dict.fromkeys(table.columns)
 
     @property
     def columns(self) -> Collection[str]:
@@ -231,14 +204,13 @@ class TableEdit:
         return self._names.keys()
 
     def __len__(self) -> int:
-        return len(self._frame) + len(self._appended)
+        return len(self._table) + len(self._appended)
 
     def __getitem__(self, name: str) -> list[str]:
         """Returns the cells of a column, which `set_cells` alone changes; empty cells if the column is missing."""
         cells = self._taken.get(name)
         if cells is None:
-            cells = column_cells(self._frame, name)
-            cells += [row.get(name, "") for row in self._appended]
+            cells = [*self._table.cells(name), *(row.get(name, "") for row in self._appended)]
             self._taken[name] = cells
             self._names[name] = None
         return cells
@@ -266,7 +238,7 @@ class TableEdit:
         """Returns the positions of the rows of which a cell differs from what it was, without appended rows."""
         found: set[int] = set()
         for name in self._changed:
-            pairs = zip(column_cells(self._frame, name), self._taken[name], strict=False)
+            pairs = zip(self._table.cells(name), self._taken[name], strict=False)
             found.update(position for position, (before, after) in enumerate(pairs) if before != after)
         return sorted(found)
 
@@ -278,26 +250,22 @@ class TableEdit:
         self._names.update(dict.fromkeys(row))
         return len(self) - 1
 
-    def frame(self) -> pd.DataFrame:
-        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group."""
-        import pandas as pd
+    def table(self) -> RowTable:
+        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group.
 
+        Raises:
+            TableError: a cell is not Unicode text.
+        """
+        table, path = self._table, self._table.path
         held = [name for name, cells in self._taken.items() if any(cells)]
         appended_names = dict.fromkeys(name for row in self._appended for name in row)
-        columns = insert_columns(self._columns, [*held, *appended_names])
-        cells = {name: self._taken[name] for name in columns if name in self._taken}
-        # Columns of plain objects are created ten times faster than pandas' strings.
-        appended: dict[str, Any] = {
-            name: np.array([row.get(name, "") for row in self._appended], dtype=object) for name in columns
-        }
-        if self._frame.empty:
-            only: pd.DataFrame = pd.DataFrame({name: cells.get(name, appended[name]) for name in columns}, dtype=object)
-            return only
-        changed = {name: column[: len(self._frame)] for name, column in cells.items() if name in self._changed}
-        frame: pd.DataFrame = self._frame.assign(**changed).reindex(columns=columns, fill_value="")
-        if self._appended:
-            added = pd.DataFrame(
-                {name: cells[name][len(self._frame) :] if name in cells else appended[name] for name in columns}
-            )
-            frame = pd.concat([frame, added.astype(str)], ignore_index=True)
-        return frame
+        columns = {}
+        for name in insert_columns(table.columns, [*held, *appended_names]):
+            if name in self._changed or name not in table.columns:
+                columns[name] = pa.chunked_array([text_column(name, self[name], path)])
+            else:
+                added = [text_column(name, [row.get(name, "") for row in self._appended], path)]
+                column = table.arrow.column(name)
+                chunks = [*column.chunks, *(each.cast(column.type) for each in added if self._appended)]
+                columns[name] = pa.chunked_array(chunks, column.type)
+        return RowTable(table.kernel_type, path, pa.table(columns))

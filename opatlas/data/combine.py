@@ -1,4 +1,4 @@
-"""Combines source databases into a target: tables, pruned rows, manifests, histories, ingests.
+"""Combines databases and journals into a target: tables, pruned rows, manifests, logs, ingests.
 
 Only the target is written, file by file, each replaced in one step. Unchanged files are not written.
 """
@@ -9,16 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from opatlas.counts import add_counts
-from opatlas.data import log
-from opatlas.data.candidates import runs_of
-from opatlas.data.combine_table import CombineTally, Conflict, combine_rows, final_conflicts
-from opatlas.data.csv_files import read_table, text_table, write_bytes, write_text
+from opatlas.data import journal, log
+from opatlas.data.candidates import Candidate, candidates_of_records, runs_of
+from opatlas.data.combine_table import CombineTally, Conflict, combine_records, combine_rows, final_conflicts
+from opatlas.data.comparable import expect_comparable
+from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
 from opatlas.data.edited import EditedLookup
 from opatlas.data.fold import TableFold
@@ -26,108 +27,151 @@ from opatlas.data.ingests import manifest_path, read_ingests
 from opatlas.data.journal import JournalContents
 from opatlas.data.log import COMBINE, ClocksAhead
 from opatlas.data.logged_rows import Log
-from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead
+from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, manifest_paths, read_each
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.data.pruned import add_pruned, pruned_path, pruned_signatures
-from opatlas.errors import OpAtlasError, TableError
-from opatlas.files import read_safely
+from opatlas.data.pruned import add_pruned, pruned_signatures, pruned_types, read_pruned
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder, read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
 from opatlas.row.columns import INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
-from opatlas.row.signature import row_cells
 from opatlas.row.slots import unknown_dtypes
 from opatlas.row.table import RowTable
 
 _LARGEST_SAMPLES_BYTES = 4 << 30
 
 
-@contextmanager
-def _collect_errors(problems: list[str]) -> Iterator[None]:
-    """Adds errors of reading and writing files to the problems, and continues."""
-    try:
-        yield
-    except OpAtlasError as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
+@dataclass
+class CombineSource:
+    """A database or a journal that is combined into the target.
+
+    Attributes:
+        name: the path as the user wrote it.
+        database: the tables; None for a journal.
+        manifests: the manifests of the runs, by path.
+        journal: None for a database.
+    """
+
+    name: str
+    database: Database | None
+    manifests: Mapping[Path, Manifest]
+    journal: JournalContents | None = None
+
+    @cached_property
+    def candidates(self) -> Mapping[str, Sequence[Candidate]]:
+        """What a journal has of rows, by kernel type: all of its rows are appended where they are missing."""
+        return {} if self.journal is None else candidates_of_records(self.journal.records, appending=None)
+
+    @property
+    def kernel_types(self) -> Iterable[str]:
+        return self.candidates if self.database is None else self.database.kernel_types_and_messages()
 
 
-@contextmanager
-def _damaged_logs(problems: list[str]) -> Iterator[None]:
-    """Adds logs that cannot be read to the problems, and continues."""
-    try:
-        yield
-    except log.DamagedLog as error:
-        problems.append(str(error))
+@dataclass
+class CombineSources:
+    """The sources of `combine`.
+
+    Attributes:
+        sources: in the order of the command line; each database is followed by its journals, oldest first.
+        target_manifests: the manifests of the target, by path.
+        databases, journals: the number of each.
+        problems: files that could not be read.
+    """
+
+    sources: list[CombineSource] = field(default_factory=list)
+    target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
+    databases: int = 0
+    journals: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all sources, then of the target, whose manifests take precedence."""
+        every = (*(source.manifests for source in self.sources), self.target_manifests)
+        return [manifest for manifests in every for manifest in manifests.values()]
 
 
-def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[str]) -> int:
-    """Copies the manifests that the target lacks; returns their number."""
-    copied = 0
-    for manifest in manifests:
-        path = target.runs_dir / manifest.name
-        if path.exists():
-            continue
-        with _collect_errors(problems):
-            write_text(path, read_safely(manifest, LARGEST_BYTES).decode())
-            copied += 1
-    return copied
+def open_sources(target: Database, paths: Sequence[Path]) -> CombineSources:
+    """Opens the sources.
 
-
-def copy_log(target: Database, source: Database, journal: JournalContents | None, problems: list[str]) -> None:
-    """Adds the log of a source to that of the target.
+    Journals are read now, and tables when they are combined, so that a record which a session writes back in between is
+    in the journal or in a table.
 
     Args:
-        journal: the journal from which the tables of the source were made; None for a database.
+        paths: folders of `{KernelType}.csv` files, and journals.
 
     Raises:
-        OpAtlasError: the log of the target cannot be written. It may lack rows of its run, and these would count as
-            edited.
+        OpAtlasError: the target is not a folder; a path is missing, unreadable, neither a database nor a journal, or
+            the target itself.
     """
-    for run_id in log.runs(source):
-        with _damaged_logs(problems):
-            contents = log.read(source, run_id)
-            log.add(target, contents.header, contents.records)
-            problems += [f"{log.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
-    events: dict[str, list[log.Event]] = {}
-    for run_id, event in chain(log.events(source, problems), log.replaced_tables(source, problems)):
-        events.setdefault(run_id, []).append(event)
-    for run_id, of_run in events.items():
-        with _damaged_logs(problems):
-            log.add_events(target, run_id, of_run)
-    if journal is not None:
-        with _damaged_logs(problems):
-            log.add(target, journal.header, journal.records)
+    expect_folder(target.path, "", option="TARGET", may_be_made=True)
+    opened = CombineSources()
+    opened.target_manifests = read_each(manifest_paths(target), opened.problems)
+    for path in track(paths, "read, sources"):
+        try:
+            if not path.exists():
+                raise OpAtlasError(f"{path}: no such folder or journal; check the path")
+            if path.is_dir():
+                _open_database(target, path, opened)
+            else:
+                _open_journal_alone(path, opened)
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}); check its name and permissions") from None
+    return opened
 
 
-def copy_ingests(target: Database, source: Database, problems: list[str]) -> int:
-    """Copies the ingests of a source with their samples; returns their number.
+def _open_database(target: Database, path: Path, opened: CombineSources) -> None:
+    """Raises OpAtlasError, OSError."""
+    if target.path.exists() and path.samefile(target.path):
+        raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
+    database = Database(path)
+    # Raises UnsafePath before anything is read, if a folder of the source is a link.
+    database.folders()
+    journals = journal.journals(database)
+    if not database.kernel_types_and_messages() and not journals:
+        raise OpAtlasError(
+            f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
+        )
+    opened.databases += 1
+    opened.sources.append(CombineSource(str(path), database, read_each(manifest_paths(database), opened.problems)))
+    for left_behind in journals:
+        try:
+            _add_journal(left_behind, journal.read(left_behind), {}, opened)
+        except FileNotFoundError:
+            # The session wrote it back meanwhile: its records are in the tables.
+            continue
+        except OpAtlasError as error:
+            opened.problems.append(str(error))
+        except OSError as error:
+            opened.problems.append(f"{left_behind}: {error.strerror}: make it readable")
 
-    An ingest is skipped if the target already has its captures.
-    """
-    copied = 0
-    with _collect_errors(problems):
-        known = {
-            file.sha256: ingest.manifest.run_id for ingest in read_ingests(target) for file in ingest.manifest.files
-        }
-        ingests = [ingest for ingest in read_ingests(source) if ingest.manifest.finished_at is not None]
-        for ingest in ingests:
-            run_id, files = ingest.manifest.run_id, ingest.manifest.files
-            there = [file for file in files if file.sha256 in known]
-            if len(there) == len(files) or ingest.samples is None:
-                continue
-            if there:
-                problems.append(
-                    f"{manifest_path(source, run_id)}: TARGET already has the capture {there[0].name}, from "
-                    f"{known[there[0].sha256]}, but not the others: ingest these into TARGET"
-                )
-                continue
-            for path in (ingest.samples, manifest_path(source, run_id)):
-                content = read_safely(path, _LARGEST_SAMPLES_BYTES)
-                write_bytes(target.runs_dir / path.name, content)
-            known |= {file.sha256: run_id for file in files}
-            copied += 1
-    return copied
+
+def _open_journal_alone(path: Path, opened: CombineSources) -> None:
+    """Raises OpAtlasError, OSError."""
+    if path.suffix != ".jsonl":
+        raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder that the CSVs are in")
+    folder, contents = path.absolute().parent, journal.read(path)
+    manifests: list[Path] = []
+    if folder.name == "journal":
+        runs = sorted({record.run_id for record in contents.records})
+        manifests = [each for run_id in runs if (each := Manifest.path(Database(folder.parent), run_id)).exists()]
+    _add_journal(path, contents, read_each(manifests, opened.problems), opened)
+
+
+def _add_journal(
+    path: Path, contents: JournalContents, manifests: Mapping[Path, Manifest], opened: CombineSources
+) -> None:
+    opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+    if contents.torn:
+        opened.problems.append(f"{path}: the last record is cut off: its session was killed, or still runs")
+    opened.journals += 1
+    opened.sources.append(CombineSource(str(path), None, manifests, contents))
+
+
+def refuse_mixed(target: Path, opened: CombineSources) -> None:
+    """Raises IncomparableDatabases if, by the manifests, a source differs from the target or from an earlier source."""
+    named = [(source.name, source.manifests.values()) for source in opened.sources]
+    expect_comparable([(str(target), opened.target_manifests.values()), *named])
 
 
 @dataclass
@@ -137,23 +181,6 @@ class DurationCounts:
     rows: int = 0
     replayed: int = 0
     captured: int = 0
-
-
-@dataclass(frozen=True)
-class CombineSource:
-    """A database or a journal that is combined into the target.
-
-    Attributes:
-        name: the path as the user wrote it.
-        database: the tables.
-        manifests: the manifests of the runs, by path.
-        journal: the journal from which the tables were made; None for a database.
-    """
-
-    name: str
-    database: Database
-    manifests: Mapping[Path, Manifest]
-    journal: JournalContents | None = None
 
 
 @dataclass
@@ -202,11 +229,7 @@ class CombineResult:
     problems: list[str] = field(default_factory=list)
 
 
-def combine(
-    target: Database,
-    sources: Sequence[CombineSource],
-    manifests: Iterable[Manifest],
-) -> CombineResult:
+def combine(target: Database, sources: Sequence[CombineSource], manifests: Iterable[Manifest]) -> CombineResult:
     """Combines the sources into the target, in their order.
 
     Where ingests were copied, the caller computes the captured durations again, which count the launches of all of them
@@ -217,145 +240,174 @@ def combine(
 
     Raises:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
-            result; the other files are combined. A source whose histories cannot be written is left out.
+            result; the other files are combined. A source whose log cannot be written is left out.
     """
-    result = CombineResult(sorted({name for source in sources for name in source.database.kernel_types_and_messages()}))
-    of_runs = {manifest.run_id: manifest for manifest in manifests}
     with target.lock(), gc_paused():
-        # Manifests first, so that every Run ID in a table always has one.
-        combined = []
-        for source in sources:
-            result.manifests += copy_manifests(target, source.manifests, result.problems)
-            try:
-                copy_log(target, source.database, source.journal, result.problems)
-            except OpAtlasError as error:
-                result.problems.append(f"{error} (no row of {source.name} was combined)")
-                continue
-            combined.append(source)
-            result.ingests += copy_ingests(target, source.database, result.problems)
-        sources = combined
-        clocks = _AheadRuns(target, of_runs)
-        edited = {source.name: EditedLookup(source.database) for source in sources}
-        known = Log(target)
-        for kernel_type in track(result.kernel_types, "combine, kernel types"):
-            try:
-                _combine_tables(target, kernel_type, sources, clocks, known, edited, result)
-            except OpAtlasError as error:
-                result.problems.append(f"{error} (nothing was combined into this file)")
-        result.clocks_ahead = sorted(clocks.ahead)
-        _combine_pruned(target, sources, result)
-        result.mapping = write_default_mapping(target.path, sources=[source.database.path for source in sources])
-    result.conflicts.sort(key=lambda conflict: -conflict.distance)
-    return result
+        return _Combination(target, sources, manifests).run()
 
 
-class _AheadRuns:
-    """Finds runs whose start is in the future, and writes them into the log.
+class _Combination:
+    """A combination in progress; the caller holds the lock of the target."""
 
-    Whether the clock of a run was ahead is decided once, when the run comes into the database.
-
-    Attributes:
-        order: the order of runs.
-        ahead: the runs with a clock that was ahead.
-    """
-
-    def __init__(self, target: Database, manifests: Mapping[str, Manifest]) -> None:
+    def __init__(self, target: Database, sources: Sequence[CombineSource], manifests: Iterable[Manifest]) -> None:
         self._target = target
-        self._manifests = manifests
-        self.order = log.run_order(target, manifests)
-        self.ahead: set[str] = set()
-        self.note(manifests)
+        self._sources = sources
+        self._manifests = {manifest.run_id: manifest for manifest in manifests}
+        self._result = CombineResult(sorted({name for source in sources for name in source.kernel_types}))
+        #: The runs with a clock that was ahead. That is decided once, when a run comes into the database.
+        self._ahead: set[str] = set()
 
-    def note(self, runs: Iterable[str]) -> None:
-        """Finds those of some runs whose start is in the future. Raises OpAtlasError: the log cannot be written."""
-        found = {run_id for run_id in runs if is_ahead(self.order.start(run_id))} - self.ahead
-        if found:
-            self.ahead |= found
-            log.add_events(self._target, COMBINE, [ClocksAhead(tuple(sorted(found)))])
-            self.order = log.run_order(self._target, self._manifests)
+    def run(self) -> CombineResult:
+        """Combines everything."""
+        result, target = self._result, self._target
+        # Manifests and logs first, so that every Run ID in a table always has one.
+        self._sources = [source for source in self._sources if self._copy_runs(source)]
+        self._order = log.run_order(target, self._manifests)
+        self._note_clocks(self._manifests)
+        self._known = Log(target)
+        self._edited = {each.name: EditedLookup(each.database) for each in self._sources if each.database is not None}
+        for kernel_type in track(result.kernel_types, "combine, kernel types"):
+            with self._errors(" (nothing was combined into this file)"):
+                self._combine_tables(kernel_type)
+        result.clocks_ahead = sorted(self._ahead)
+        databases = [source.database for source in self._sources if source.database is not None]
+        for database in databases:
+            for kernel_type in pruned_types(database):
+                with self._errors():
+                    result.pruned += add_pruned(target, kernel_type, read_pruned(database, kernel_type).rows())
+        result.mapping = write_default_mapping(target.path, sources=[database.path for database in databases])
+        result.conflicts.sort(key=lambda conflict: -conflict.distance)
+        return result
 
-
-def _combine_tables(
-    target: Database,
-    kernel_type: str,
-    sources: Sequence[CombineSource],
-    clocks: _AheadRuns,
-    known: Log,
-    edited: Mapping[str, EditedLookup],
-    result: CombineResult,
-) -> None:
-    path = target.csv_path(kernel_type)
-    is_new = not path.exists()
-    paths = [source.database.csv_path(kernel_type) for source in sources]
-    opened = list(_tables(sources, paths, result))
-    if not opened:
-        return
-    table = RowTable(kernel_type, path, text_table(opened[0][1].columns)) if is_new else target.read(kernel_type)
-    clocks.note(run_id for rows in (table, *(rows for _, rows in opened)) for run_id in runs_of(rows))
-    there = len(table)
-    tallies: list[CombineTally] = []
-    fold = TableFold(table, clocks.order, known, pruned=pruned_signatures(target, kernel_type), by=COMBINE)
-    for source, rows in opened:
-        if positions := edited[source.name].in_table(rows):
-            cleared = TableFold(rows)
-            for position in positions:
-                cleared.clear(position)
-            rows = RowTable(kernel_type, rows.path, cleared.rows.frame())
-            result.edited += len(positions)
-        tallies.append(combine_rows(fold, rows, source.name))
-    if any(tally.changed for tally in tallies):
-        fold.write(target)
-        result.new += [kernel_type] * is_new
-    else:
-        fold.write_log(target)
-    now = RowTable(kernel_type, path, fold.rows.frame())
-    replayed, captured = (
-        ~np.isnan(now.durations_us(name)) for name in (now.kind.duration_columns[0], PROFILING_AVERAGE)
-    )
-    for counts, first in ((result.target_rows, 0), (result.added, there)):
-        with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
-        add_counts(counts, DurationCounts(len(now) - first, *with_one))
-    if not now.kind.starts_together:
-        for cells in row_cells(now.frame.iloc[there:][[INPUT_DTYPES, OUTPUT_DTYPES]]):
-            result.unknown_dtypes.update(unknown_dtypes(cells))
-    _count(tallies, there, result)
-
-
-def _count(tallies: Sequence[CombineTally], there: int, result: CombineResult) -> None:
-    """Counts the changes of the first `there` rows of a table, each row once for all sources."""
-
-    def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
-        return {position for positions in of_each for position in positions if position < there}
-
-    taken = rows(tally.taken for tally in tallies)
-    result.taken += len(taken)
-    result.kept += len(rows(tally.kept for tally in tallies) - taken)
-    statuses = {position: status for tally in tallies for position, status in tally.statuses.items()}
-    result.statuses.update(status for position, status in statuses.items() if position < there)
-    result.profiled += len(rows(tally.profiled for tally in tallies))
-    result.filled += sum(tally.filled for tally in tallies)
-    result.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])
-
-
-def _combine_pruned(target: Database, sources: Sequence[CombineSource], result: CombineResult) -> None:
-    """Adds the pruned rows that the target does not have with equal cells."""
-    types = {path.stem for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")}
-    for kernel_type in sorted(types):
-        paths = [pruned_path(source.database, kernel_type) for source in sources]
+    @contextmanager
+    def _errors(self, consequence: str = "") -> Iterator[None]:
+        """Adds errors of reading and writing files to the problems, and continues."""
         try:
-            for _, table in _tables(sources, paths, result):
-                result.pruned += add_pruned(target, kernel_type, table.frame)
+            yield
         except OpAtlasError as error:
-            result.problems.append(str(error))
+            self._result.problems.append(f"{error}{consequence}")
+        except OSError as error:
+            why = f"{error.filename}: cannot be read ({error.strerror}): check its permissions"
+            self._result.problems.append(why)
 
-
-def _tables(
-    sources: Sequence[CombineSource], paths: Sequence[Path], result: CombineResult
-) -> Iterator[tuple[CombineSource, RowTable]]:
-    """Yields the sources that have a table, with the table. An unreadable table becomes a problem."""
-    for source, path in zip(sources, paths, strict=True):
+    def _copy_runs(self, source: CombineSource) -> bool:
+        """Copies manifests, log and ingests that the target lacks. Returns whether the log could be written."""
+        target, problems = self._target, self._result.problems
+        for manifest in source.manifests:
+            path = target.runs_dir / manifest.name
+            with self._errors():
+                if not path.exists():
+                    write_bytes(path, read_safely(manifest, LARGEST_BYTES))
+                    self._result.manifests += 1
         try:
-            if path.exists():
-                yield source, RowTable(path.stem, path, read_table(path))
-        except TableError as error:
-            result.problems.append(str(error))
+            if source.database is not None:
+                log.copy(source.database, target, problems)
+            if source.journal is not None:
+                log.add(target, source.journal.header, source.journal.records)
+        except log.DamagedLog as error:
+            problems.append(str(error))
+        except OpAtlasError as error:
+            problems.append(f"{error} (no row of {source.name} was combined)")
+            return False
+        if source.database is not None:
+            with self._errors():
+                self._copy_ingests(source.database)
+        return True
+
+    def _copy_ingests(self, source: Database) -> None:
+        """Copies the ingests of a source with their samples, but those whose captures the target already has."""
+        target = self._target
+        known = {file.sha256: each.manifest.run_id for each in read_ingests(target) for file in each.manifest.files}
+        for ingest in read_ingests(source):
+            run_id, files = ingest.manifest.run_id, ingest.manifest.files
+            there = [file for file in files if file.sha256 in known]
+            if ingest.manifest.finished_at is None or len(there) == len(files) or ingest.samples is None:
+                continue
+            if there:
+                self._result.problems.append(
+                    f"{manifest_path(source, run_id)}: TARGET already has the capture {there[0].name}, from "
+                    f"{known[there[0].sha256]}, but not the others: ingest these into TARGET"
+                )
+                continue
+            for path in (ingest.samples, manifest_path(source, run_id)):
+                write_bytes(target.runs_dir / path.name, read_safely(path, _LARGEST_SAMPLES_BYTES))
+            known |= {file.sha256: run_id for file in files}
+            self._result.ingests += 1
+
+    def _note_clocks(self, runs: Iterable[str]) -> None:
+        """Writes those of some runs whose start is in the future into the log. Raises OpAtlasError."""
+        found = {run_id for run_id in runs if is_ahead(self._order.start(run_id))} - self._ahead
+        if found:
+            self._ahead |= found
+            log.add_events(self._target, COMBINE, [ClocksAhead(tuple(sorted(found)))])
+            self._order = log.run_order(self._target, self._manifests)
+
+    def _combine_tables(self, kernel_type: str) -> None:
+        target, result = self._target, self._result
+        tables = [(source, self._read(source, kernel_type)) for source in self._sources]
+        opened = [(source, rows) for source, rows in tables if rows is not None]
+        if not opened:
+            return
+        columns = next((rows.columns for _, rows in opened if isinstance(rows, RowTable)), ())
+        is_new = not target.csv_path(kernel_type).exists()
+        table = target.read_or_empty(kernel_type, columns)
+        self._note_clocks({run for _, rows in ((None, table), *opened) for run in runs_of(rows)})
+        there = len(table)
+        pruned = pruned_signatures(target, kernel_type)
+        fold = TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE)
+        tallies = [
+            combine_rows(fold, rows, source.name)
+            if isinstance(rows, RowTable)
+            else combine_records(fold, rows, source.name)
+            for source, rows in opened
+        ]
+        if any(tally.changed for tally in tallies):
+            fold.write(target)
+            result.new += [kernel_type] * is_new
+        else:
+            fold.write_log(target)
+        self._count(fold.rows.table(), there, tallies)
+
+    def _read(self, source: CombineSource, kernel_type: str) -> RowTable | Sequence[Candidate] | None:
+        """Returns what a source has of a kernel type; None if it has nothing that can be read.
+
+        Rows that were edited after their run have no duration and no status.
+        """
+        if source.database is None:
+            return source.candidates.get(kernel_type)
+        with self._errors():
+            if source.database.csv_path(kernel_type).exists():
+                rows = source.database.read(kernel_type)
+                if positions := self._edited[source.name].in_table(rows):
+                    cleared = TableFold(rows)
+                    for position in positions:
+                        cleared.clear(position)
+                    rows = cleared.rows.table()
+                    self._result.edited += len(positions)
+                return rows
+        return None
+
+    def _count(self, now: RowTable, there: int, tallies: Sequence[CombineTally]) -> None:
+        """Counts the rows of a table, and the changes of its first `there` rows, each row once for all sources."""
+        result = self._result
+        columns = (now.kind.duration_columns[0], PROFILING_AVERAGE)
+        replayed, captured = (~np.isnan(now.durations_us(name)) for name in columns)
+        for counts, first in ((result.target_rows, 0), (result.added, there)):
+            with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
+            add_counts(counts, DurationCounts(len(now) - first, *with_one))
+        if not now.kind.starts_together:
+            dtypes = (INPUT_DTYPES, OUTPUT_DTYPES)
+            for cells in zip(*(now.cells(name)[there:] for name in dtypes), strict=True):
+                result.unknown_dtypes.update(unknown_dtypes(dict(zip(dtypes, cells, strict=True))))
+
+        def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
+            return {position for positions in of_each for position in positions if position < there}
+
+        taken = rows(tally.taken for tally in tallies)
+        result.taken += len(taken)
+        result.kept += len(rows(tally.kept for tally in tallies) - taken)
+        statuses = {position: status for tally in tallies for position, status in tally.statuses.items()}
+        result.statuses.update(status for position, status in statuses.items() if position < there)
+        result.profiled += len(rows(tally.profiled for tally in tallies))
+        result.filled += sum(tally.filled for tally in tallies)
+        result.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from opatlas.data.candidates import Candidate, candidates_of_rows
+from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_rows
+from opatlas.data.cells import positions_by_key
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.fold_changes import FoldChanges
 from opatlas.row.columns import (
     AVERAGE,
     DURATION,
@@ -30,15 +32,15 @@ from opatlas.row.columns import (
     STATUS,
     is_profiling_column,
 )
+from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
-from opatlas.row.row_kind import row_kind
-from opatlas.row.table import RowTable
+from opatlas.row.table import RowTable, position_array
 
-_TEXT = pa.large_string()
 #: Rows with equal signatures may spell their slots differently; the target's spelling stays.
 _SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
 #: The position of a row in the target, and of the row with its signature in the source.
 Pair = tuple[int, int]
+_ROWS_AT_A_TIME = 4096
 
 
 @dataclass(frozen=True)
@@ -138,29 +140,73 @@ def combine_rows(fold: TableFold, source: RowTable, source_name: str) -> Combine
     Args:
         source_name: the name of the source in conflicts.
     """
-    combination = _Combination(fold, source, source_name)
+    combination = _RowCombination(fold, source, source_name)
     combination.durations_and_statuses()
     combination.others()
     return combination.tally
 
 
-class _Combination:
-    """A combination in progress: the rows of the target that differ from those of a source, and the changes."""
+def combine_records(fold: TableFold, candidates: Sequence[Candidate], source_name: str) -> CombineTally:
+    """Folds the records of a journal into a table in memory. The arguments are as for `combine_rows`."""
+    combination = _TableCombination(fold, source_name)
+    at = [at for each in candidates if each.duration is not None for at in fold.positions.get(each.signature, ())]
+    combination.tally.kept = {position for position in at if fold.has_duration(position)}
+    combination.fold_candidates(candidates)
+    return combination.tally
 
-    def __init__(self, fold: TableFold, source: RowTable, source_name: str) -> None:
+
+class _TableCombination:
+    """The changes of a combination in progress."""
+
+    def __init__(self, fold: TableFold, source_name: str) -> None:
         self.tally = CombineTally()
         self._fold = fold
-        self._source = source
         self._source_name = source_name
-        self._target = fold.rows.frame()
+
+    def fold_candidates(self, candidates: Sequence[Candidate]) -> FoldChanges:
+        """Folds durations, statuses and captures."""
+        changes, tally = self._fold.fold(candidates), self.tally
+        tally.added |= changes.appended
+        tally.touched |= changes.changed
+        tally.taken |= {at for at in changes.measured if at in changes.changed and at not in tally.added}
+        tally.kept -= tally.taken
+        tally.profiled |= changes.captured - tally.added
+        tally.statuses |= {at: self._fold.rows[STATUS][at] for at in changes.statuses if at not in tally.added}
+        column = row_kind(self._fold.kernel_type).duration_columns[0]
+        for at, candidate, _, kept, dropped in changes.choices:
+            if at not in changes.appended:
+                cells = (kept.cells.get(column, ""), kept.run_id, dropped.cells.get(column, ""), dropped.run_id)
+                tally.conflicts.append(self._conflict(at, candidate.signature, column, *cells))
+        return changes
+
+    def _conflict(
+        self, at: int, name: str, what: str, kept: str, kept_run: str, dropped: str, dropped_run: str
+    ) -> Conflict:
+        shapes = self._fold.rows[INPUT_SHAPES][at]
+        source = self._source_name
+        return Conflict(self._fold.kernel_type, name, shapes, what, kept, kept_run, dropped, dropped_run, source)
+
+
+class _RowCombination(_TableCombination):
+    """Also compares the rows of the target with those of a source, of which most are equal."""
+
+    def __init__(self, fold: TableFold, source: RowTable, source_name: str) -> None:
+        super().__init__(fold, source_name)
+        self._source = source
+        self._target = fold.rows.table()
         positions = fold.positions
         self._missing = [of for of, name in enumerate(source.signatures) if name not in positions]
         pairs = [(at, of) for of, name in enumerate(source.signatures) for at in positions.get(name, ())]
         differs = self._differs(pairs)
-        self._pairs = [pair for pair, is_other in zip(pairs, differs, strict=True) if is_other]
+        #: The positions in the target, by that in the source.
+        self._differing: dict[int, list[int]] = {}
+        for (at, of), is_other in zip(pairs, differs, strict=True):
+            if is_other:
+                self._differing.setdefault(of, []).append(at)
         # Of equal rows of the source the first fills other cells.
         first = self._source.by_signature
-        self._first_pairs = [(at, of) for at, of in self._pairs if first[source.signatures[of]] == of]
+        same = ((at, of) for of, every in self._differing.items() for at in every)
+        self._first_pairs = [(at, of) for at, of in same if first[source.signatures[of]] == of]
         known = ~np.isnan(source.replayed.us)
         self.tally.kept = {at for at, of in pairs if known[of] and fold.has_duration(at)}
 
@@ -170,45 +216,44 @@ class _Combination:
         Compares with Arrow: most combinations have few different cells.
         """
         found = np.zeros(len(pairs), dtype=bool)
-        at, of = (pa.array([pair[side] for pair in pairs], type=pa.int64()) for side in (0, 1))
+        at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
+        target, theirs_of = self._target.arrow, self._source.arrow.column
         for name in self._source.columns:
             if name in _SLOTS or name in POOLED:
                 continue
-            theirs = pa.array(self._source.frame[name], type=_TEXT).take(of)
-            ours = pa.array(self._target[name], type=_TEXT).take(at) if name in self._target.columns else ""
+            theirs = theirs_of(name).take(of)
+            ours = target.column(name).take(at) if name in self._target.columns else ""
             other = pc.and_(pc.not_equal(ours, theirs), pc.not_equal(theirs, ""))
-            found |= other.to_numpy(zero_copy_only=False)
+            found |= other.to_numpy()
         return list(found.tolist())
 
     def durations_and_statuses(self) -> None:
-        """Folds durations, statuses and captures."""
-        rows = sorted({*self._missing, *(of for _, of in self._pairs)})
-        candidates = candidates_of_rows(self._source, rows)
-        ours = {at: self._fold.rows[STATUS][at] for at, _ in self._pairs}
-        captured = self._unlike_captures(dict(zip(rows, candidates, strict=True)))
-        changes = self._fold.fold(candidates)
-        tally = self.tally
-        tally.added, tally.touched = changes.appended, changes.changed
-        tally.taken = set(changes.measured) - changes.appended
-        tally.kept -= tally.taken
-        tally.profiled = changes.captured - changes.appended
-        tally.statuses = {at: self._fold.rows[STATUS][at] for at in changes.statuses if at in ours}
-        self._conflicts_of_durations(changes)
-        tally.conflicts += [conflict for at, conflict in captured if at not in changes.captured]
+        """Folds durations, statuses and captures.
 
-    def _conflicts_of_durations(self, changes: FoldChanges) -> None:
-        column = row_kind(self._fold.kernel_type).duration_columns[0]
-        for at, candidate, _, kept, dropped in changes.choices:
-            if at in changes.appended:
-                continue
-            cells = (kept.cells.get(column, ""), kept.run_id, dropped.cells.get(column, ""), dropped.run_id)
-            self.tally.conflicts.append(self._conflict(at, candidate.signature, column, *cells))
+        Few rows at a time, because candidates take ten times the memory of cells; rows of one signature together.
+        """
+        signatures = self._source.signatures
+        rows = sorted({*self._missing, *self._differing})
+        of_signature = positions_by_key(signatures[row] for row in rows)
+        batch: list[int] = []
+        for positions in of_signature.values():
+            batch += (rows[position] for position in positions)
+            if len(batch) >= _ROWS_AT_A_TIME:
+                self._fold_rows(batch)
+                batch = []
+        self._fold_rows(batch)
+
+    def _fold_rows(self, rows: Sequence[int]) -> None:
+        candidates = candidates_of_rows(self._source, rows)
+        captured = self._unlike_captures(dict(zip(rows, candidates, strict=True)))
+        changes = self.fold_candidates(candidates)
+        self.tally.conflicts += [conflict for at, conflict in captured if at not in changes.captured]
 
     def _unlike_captures(self, candidates: dict[int, Candidate]) -> list[tuple[int, Conflict]]:
         """Returns the rows with other captured cells than the source, unless both have their samples."""
         found = []
-        for at, of in self._pairs:
-            theirs = candidates[of].captured
+        for at, candidate in ((at, each) for of, each in candidates.items() for at in self._differing.get(of, ())):
+            theirs = candidate.captured
             if theirs is None:
                 continue
             unlike = [
@@ -219,7 +264,7 @@ class _Combination:
             both_have_samples = self._fold.rows[PROFILING_RUN_ID][at] and theirs.get(PROFILING_RUN_ID, "")
             if unlike and not both_have_samples:
                 what, ours, their = next((each for each in unlike if each[0] == PROFILING_AVERAGE), unlike[0])
-                found.append((at, self._conflict(at, candidates[of].signature, what, ours, "", their, "")))
+                found.append((at, self._conflict(at, candidate.signature, what, ours, "", their, "")))
         return found
 
     def others(self) -> None:
@@ -241,13 +286,6 @@ class _Combination:
                     self.tally.conflicts.append(conflict)
             self.tally.filled += filled
 
-    def _conflict(
-        self, at: int, name: str, what: str, kept: str, kept_run: str, dropped: str, dropped_run: str
-    ) -> Conflict:
-        shapes = self._fold.rows[INPUT_SHAPES][at]
-        source = self._source_name
-        return Conflict(self._fold.kernel_type, name, shapes, what, kept, kept_run, dropped, dropped_run, source)
-
 
 def _same(cell: str, other: str) -> bool:
     """Returns whether two cells are equal, except for quotes of a profiler and the form of numbers (`1.5`, `1.50`)."""
@@ -258,3 +296,31 @@ def _same(cell: str, other: str) -> bool:
         return float(cell) == float(other)
     except ValueError:
         return False
+
+
+_HEADER = (
+    *("Kernel Type", "Signature", INPUT_SHAPES),
+    *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
+)
+
+
+def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float) -> Path | None:
+    """Writes the list of conflicts to `reports/`; returns its path, or None without conflicts.
+
+    Raises:
+        OpAtlasError: the file cannot be written.
+    """
+    if not conflicts:
+        return None
+    path = database.new_report_path("combine_conflicts", at)
+    write_rows(path, _HEADER, map(_cells, conflicts))
+    return path
+
+
+def _cells(conflict: Conflict) -> tuple[str, ...]:
+    ratio = conflict.ratio
+    return (
+        *(conflict.kernel_type, conflict.signature, conflict.input_shapes, conflict.what),
+        *(conflict.kept, conflict.kept_run, conflict.dropped, conflict.dropped_run),
+        *("" if ratio is None else f"{ratio:.4f}", conflict.source),
+    )

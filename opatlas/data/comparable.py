@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from opatlas.data import journal
-from opatlas.data.cells import duration_columns
-from opatlas.data.csv_files import read_frame
+from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
 from opatlas.data.header import read_header
 from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.columns import PROFILING_AVERAGE, RUN_ID
+from opatlas.row.columns import DURATION, PROFILING_AVERAGE, RUN_ID
+from opatlas.row.communication import row_kind
 from opatlas.row.location import implementation_label, parse_implementation
 from opatlas.row.quality import valid_duration
+from opatlas.row.table import RowTable
 from opatlas.row.versions import TORCH
 
 #: Values of `Mismatch.what`.
@@ -181,7 +182,7 @@ def _has_captured_durations(database: Database) -> bool:
         # A file that cannot be read is reported where its rows are read.
         with suppress(TableError):
             if PROFILING_AVERAGE in read_header(path).names and any(
-                valid_duration(cell) is not None for cell in read_frame(path)[PROFILING_AVERAGE]
+                valid_duration(cell) is not None for cell in read_table(path).column(PROFILING_AVERAGE).to_pylist()
             ):
                 return True
     return False
@@ -193,11 +194,11 @@ def _runs_with_durations(database: Database) -> set[str]:
     for path in sorted(database.path.glob("[!.]*.csv")):
         # A file that cannot be read is reported where its rows are read.
         with suppress(TableError):
-            frame = read_frame(path)
-            durations = [name for name in _own_durations(path.stem) if name in frame.columns]
-            if RUN_ID in frame.columns and durations:
-                for run_id, *cells in zip(frame[RUN_ID], *(frame[name] for name in durations), strict=True):
-                    if run_id not in runs and any(valid_duration(cell) is not None for cell in cells):
+            table = RowTable(path.stem, path, read_table(path))
+            durations = [name for name in _own_durations(path.stem) if name in table.columns]
+            if durations:
+                for run_id, *cells in zip(*map(table.cells, (RUN_ID, *durations)), strict=True):
+                    if run_id and run_id not in runs and any(valid_duration(cell) is not None for cell in cells):
                         runs.add(run_id)
     for path in journal.journals(database):
         with suppress(OpAtlasError, OSError):
@@ -207,7 +208,7 @@ def _runs_with_durations(database: Database) -> set[str]:
 
 def _own_durations(kernel_type: str) -> Sequence[str]:
     """Returns the duration columns of replays. A file of messages may have any name."""
-    return list(dict.fromkeys((duration_columns(kernel_type)[0], duration_columns("hcom_allReduce_")[0])))
+    return list(dict.fromkeys((row_kind(kernel_type).duration_columns[0], DURATION)))
 
 
 class Staleness(str, Enum):

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
 from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely, safe_file
-from opatlas.row.row_kind import row_kind
+from opatlas.row.communication import row_kind
 from opatlas.text import printable_lines
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
 
@@ -42,8 +43,9 @@ _BOM = "\ufeff"
 #: Characters of a cell that an error shows.
 _CELL_SHOWN = 80
 _TEXT = pa.large_string()
-#: Tables with fewer rows are written row by row, which is faster for few rows of many columns.
-FEW_ROWS = 200
+#: What needs quotes in a cell.
+_MARKS = (b'"', b",", b"\r", b"\n", _BOM.encode())
+_SPECIAL = f'[",\r\n]|^{_BOM}'
 #: Lines that are joined at a time; bounds the memory of a write.
 ROWS_PER_WRITE = 16384
 TEMPORARY_SUFFIX = ".opatlas-tmp"
@@ -94,14 +96,28 @@ def read_table(path: Path, kernel_type: str = "") -> pa.Table:
 
 def text_table(columns: Iterable[str], rows: Sequence[Mapping[str, str]] = ()) -> pa.Table:
     """Returns a table of text cells; `rows` are cells by column, and a cell that a row lacks is empty."""
-    if not rows:
-        # To make arrays imports pandas.
-        return pa.Table.from_batches([], pa.schema({name: pa.string() for name in columns}))
-    return pa.table({name: pa.array([row.get(name, "") for row in rows], type=pa.string()) for name in columns})
+    return pa.table({name: text_column(name, [row.get(name, "") for row in rows], Path()) for name in columns})
+
+
+def text_column(name: str, cells: Sequence[str], path: Path) -> pa.Array:
+    """Returns cells as a column of Arrow. Raises TableError, which names the line of a cell that is not Unicode."""
+    text = "".join(cells)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        ends = list(itertools.accumulate(map(len, cells)))
+        number = next(number for number, end in enumerate(ends) if end > error.start)
+        problem = f"column {name!r}: {ascii(cells[number])[:_CELL_SHOWN]} cannot be encoded as UTF-8"
+        raise TableError(path, problem, "Correct the cell; nothing was written", line=number + 2) from None
+    # `pa.array` would import pandas, which takes as long as to read a large CSV.
+    lengths = map(len, cells) if len(data) == len(text) else (len(cell.encode()) for cell in cells)
+    offsets = np.zeros(len(cells) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, len(cells)), out=offsets[1:])
+    return pa.Array.from_buffers(_TEXT, len(cells), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def read_text_csv(path: Path) -> pd.DataFrame:
-    """Reads any CSV file as text cells. Raises TableError with the line."""
+    """Reads any CSV file as text cells of pandas. Raises TableError with the line."""
     frame: pd.DataFrame = _read_text(path).to_pandas()
     return frame
 
@@ -179,29 +195,23 @@ def release_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def write_frame(frame: pd.DataFrame, path: Path) -> None:
+def write_table(table: pa.Table, path: Path) -> None:
     """Writes text cells as CSV (UTF-8, `\\n`, no BOM) in one step; `read_text_csv` returns the same names and cells.
 
     Raises:
-        TableError: a name or a cell would be read differently; the old file is intact.
+        TableError: a name would be read differently; the old file is intact.
         OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
     """
-    header = _header_line(frame, path)
-    try:
-        write_atomically(path, lambda temporary: _write_csv(frame, header, temporary))
-    except UnicodeEncodeError as error:
-        raise _not_encodable(frame, path, error) from None
+    header = _header_line(table.column_names, path)
+    write_atomically(path, lambda temporary: _write_csv(table, header, temporary))
 
 
-def _header_line(frame: pd.DataFrame, path: Path) -> bytes:
+def _header_line(names: Sequence[str], path: Path) -> bytes:
     """Returns the header of a table as a line. Raises TableError if the names would be read differently."""
-    names = [str(name) for name in frame.columns]
     remedy = "Rename the column; nothing was written"
     try:
-        line = (",".join(_quote_cells(pa.array(names, type=_TEXT)).to_pylist()) + "\n").encode()
+        line = (",".join(_quote_cells(text_column("", names, path), _SPECIAL).to_pylist()) + "\n").encode()
         again = parse_header(io.BytesIO(line), path).names
-    except UnicodeEncodeError as error:
-        raise TableError(path, f"a column name cannot be encoded as UTF-8 ({error})", remedy, line=1) from None
     except TableError as error:
         raise TableError(path, f"the header could not be read again: {error.problem}", remedy, line=1) from None
     for name, found in itertools.zip_longest(names, again):
@@ -210,54 +220,43 @@ def _header_line(frame: pd.DataFrame, path: Path) -> bytes:
     return line
 
 
-def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -> TableError:
-    for name in frame.columns:
-        for row, cell in enumerate(frame[name], start=2):
-            try:
-                str(cell).encode()
-            except UnicodeEncodeError:
-                said = ascii(cell)[:_CELL_SHOWN]
-                remedy = "Correct the cell; nothing was written"
-                return TableError(path, f"column {name!r}: {said} cannot be encoded as UTF-8", remedy, line=row)
-    return TableError(path, f"a cell cannot be encoded as UTF-8 ({error})", "Correct the cell; nothing was written")
-
-
-def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
-    """Writes text cells as `frame.to_csv` does, but by columns, which is ten times faster for many rows."""
-    if len(frame) <= FEW_ROWS:
-        # itertuples takes a tenth of a millisecond for each column, however few rows there are.
-        rows = frame.to_numpy(dtype=object).tolist()
-        # Some versions of csv do not quote a single carriage return, which readers take for the end of a line.
-        if not any("\r" in cell or cell.startswith(_BOM) for row in rows for cell in row):
-            with open(path, "wb") as binary:
-                binary.write(header)
-            with open(path, "a", encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerows(rows)
-            return
+def _write_csv(table: pa.Table, header: bytes, path: str) -> None:
+    """Writes by columns, which is ten times faster for many rows than row by row."""
     # It takes 25 ms to import, which readers do without.
     import pyarrow.compute as pc
 
-    columns = [pa.array(frame[name], type=_TEXT) for name in frame.columns]
-    comma = pa.scalar(",", type=_TEXT)
+    comma = _scalar(",")
+    patterns = [_SPECIAL if _has_special(column) else "" for column in table.columns]
+    if len(patterns) == 1:
+        # A line with an empty cell alone would be blank.
+        patterns = [f"{_SPECIAL}|^$"]
     with open(path, "wb") as binary:
         binary.write(header)
-        for start in range(0, len(frame), ROWS_PER_WRITE):
-            rows = [column.slice(start, ROWS_PER_WRITE) for column in columns]
-            cells = [_quote_cells(column, alone=len(columns) == 1) for column in rows]
+        for start in range(0, table.num_rows, ROWS_PER_WRITE):
+            rows = [column.cast(_TEXT) for column in table.slice(start, ROWS_PER_WRITE).columns]
+            cells = [_quote_cells(*each) if each[1] else each[0] for each in zip(rows, patterns, strict=True)]
             lines = pc.binary_join_element_wise(*cells, comma)
             binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
 
 
-def _quote_cells(cells: pa.Array, *, alone: bool = False) -> pa.Array:
-    """Returns cells, quoted where necessary. `alone`: whether this is the only column; its empty cells need quotes."""
+def _scalar(text: str) -> pa.Scalar:
+    # `pa.scalar` would import pandas.
+    return text_column("", [text], Path())[0]
+
+
+def _has_special(column: pa.ChunkedArray) -> bool:
+    """Returns whether a column has a character that may need quotes. It is searched whole, which is fast."""
+    contents = (chunk.buffers()[2] for chunk in column.chunks)
+    return any(mark in text for text in (each.to_pybytes() for each in contents if each is not None) for mark in _MARKS)
+
+
+def _quote_cells(cells: pa.Array, special: str) -> pa.Array:
+    """Returns cells, with quotes around those that the pattern `special` finds."""
     import pyarrow.compute as pc
 
-    special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
-    if not pc.any(special).as_py():
-        return cells
-    quote, nothing = pa.scalar('"', type=_TEXT), pa.scalar("", type=_TEXT)
-    doubled = pc.replace_substring(cells, '"', '""')
-    return pc.if_else(special, pc.binary_join_element_wise(quote, doubled, quote, nothing), cells)
+    quote, nothing = _scalar('"'), _scalar("")
+    quoted = pc.binary_join_element_wise(quote, pc.replace_substring(cells, '"', '""'), quote, nothing)
+    return pc.if_else(pc.match_substring_regex(cells, special), quoted, cells)
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

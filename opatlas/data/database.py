@@ -19,18 +19,16 @@ from opatlas.data.csv_files import (
     not_writable,
     read_table,
     text_table,
-    write_frame,
+    write_table,
     write_text,
 )
 from opatlas.data.header import current_names, expect_columns, misspelt_columns, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely, safe_folder, safe_lock
 from opatlas.row.columns import is_file_name
-from opatlas.row.communication import COLLECTIVES
-from opatlas.row.location import IMPLEMENTATIONS
-from opatlas.row.named_databases import expect_database
+from opatlas.row.communication import COLLECTIVES, row_kind
+from opatlas.row.location import IMPLEMENTATIONS, expect_database
 from opatlas.row.record import SessionHolder
-from opatlas.row.row_kind import row_kind
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode, json_line
 
@@ -155,7 +153,7 @@ class Database:
 
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""
-        write_frame(table.frame, table.path)
+        write_table(table.arrow, table.path)
 
     def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
         """Returns a new path `reports/{name}_{time}.csv`; paths of the same second are numbered.

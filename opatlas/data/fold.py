@@ -16,12 +16,11 @@ measures the row. They are then kept in the log.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from opatlas.data.candidates import Candidate, RunCells, crashes_in_a_row, status_part
+from opatlas.data.candidates import Candidate, DurationChoice, FoldChanges, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
-from opatlas.data.fold_changes import DurationChoice, FoldChanges
 from opatlas.data.log import Imported, add_events
 from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import Age, RunOrder
@@ -48,9 +47,6 @@ from opatlas.row.signature import signature
 from opatlas.row.slots import EMPTY_SHAPE
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class TableFold:
@@ -79,7 +75,7 @@ class TableFold:
             by: the run in whose log replaced durations are kept; default: the run that replaces them.
         """
         self.kernel_type = table.kernel_type
-        self.rows = TableEdit(table.frame)
+        self.rows = TableEdit(table)
         self.signatures = [*table.signatures]
         self.positions = positions_by_key(self.signatures)
         self._table = table
@@ -94,7 +90,9 @@ class TableFold:
         self._replaced: dict[str, list[Imported]] = {}
         #: The rows that have the duration of a record of this fold.
         self._recorded: set[int] = set()
-        self._pruned_reasons: dict[int, str] = {}
+        #: The rows that leave the table, and the content of the rows for the file of pruned rows.
+        self._gone: set[int] = set()
+        self._set_aside: list[Mapping[str, str]] = []
 
     def fold(self, candidates: Iterable[Candidate]) -> FoldChanges:
         """Brings what runs have of the rows into the table."""
@@ -177,7 +175,12 @@ class TableFold:
 
     def prune(self, reasons: Mapping[int, str]) -> None:
         """Moves rows to the pruned ones, each with its reason."""
-        self._pruned_reasons |= reasons
+        self._gone |= reasons.keys()
+        self.set_aside([{**self._cells(position), PRUNED_REASON: reason} for position, reason in reasons.items()])
+
+    def set_aside(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """Adds rows to the pruned ones, before the CSV is written."""
+        self._set_aside += rows
 
     def write_log(self, database: Database) -> None:
         """Writes durations that were replaced, or not taken, and that no record has. Raises OpAtlasError."""
@@ -201,25 +204,19 @@ class TableFold:
         """Returns whether a row has a duration, replayed or captured."""
         return any(valid_duration(self.rows[name][position]) is not None for name in self._kind.duration_columns)
 
-    def write(self, database: Database) -> pd.DataFrame:
+    def write(self, database: Database) -> None:
         """Writes the CSV in one step, after all that it loses is in the log or with the pruned rows.
 
         The caller holds the lock.
 
-        Returns:
-            The rows.
-
         Raises:
             OpAtlasError: a file cannot be written; the CSV is as it was.
         """
-        frame = self.rows.frame()
+        table = self.rows.table()
         self.write_log(database)
-        if self._pruned_reasons:
-            gone = frame.iloc[list(self._pruned_reasons)]
-            add_pruned(database, self.kernel_type, gone.assign(**{PRUNED_REASON: list(self._pruned_reasons.values())}))
-            frame = frame.drop(index=gone.index)
-        database.write(RowTable(self.kernel_type, self._table.path, frame))
-        return frame
+        if self._set_aside:
+            add_pruned(database, self.kernel_type, self._set_aside)
+        database.write(table.without(self._gone) if self._gone else table)
 
     def _fold_duration(self, position: int, candidates: Sequence[Candidate], changes: FoldChanges) -> None:
         with_one = [each for each in candidates if each.duration is not None]
@@ -248,8 +245,8 @@ class TableFold:
     def _own_duration(self, position: int) -> RunCells | None:
         if not self.has_duration(position):
             return None
-        names = (*self._replayed_columns(), self._kind.duration_columns[0], RUN_ID)
-        return RunCells(self.rows[RUN_ID][position], {name: self.rows[name][position] for name in names})
+        column = self._kind.duration_columns[0]
+        return RunCells(self.rows[RUN_ID][position], {column: self.rows[column][position]})
 
     def _differ(self, own: RunCells, other: RunCells) -> bool:
         column = self._kind.duration_columns[0]

@@ -11,21 +11,21 @@ import gzip
 import itertools
 import os
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from opatlas.data import journal
-from opatlas.data.csv_files import read_frame, write_bytes
+from opatlas.data.csv_files import read_table, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.record import Record, is_run_id
-from opatlas.row.signature import row_cells
-from opatlas.typed_json import decode, json_line
+from opatlas.row.table import RowTable
+from opatlas.typed_json import DecodeError, decode, json_line
 
 _SUFFIX = ".jsonl.gz"
 _REMEDY = "move it away, or restore it"
@@ -39,6 +39,8 @@ _LEVEL = 4
 _STEP_S = 1e-3
 #: The run of lines that belong to no session: those of `opatlas combine`.
 COMBINE = "combine"
+
+Why = Literal["replaced", "edited"]
 
 
 class DamagedLog(OpAtlasError):
@@ -56,7 +58,7 @@ class Imported:
 
     kernel_type: str
     row: Mapping[str, str]
-    why: Literal["replaced", "edited"] = "replaced"
+    why: Why = "replaced"
     kind: Literal["imported"] = "imported"
 
 
@@ -99,11 +101,11 @@ def file_path(database: Database, run_id: str) -> Path:
 def runs(database: Database) -> list[str]:
     """Returns the run ids that have a log, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
-    # The samples of ingests have another format (opatlas/capture/manifest.py).
+    # The samples of ingests have another format (opatlas/capture/samples.py).
     return sorted(stem for stem in stems if stem != COMBINE and not stem.startswith(INGEST_PREFIX))
 
 
-def add(database: Database, header: JournalHeader, records: Sequence[Record]) -> None:
+def add(database: Database, header: JournalHeader, records: Iterable[Record]) -> None:
     """Adds records to the logs of their runs, without duplicates. Each file is replaced in one step.
 
     Args:
@@ -132,15 +134,71 @@ def _event_line(event: Event) -> bytes:
     return f"{json_line({'kind': values.pop('kind'), **values})}\n".encode()
 
 
-def _add_lines(database: Database, header: JournalHeader, new: Sequence[bytes]) -> None:
+def _add_lines(database: Database, header: JournalHeader, lines: Iterable[bytes]) -> None:
     path = file_path(database, header.run_id)
     there = list(read_lines(path)) if path.exists() else []
+    known = set(there)
+    new = [line for line in dict.fromkeys(lines) if line not in known]
+    packed = b""
+    if not new:
+        return
     if all(event_type(line) is not None for line in there[1:]):
         # Events may come before the records, which tell whether the run appends rows.
-        there[:1] = [journal.line(asdict(header))]
-    lines = dict.fromkeys([*there, *new])
-    if len(lines) > len(there):
-        write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))
+        new = [journal.line(asdict(header)), *there[1:], *new]
+    elif not there[-1].endswith(b"\n"):
+        # Another program has removed the last line end.
+        new = [*there[:-1], there[-1] + b"\n", *new]
+    else:
+        # Parts of a gzip file follow each other: what is there is not packed again.
+        with open_safely(path) as file:
+            packed = file.read()
+    write_bytes(path, packed + gzip.compress(b"".join(new), _LEVEL, mtime=0))
+
+
+def copy(source: Database, target: Database, problems: list[str]) -> None:
+    """Adds the log of a database to that of another one.
+
+    Args:
+        problems: receives a sentence for each file and each line that cannot be read.
+
+    Raises:
+        OpAtlasError: the log of the target cannot be written. It may lack rows of its run, and these would count as
+            edited.
+    """
+    for run_id in (*runs(source), COMBINE):
+        try:
+            _copy_run(source, target, run_id, problems)
+        except DamagedLog as error:
+            problems.append(str(error))
+    replaced: dict[str, list[Imported]] = {}
+    for run_id, event in replaced_tables(source, problems):
+        replaced.setdefault(run_id, []).append(event)
+    for run_id, events_of_run in replaced.items():
+        add_events(target, run_id, events_of_run)
+
+
+def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
+    path, there = file_path(source, run_id), file_path(target, run_id)
+    if not path.exists():
+        return
+    known = set(read_lines(there)) if there.exists() else set[bytes]()
+    header, new = None, []
+    for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}:{number}"
+        if number == 1:
+            header = journal.parse([line], path).header
+        elif line not in known:
+            try:
+                kind = event_type(line)
+                if kind is not None:
+                    decode(line, kind, place)
+                elif Record.decode(line, place).run_id != run_id:
+                    raise DecodeError(place, "a record of another run")
+                new.append(line)
+            except DecodeError as error:
+                problems.append(str(error))
+    if header is not None:
+        _add_lines(target, replace(header, run_id=run_id), new)
 
 
 def read(database: Database, run_id: str) -> JournalContents:
@@ -196,9 +254,7 @@ def events(
             problems += [str(error)] if str(error) not in problems else []
 
 
-def imported(
-    database: Database, problems: list[str], why: Literal["replaced", "edited"] = "replaced"
-) -> Iterator[Imported]:
+def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
     for _, event in itertools.chain(events(database, problems), replaced_tables(database, problems)):
         if isinstance(event, Imported) and event.why == why:
@@ -207,16 +263,16 @@ def imported(
 
 def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
     """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
-    reasons: tuple[Literal["replaced", "edited"], ...] = ("replaced", "edited")
+    reasons: tuple[Why, ...] = ("replaced", "edited")
     for why in reasons:
         for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
             try:
-                frame = read_frame(path)
+                table = RowTable(path.stem, path, read_table(path))
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
             run_id = path.parent.name.removesuffix(f".{why}")
-            for cells in row_cells(frame):
+            for cells in table.rows():
                 yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
 
 
@@ -253,7 +309,7 @@ def event_type(line: bytes) -> type[Imported] | type[Pooled] | type[ClocksAhead]
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of the log of a run, with line ends. Raises DamagedLog."""
+    """Yields the lines of the log of a run, as they are, with line ends. Raises DamagedLog."""
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
             most = left = max(_MOST_BYTES, _MOST_TIMES * os.fstat(packed.fileno()).st_size)
@@ -268,8 +324,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                     journal.parse([line], path)
                 elif not line:
                     return
-                # Another program may have removed the last line end.
-                yield line if line.endswith(b"\n") else line + b"\n"
+                yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedLog(f"{path}: not a log of OpAtlas ({error}): {_REMEDY}") from None
     except journal.NotAJournal as error:

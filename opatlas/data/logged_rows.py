@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
@@ -18,9 +18,9 @@ from opatlas.data.log import event_type, file_path, imported, read_lines, runs
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import RUN_ID
+from opatlas.row.communication import row_kind
 from opatlas.row.quality import typical_mean
 from opatlas.row.record import RowName
-from opatlas.row.row_kind import row_kind
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.typed_json import DecodeError, decode
@@ -115,10 +115,7 @@ class Log:
         if run_id not in self._loaded:
             found: _LoggedRun = {}
             with suppress(OpAtlasError), gc_paused():
-                rows: _LoggedRun = {}
-                for row, logged in _read_rows(file_path(self.database, run_id)):
-                    rows.setdefault(row, []).append(logged)
-                found = rows
+                found = _read_rows(file_path(self.database, run_id))
             for of_row in found.values():
                 of_row.sort(key=lambda each: each.finished_at)
             self._loaded[run_id] = found
@@ -181,20 +178,22 @@ class _RecordFields(msgspec.Struct):
     measurement: _MeasurementFields | None = None
 
 
-def _read_rows(path: Path) -> Iterator[tuple[RowName, _LoggedRow]]:
-    """Yields the rows of a log: of each record the requested row, and the launched one if it differs.
+def _read_rows(path: Path) -> _LoggedRun:
+    """Returns the rows of a log: of each record the requested row, and the launched one if it differs.
 
     Signatures are computed from the cells. Raises OpAtlasError.
     """
+    found: _LoggedRun = {}
     for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
         if number == 1 or event_type(line) is not None:
             continue
-        record = decode(line, _RecordFields, f"{path}:{number}")
+        record = decode(line, _RecordFields, str(path))
         measurement, kernel_type = record.measurement, intern(record.kernel_type)
         ran_as = None if measurement is None else measurement.ran_as
         samples = None if measurement is None else bytes(measurement.samples_us)
-        logged = _LoggedRow(record.status, record.finished_at, samples, is_requested=True, is_own=ran_as is None)
-        yield RowName(kernel_type, signature(kernel_type, record.cells)), logged
+        logged = _LoggedRow(record.status, record.finished_at, samples, True, ran_as is None)
+        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(logged)
         if ran_as is not None:
             name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
-            yield name, logged._replace(is_requested=False)
+            found.setdefault(name, []).append(logged._replace(is_requested=False))
+    return found

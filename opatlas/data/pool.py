@@ -7,14 +7,16 @@ are pooled.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 
 from opatlas.data import log
 from opatlas.data.candidates import RunCells, candidates_of_records
 from opatlas.data.cells import duration_cells, microseconds, status_cells
 from opatlas.data.combine_table import Conflict
+from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Pooled
@@ -47,7 +49,7 @@ from opatlas.row.columns import (
 from opatlas.row.durations import run_medians
 from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
 from opatlas.row.record import Record, RowName
-from opatlas.row.signature import row_cells, signature
+from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.text import parse_real
 
@@ -244,7 +246,7 @@ class Pooling:
         """Pools the rows of a table in memory, and returns them, and whether a cell changed."""
         pooled: list[PooledRow] = []
         is_changed = False
-        for position, (cells, name) in enumerate(zip(row_cells(fold.rows.frame()), fold.signatures, strict=True)):
+        for position, (cells, name) in enumerate(zip(fold.rows.table().rows(), fold.signatures, strict=True)):
             now = dict.fromkeys(POOLED, "")
             of_row = dict(_row_durations(cells))
             if of_row:
@@ -346,3 +348,31 @@ def pooled_cells(row: PooledRow) -> dict[str, str]:
         POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
         POOLED_RUN_DURATIONS: "; ".join(f"{run_id} {microseconds(us)}" for run_id, us in row.run_medians.items()),
     }
+
+
+_DISAGREEMENT_HEADER = ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID)
+
+
+def write_disagreements(database: Database, pooled: Sequence[PooledRow], at: float) -> Path | None:
+    """Writes the rows whose machines disagree to `reports/`, the worst first; returns the path, or None without any.
+
+    Raises:
+        OpAtlasError: the file cannot be written.
+    """
+    rows = disagreeing(pooled)
+    if not rows:
+        return None
+    path = database.new_report_path("pool_disagreements", at)
+    write_rows(path, _DISAGREEMENT_HEADER, map(_disagreement_cells, rows))
+    return path
+
+
+def _disagreement_cells(row: PooledRow) -> tuple[str, ...]:
+    cells = pooled_cells(row)
+    return (row.kernel_type, row.input_shapes, *(cells[name] for name in POOLED), row.representative)
+
+
+def disagreeing(pooled: Sequence[PooledRow]) -> list[PooledRow]:
+    """Returns the rows whose machines differ by more than SPREAD_LIMIT, the worst first."""
+    found = [row for row in pooled if row.spread is not None and row.spread > SPREAD_LIMIT]
+    return sorted(found, key=lambda row: -(row.spread or 0))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from opatlas.data.cells import duration_columns, is_measured_column
+import pyarrow as pa
+
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import POOLED, is_profiling_column
-from opatlas.row.signature import row_cells
+from opatlas.row.communication import row_kind
 from opatlas.row.table import RowTable
 
 
@@ -20,8 +21,8 @@ def read_rows(database: Database, kernel_type: str) -> list[Mapping[str, str]]:
         TableError: the file cannot be read.
     """
     table = database.read_or_empty(kernel_type)
-    columns = [name for name in table.columns if not _is_of_duration(kernel_type, name)]
-    return list(row_cells(table.frame[columns].iloc[list(table.by_signature.values())]))
+    kept = [name for name in table.columns if not _is_of_duration(kernel_type, name)]
+    return [{name: row[name] for name in kept} for row in table.rows(list(table.by_signature.values()))]
 
 
 def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> int:
@@ -46,16 +47,19 @@ def add_rows(database: Database, rows: Mapping[str, Sequence[Mapping[str, str]]]
 
 def with_captured(table: RowTable, captured: RowTable) -> RowTable:
     """Returns the rows of a table with the captured durations that another table has for them."""
-    first, rows = captured.by_signature, captured.frame.filter([*filter(is_profiling_column, captured.columns)])
-    found = rows.reindex([first.get(name, -1) for name in table.signatures], fill_value="")
-    own = table.frame.filter([name for name in table.columns if not is_profiling_column(name)])
-    return RowTable(table.kernel_type, table.path, own.join(found.set_axis(own.index)))
+    first = captured.by_signature
+    columns = {name: table.cells(name) for name in table.columns if not is_profiling_column(name)}
+    for name in filter(is_profiling_column, captured.columns):
+        theirs = captured.cells(name)
+        columns[name] = [theirs[first[each]] if each in first else "" for each in table.signatures]
+    arrays = {name: pa.array(cells, type=pa.string()) for name, cells in columns.items()}
+    return RowTable(table.kernel_type, table.path, pa.table(arrays))
 
 
 def _is_of_duration(kernel_type: str, column: str) -> bool:
     """Returns whether a column belongs to a duration, replayed or captured, and not to the identity of a row."""
     return (
-        column in (*duration_columns(kernel_type), *POOLED)
-        or is_measured_column(kernel_type, column)
+        column in (*row_kind(kernel_type).duration_columns, *POOLED)
+        or row_kind(kernel_type).is_measured(column)
         or is_profiling_column(column)
     )

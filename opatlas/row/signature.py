@@ -27,8 +27,15 @@ from opatlas.row.columns import (
     TASK_DIGEST,
 )
 from opatlas.row.communication import is_communication, message_signature
-from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.row.slots import dtype_name, format_name, slot_words, split_cell
+from opatlas.row.slots import (
+    SlotNumbers,
+    dtype_name,
+    format_name,
+    optional_inputs,
+    optional_outputs,
+    slot_words,
+    split_cell,
+)
 from opatlas.text import parse_real
 
 if TYPE_CHECKING:
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 
 Words = tuple[tuple[str, str, str], ...]
 
+_SLOT_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 _SLOT = _SHAPE, _DTYPE, _FORMAT = 0, 1, 2
 
 
@@ -52,7 +60,7 @@ def signature(kernel_type: str, row: Mapping[str, str]) -> str:
     """
     if is_communication(kernel_type):
         return message_signature(row)
-    cells = [row.get(column, "") for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
+    cells = [row.get(column, "") for column in _SLOT_COLUMNS]
     extra = [row.get(column, "") for column in _extra_columns(kernel_type, row)]
     return _build(kernel_type, cells, extra)
 
@@ -72,7 +80,7 @@ def signatures_of(kernel_type: str, names: Container[str], cells: Callable[[str]
     if is_communication(kernel_type):
         rows = zip(*map(cells, MESSAGE), strict=True)
         return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
-    columns = (*INPUT_SLOTS, *OUTPUT_SLOTS, *_extra_columns(kernel_type, names))
+    columns = (*_SLOT_COLUMNS, *_extra_columns(kernel_type, names))
     return [_build(kernel_type, row[:6], row[6:]) for row in zip(*map(cells, columns), strict=True)]
 
 
@@ -117,31 +125,27 @@ def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
 def _text(shapes: str, dtypes: str, formats: str | None, optional: SlotNumbers) -> str:
     """Returns the slots of three cells as `shapes|dtypes|formats`, or as `shapes|dtypes` if `formats` is None."""
     # The fast path for most rows: every slot has dimensions, so no slot is absent, and each cell is normalized alone.
-    shape_text = shapes.strip('"')
-    dtype_text, dtype_count = _dtype_text(dtypes)
-    format_text, format_count = _format_text(formats or "")
+    text = shapes.strip('"')
+    rest, count = _dtypes_and_formats(dtypes, formats)
     if (
-        shape_text.replace(",", "").replace(";", "").isdigit()
-        and ";;" not in shape_text
-        and shape_text[0] != ";" != shape_text[-1]
-        and shape_text.count(";") + 1 == dtype_count
-        and (formats is None or format_count == dtype_count)
+        text.count(";") + 1 == count
+        and text.replace(",", "").replace(";", "").isdigit()
+        and ";;" not in text
+        and text[0] != ";" != text[-1]
     ):
-        return f"{shape_text}|{dtype_text}" + ("" if formats is None else f"|{format_text}")
+        return text + rest
     words = slot_words(shapes, dtypes, formats or "", optional)
     return "|".join(_column(words, which) for which in _SLOT[: 2 if formats is None else 3])
 
 
 @lru_cache(maxsize=4096)
-def _dtype_text(cell: str) -> tuple[str, int]:
-    words = [dtype_name(word) for word in split_cell(cell)]
-    return ";".join(words), len(words)
-
-
-@lru_cache(maxsize=4096)
-def _format_text(cell: str) -> tuple[str, int]:
-    words = [format_name(word) for word in split_cell(cell)]
-    return ";".join(words), len(words)
+def _dtypes_and_formats(dtypes: str, formats: str | None) -> tuple[str, int]:
+    """Returns the text of two cells, and their number of slots; 0 if they differ in it."""
+    names = [dtype_name(word) for word in split_cell(dtypes)]
+    if formats is None:
+        return f"|{';'.join(names)}", len(names)
+    words = [format_name(word) for word in split_cell(formats)]
+    return f"|{';'.join(names)}|{';'.join(words)}", len(names) if len(words) == len(names) else 0
 
 
 def _first_input(inputs: Words, outputs: Words) -> str:
@@ -199,17 +203,20 @@ def _column(words: Words, which: int) -> str:
 _PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
 
 
-def _extra_columns(kernel_type: str, columns: Container[str]) -> list[str]:
+_LENGTHS = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE)
+
+
+def _extra_columns(kernel_type: str, columns: Container[str]) -> Sequence[str]:
     """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
     if SAMPLE in columns:
-        return [SAMPLE]
+        return (SAMPLE,)
     if TASK_DIGEST in columns:
-        return list(TASK)
+        return TASK
     if kernel_type in EXPERT_PARALLEL:
-        wanted: tuple[str, ...] = (EP_SIZE,)
+        wanted: Sequence[str] = (EP_SIZE,)
     else:
-        wanted = (*RUNTIME_IN_SIGNATURE, *(LENGTHS_IN_SIGNATURE if kernel_type in _PAGED else ()))
-    return list(wanted) if any(map(columns.__contains__, wanted)) else []
+        wanted = _LENGTHS if kernel_type in _PAGED else RUNTIME_IN_SIGNATURE
+    return wanted if any(map(columns.__contains__, wanted)) else ()
 
 
 def _extra_text(extra: Sequence[str]) -> str:

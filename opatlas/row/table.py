@@ -6,13 +6,14 @@ this one imports, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from opatlas.arrays import Floats
 from opatlas.row.columns import (
@@ -46,10 +47,9 @@ from opatlas.row.columns import (
     STATUS,
     TOPOLOGY_TIER,
 )
-from opatlas.row.communication import is_communication
+from opatlas.row.communication import RowKind, is_communication, row_kind
 from opatlas.row.durations import Duration, Durations, Source
 from opatlas.row.quality import Quality, is_composition, valid_duration
-from opatlas.row.row_kind import RowKind, row_kind
 from opatlas.row.signature import make_case_id, signatures_of
 from opatlas.row.sizes import row_sizes
 from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes
@@ -58,7 +58,6 @@ from opatlas.text import parse_real, parse_whole
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
 
 _Cells = TypeVar("_Cells", bound=Hashable)
 _Meaning = TypeVar("_Meaning")
@@ -78,33 +77,40 @@ class RowTable:
     """
 
     def __init__(self, kernel_type: str, path: Path, cells: pd.DataFrame | pa.Table) -> None:
-        """`cells` is a table of pandas or Arrow that holds text only."""
+        """`cells` is a table of Arrow or pandas that holds text only."""
         self.kernel_type = kernel_type
         self.path = path
-        # pandas takes most of the time of a short command, so that a table of Arrow becomes one of pandas on demand.
-        self._arrow: Any = None
-        if hasattr(cells, "column_names"):
-            self._arrow = cells
-            self.columns: list[str] = list(self._arrow.column_names)
-        else:
-            self.frame = cells
-            self.columns = [str(name) for name in cells.columns]
+        #: The cells as a table of Arrow.
+        self.arrow: Any = cells if isinstance(cells, pa.Table) else _arrow(cells)
+        self.columns: list[str] = list(self.arrow.column_names)
         self._cells: dict[str, list[str]] = {}
         self._numbers: dict[str, Floats] = {}
         self._words: dict[str, list[tuple[str, ...]]] = {}
 
     def __len__(self) -> int:
-        return len(self.frame) if self._arrow is None else int(self._arrow.num_rows)
+        return int(self.arrow.num_rows)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The cells as a table of pandas."""
-        found: pd.DataFrame = self._arrow.to_pandas()
+        """The cells as a table of pandas, which takes most of the time of a short command."""
+        found: pd.DataFrame = self.arrow.to_pandas()
         return found
+
+    def rows(self, positions: Sequence[int] | None = None) -> Iterator[dict[str, str]]:
+        """Yields the cells of some rows, or of all, by column."""
+        part = self.arrow if positions is None else self.arrow.take(position_array(positions))
+        columns = [column.to_pylist() for column in part.columns]
+        for row in zip(*columns, strict=True) if columns else [()] * len(self):
+            yield dict(zip(self.columns, row, strict=True))
+
+    def without(self, positions: Collection[int]) -> RowTable:
+        """Returns the table without some rows."""
+        kept = [position for position in range(len(self)) if position not in positions]
+        return RowTable(self.kernel_type, self.path, self.arrow.take(position_array(kept)))
 
     def without_derived(self) -> RowTable:
         """Returns the table without all that was computed from it: it takes less memory until that is asked again."""
-        return RowTable(self.kernel_type, self.path, self.frame if self._arrow is None else self._arrow)
+        return RowTable(self.kernel_type, self.path, self.arrow)
 
     @property
     def kind(self) -> RowKind:
@@ -117,11 +123,7 @@ class RowTable:
         if found is None:
             if column not in self.columns:
                 return self._nothing
-            if self._arrow is not None:
-                found = _shared(self._arrow.column(column).to_pylist())
-            else:
-                found = _shared(self.frame[column].tolist())
-            self._cells[column] = found
+            found = self._cells[column] = _shared(self.arrow.column(column).to_pylist())
         return found
 
     @cached_property
@@ -315,6 +317,15 @@ class Row:
     def crashes(self) -> int:
         """The number of consecutive sessions in which the row crashed or timed out."""
         return parse_whole(self.cell(CRASHES_IN_A_ROW)) or 0
+
+
+def position_array(positions: Sequence[int]) -> Any:
+    """Returns positions as an array of Arrow. `pa.array` would import pandas."""
+    return pa.Array.from_buffers(pa.int64(), len(positions), [None, pa.py_buffer(np.array(positions, np.int64))])
+
+
+def _arrow(frame: pd.DataFrame) -> Any:
+    return pa.table({str(name): pa.array(frame[name].tolist(), type=pa.string()) for name in frame.columns})
 
 
 def _shared(cells: list[str]) -> list[str]:

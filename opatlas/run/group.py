@@ -12,14 +12,13 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
+from opatlas.row.communication import row_kind
 from opatlas.row.errors import ReplayError
-from opatlas.row.row_kind import row_kind
 
 if TYPE_CHECKING:
     import torch
 
-    from opatlas.run.instruments.instrument import Instrument, Samples
-    from opatlas.run.instruments.stop_rule import Rule
+    from opatlas.run.instruments.instrument import Instrument, Rule, Samples
 
 #: Counter of a measurement: difference between the largest and the smallest median of the ranks.
 RANK_SPREAD = "Rank Spread(us)"

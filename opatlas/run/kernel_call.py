@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from opatlas.row.errors import ReplayError
-from opatlas.run.implementations.contract import KernelSource, Prepared, content_digest
+from opatlas.run.implementations.implementation import KernelSource, Prepared, content_digest
 
 #: Results of a kernel in the order of the torch function; None for a result that an implementation does not compute.
 Results = tuple[torch.Tensor | None, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ import torch
 from torch.overrides import get_testing_overrides
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.run.group import ALONE
+from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.replay_arguments import ReplayArguments, arguments_of_replay
+from opatlas.run.outcome import translated_pytest_exceptions
+from opatlas.run.registry import replay_spec, select_arguments
 from opatlas.text import shortened
 
 #: Items of a list, and characters of a value, that a comment shows.
@@ -122,3 +127,42 @@ def _describe(value: Any) -> str:
         shown = ", ".join(map(_describe, value[:_SHOWN]))
         return f"[{shown}{', ...' if len(value) > _SHOWN else ''}]"
     return shortened(repr(value), _WIDTH)
+
+
+@dataclass(frozen=True)
+class ReplayArguments:
+    """The torch function of a replay, and the arguments that the replay passes for a row."""
+
+    function: Callable[..., Any]
+    positional: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+def arguments_of_replay(
+    replay_function: Callable[..., Any], kernel_type: str, cells: Mapping[str, str]
+) -> ReplayArguments:
+    """Returns the arguments that a replay passes for a row, with tensors on the CPU.
+
+    Raises:
+        ReplayError: the row is wrong, or is run by several devices.
+    """
+    spec = replay_spec(replay_function)
+    if spec is None or spec.binding is not None or spec.group is not None:
+        raise Unsupported(f"{kernel_type} is run by several devices together: an implementation cannot take its place")
+    found: list[ReplayArguments] = []
+
+    def record(
+        function: Callable[..., Any],
+        *arguments: Any,
+        expected: object,
+        mutates: object = (),
+        overwrites: object = (),
+        output_slots: object = None,
+        **keywords: Any,
+    ) -> None:
+        found.append(ReplayArguments(function, arguments, keywords))
+
+    row = ReplayRow(kernel_type, cells, torch.device("cpu"))
+    with torch.no_grad(), translated_pytest_exceptions():
+        replay_function(**select_arguments(replay_function, row=row, replay=record, group=ALONE))
+    return found[0]

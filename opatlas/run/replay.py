@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
@@ -19,15 +20,14 @@ from opatlas.row.slots import known_dtype
 from opatlas.run.call_watch import InputWatch, count_operators, may_be_compiled
 from opatlas.run.devices.cpu import host_available_bytes
 from opatlas.run.devices.device import Device
-from opatlas.run.fused_cast import REAL, CastFormula, with_cast
 from opatlas.run.group import ALONE, Group
-from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import KernelSource, Prepared
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import RowOutcome
 from opatlas.run.kernel_call import KernelCall, expect_parameters, load_kernel
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
+from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, Formula, Results, check, is_checked_on_host
 from opatlas.run.sampling import Sampling
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
@@ -346,3 +346,47 @@ def _is_number(*dtypes: torch.dtype) -> bool:
 
 def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+
+
+#: The dtypes of casts whose result has a tolerance. A cast to integers rounds, and no formula says on which side.
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def with_cast(kernel: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """Returns a kernel whose only result is cast to `dtype` within the timed call."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) else [cast(item) for item in value]
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        value = kernel(*arguments, **keywords)
+        if isinstance(value, Prepared):
+            return replace(value, call=lambda: cast(value.call()))
+        return cast(value)
+
+    return call
+
+
+class CastFormula:
+    """The formula of a kernel and of the cast of its result."""
+
+    def __init__(self, formula: Formula, computed: torch.dtype, result: torch.dtype) -> None:
+        """`computed` is the dtype of the kernel's result, `result` that after the cast."""
+        self._formula = formula
+        # The coarser one of the two decides which results are right; a cast to the other one loses nothing.
+        rounds = RELATIVE_TOLERANCE[result] > RELATIVE_TOLERANCE.get(computed, 0.0)
+        self._compared_in = result if rounds else computed
+        self._rounds = rounds
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel's formula."""
+        return self._formula.name
+
+    def compare(
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
+    ) -> list[Comparison]:
+        """As for `Formula`."""
+        compared = [None if result is None else result.to(self._compared_in) for result in results]
+        found = self._formula.compare(arguments, keywords, compared, seed)
+        return [replace(comparison, exact=False) for comparison in found] if self._rounds else found

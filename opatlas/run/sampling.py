@@ -13,9 +13,9 @@ from opatlas.row.record import Execution, Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.run.instruments.stop_rule import StopRule
-from opatlas.run.job import RowOutcome, add_profiled_samples
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
+from opatlas.run.job import RowOutcome
+from opatlas.run.outcome import add_profiled_samples
 from opatlas.run.result_check import Checked
 from opatlas.run.stand_in import describe_stand_in
 

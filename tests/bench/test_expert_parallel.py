@@ -15,12 +15,13 @@ from sample_rows_moe import BACK, ROWS, TOLD
 
 from opatlas.options import add_all
 from opatlas.row.errors import InvalidRow, MissingPrecondition
-from opatlas.run.expert_parallel import OPTIONS, expect_hccl_buffer
 from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.run.inputs.experts import (
+    OPTIONS,
     Exchange,
     GroupWeights,
     dispatched,
+    expect_hccl_buffer,
     group_of_combine,
     group_of_dispatch,
     group_of_layer,

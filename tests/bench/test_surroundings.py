@@ -13,7 +13,7 @@ from opatlas.outer.doctor import surroundings as doctor
 from opatlas.outer.doctor.probe import State, Target
 from opatlas.run.devices.cpu import FlushPlan
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.machine_state import MachineState
+from opatlas.run.devices.system import MachineState
 from opatlas.run.instruments.instrument import MeasureSettings
 
 MIB = 1 << 20

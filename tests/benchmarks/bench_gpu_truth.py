@@ -55,7 +55,7 @@ class All:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Any) -> Samples:
         from triton.testing import do_bench
 
-        from opatlas.run.instruments.stop_rule import StopRule
+        from opatlas.run.instruments.instrument import StopRule
 
         def by(instrument: Instrument) -> Samples:
             self._take_records(instrument)
@@ -100,7 +100,7 @@ def measure() -> list[tuple[dict[str, float], int]]:
     """Medians by instrument, and the number of device kernels, of each row."""
     from replaying import job_of
 
-    from opatlas.run.devices.discovery import available_devices
+    from opatlas.run.devices.device import available_devices
     from opatlas.run.instruments.instrument import MeasureSettings
     from opatlas.run.runner import Runner
 

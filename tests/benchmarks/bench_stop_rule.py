@@ -17,7 +17,7 @@ from statistics import fmean, median, quantiles
 
 from opatlas.data import log as history
 from opatlas.data.database import Database
-from opatlas.run.instruments.stop_rule import LEAST_SAMPLES, StopRule
+from opatlas.run.instruments.instrument import LEAST_SAMPLES, StopRule
 
 #: Differences in percent, median and 95th percentile: those of two sessions on an H200.
 TARGET = 0.39, 2.74

@@ -30,10 +30,9 @@ from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import DeviceSpec, open_device
 from opatlas.run.devices.fatal_errors import is_out_of_memory
 from opatlas.run.group import ALONE
-from opatlas.run.implementations.contract import KernelSource
 from opatlas.run.implementations.directory import read_directory
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.run.instruments.stop_rule import Rule
+from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Rule, Samples
 from opatlas.run.job import Job, RowOutcome
 from opatlas.text import exception_line
 

@@ -105,7 +105,7 @@ class ComparedCall:
         """Returns the cells of the row."""
         patterns = built_in_catalog().kernel(self.kernel_type).patterns
         pattern = next(each for each in patterns if each.name == self.pattern)
-        return pattern_row(self.kernel_type, pattern, pattern.forms[0].in_nd(), self.sizes).cells()
+        return dict(pattern_row(self.kernel_type, pattern, pattern.forms[0].in_nd(), self.sizes).cells)
 
     def __str__(self) -> str:
         return f"{self.kernel_type} {', '.join(f'{name} {size}' for name, size in self.sizes.items())}"
@@ -196,7 +196,7 @@ class Loops:
 
 def opatlas_durations(calls: Sequence[ComparedCall], device: str = "cuda") -> Iterator[float]:
     """Yields the median of each call as a session measures it: cold, by the device's own instrument."""
-    from opatlas.run.devices.discovery import available_devices
+    from opatlas.run.devices.device import available_devices
     from opatlas.run.instruments.instrument import MeasureSettings
     from opatlas.run.job import Job
     from opatlas.run.kernel_facts import replays_of_bench

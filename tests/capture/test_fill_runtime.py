@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from attention_calls import DECODE, PACKED, decode, packed
 from captures import KERNEL_DETAILS, table, write_capture
+from frames import rewrite
 from test_ingest_attention import ATTENTION, attention
 
 from opatlas.capture.launches import SOURCE_PROFILE
@@ -71,7 +72,7 @@ def edit(database, **columns):
         if name not in stored.frame.columns:
             stored.frame[name] = ""
         stored.frame.loc[0, name] = text
-    database.write(stored)
+    rewrite(database, stored)
 
 
 def test_values_of_a_record(fill, database):

@@ -2,6 +2,7 @@
 
 import pytest
 from captures import KERNEL_DETAILS, launch, table, write_capture
+from frames import rewrite
 
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.ingest import IngestRequest, ingest_captures
@@ -102,7 +103,7 @@ def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):
     stored.frame = stored.frame.loc[[0, 0]].reset_index(drop=True)
     stored.frame[KV] = ["[128]", "[4096]"]
     stored.frame["Runtime metadata_completeness"] = "complete"
-    database.write(stored)
+    rewrite(database, stored)
     rows = ingest(attention(duration="30"), place="rank_1")
     assert [row[PROFILING_AVERAGE] for row in rows] == ["20", "20"]
     assert [row[KV] for row in rows] == ["[128]", "[4096]"]

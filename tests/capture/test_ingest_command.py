@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
 from checked import findings
+from frames import rewrite
 from printed import numbers_in
 
 from opatlas.ask.checks.check import CheckedDatabase
@@ -306,7 +307,7 @@ def test_a_duration_of_a_wrapped_counter_in_a_database_is_found_and_answers_noth
     database = Database(tmp_path / "database")
     edited = database.read("MatMulV3")
     edited.frame[PROFILING_AVERAGE] = WRAPPED
-    database.write(edited)
+    rewrite(database, edited)
     assert [each.value for each in findings("impossible", CheckedDatabase(database.path))] == [
         f"{PROFILING_AVERAGE} {WRAPPED}"
     ]

@@ -2,13 +2,13 @@
 
 import pytest
 from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
+from frames import rewrite
 from printed import numbers_in
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import BASE
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
+from opatlas.row.columns import BASE, PIPE_UTILIZATION
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
 #: Counters of a profiler.
@@ -42,7 +42,7 @@ def edit(database):
         cells = stored.frame[column].tolist()
         cells[position] = cell
         stored.frame[column] = cells
-        database.write(stored)
+        rewrite(database, stored)
 
     return run
 

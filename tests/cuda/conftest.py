@@ -6,8 +6,7 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.versions import cuda_version
-from opatlas.run.devices.device import InstrumentMissing
-from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.device import InstrumentMissing, available_devices
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process.device_process import DeviceProcess
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sessions import ROOT, Sessions
 
-from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.device import available_devices
 
 
 @pytest.fixture

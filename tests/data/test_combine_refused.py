@@ -10,7 +10,7 @@ import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, write
 from combining import RunCombine
 
-from opatlas.data.combine_sources import open_sources, refuse_mixed
+from opatlas.data.combine import open_sources, refuse_mixed
 from opatlas.data.comparable import IncomparableDatabases
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.manifest import Manifest
@@ -19,8 +19,7 @@ from opatlas.row.columns import AVERAGE
 
 def incomparable(target: Database, *sources: Database) -> IncomparableDatabases:
     """Returns the error for databases that were measured differently."""
-    scratch = target.path.parent / "scratch"
-    opened = open_sources(target, [source.path for source in sources], scratch)
+    opened = open_sources(target, [source.path for source in sources])
     with pytest.raises(IncomparableDatabases) as caught:
         refuse_mixed(target.path, opened)
     return caught.value

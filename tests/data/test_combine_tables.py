@@ -33,7 +33,7 @@ def combine_tables(kernel_type: str, target: pd.DataFrame, source: pd.DataFrame)
     path = Path(f"{kernel_type}.csv")
     fold = TableFold(RowTable(kernel_type, path, target), RunOrder())
     tally = combine_rows(fold, RowTable(kernel_type, path, source), "elsewhere")
-    return CombinedTable(fold.rows.frame(), tally)
+    return CombinedTable(fold.rows.table().frame, tally)
 
 
 def combined(

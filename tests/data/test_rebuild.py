@@ -15,7 +15,7 @@ from test_merge import RUN
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import JournalHeader
-from opatlas.data.rebuild import rebuild
+from opatlas.data.restore import rebuild
 from opatlas.data.write_back import recover, write_back_run
 
 

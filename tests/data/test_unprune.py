@@ -12,7 +12,7 @@ from abs_rows import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.unprune import unprune
+from opatlas.data.restore import unprune
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.record import RowName

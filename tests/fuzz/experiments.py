@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from simulated_attempts import attempt, loop
 
-from opatlas.outer.experiment.attempts import ATTEMPTS, attempt_line
+from opatlas.outer.experiment.command import make_report, report_as_json
 from opatlas.outer.experiment.outcomes import read_experiment
-from opatlas.outer.experiment.report import as_json, make_report
+from opatlas.outer.generation.attempts import ATTEMPTS, attempt_line
 
 from .target import Target, expect, refusing
 
@@ -30,7 +30,7 @@ def _check(data: bytes, folder: Path) -> None:
     with refusing(folder):
         experiment = read_experiment([folder])
         report = make_report(experiment)
-        json.dumps(msgspec.to_builtins(as_json(experiment, report), enc_hook=str), allow_nan=False)
+        json.dumps(msgspec.to_builtins(report_as_json(experiment, report), enc_hook=str), allow_nan=False)
         for each in report.strategies:
             expect(each.passed.of == len(experiment.common_tasks), "a strategy lost a task")
         expect(sum(each.attempts for each in experiment.runs) <= data.count(b"\n") + 1, "more attempts than lines")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import captures
 import pandas as pd
+from frames import write_frame
 
-from opatlas.data.csv_files import read_frame, read_text_csv, write_frame
+from opatlas.data.csv_files import read_frame, read_text_csv
 from opatlas.row.columns import BASE
 from opatlas.row.signature import signature, signatures
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_attempts import attempt, draw_attempts
 
-from opatlas.outer.experiment.attempts import AttemptsFile, ModelAttempt
 from opatlas.outer.experiment.outcomes import Experiment, run_of
 from opatlas.outer.experiment.strategies import Selector, Strategy, StrategyResult, strategy_results
+from opatlas.outer.generation.attempts import ModelAttempt
 from opatlas.outer.judging.judgement import ErrorClass
 
 PASS, FAIL = ErrorClass.PASS, ErrorClass.COMPILE
 
 
 def experiment_of(attempts: list[ModelAttempt]) -> Experiment:
-    return Experiment([run_of(Path("run"), AttemptsFile(tuple(attempts), torn=False))])
+    return Experiment([run_of(Path("run"), attempts)])
 
 
 def results_of(attempts: list[ModelAttempt], baseline: str = "") -> dict[Strategy, StrategyResult]:

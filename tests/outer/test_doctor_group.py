@@ -12,8 +12,7 @@ from stand_in_npu import collective_us
 
 from opatlas.outer.doctor import replays
 from opatlas.outer.doctor.probe import State, Target, Verdict
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 
 pytestmark = pytest.mark.usefixtures("forks")
 _CPU = Target("cpu", "cpu", with_group=True)

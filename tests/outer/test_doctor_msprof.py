@@ -21,8 +21,7 @@ from opatlas.outer.doctor import replays
 from opatlas.outer.doctor.msprof_session import RecordedSession, check_session, record_session
 from opatlas.outer.doctor.probe import State, Target, Verdict
 from opatlas.outer.doctor.sample_rows import ROWS, SAMPLES
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.msprof.pending import read_output
 

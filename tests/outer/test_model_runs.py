@@ -13,16 +13,15 @@ import pytest
 from opatlas.plugins.cases import CaseTable, Fate, SessionCase, row_of
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.experiment.attempts import ModelAttempt
-from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.generation.attempts import AttemptLog, ModelAttempt
+from opatlas.outer.generation.models_file import KernelLanguage
 from opatlas.outer.generation.session_models import model_settings
-from opatlas.outer.generation.settings import KernelLanguage
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.static_rules import RULES
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
-from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import KernelSource
 from opatlas.run.job import RowOutcome
 
 TASK = "class Model:\n    pass\n\n\ndef get_inputs():\n    return []\n"
@@ -219,7 +218,7 @@ _SERVER = {"endpoint": "http://h"}
         ({"attempts": 0}, "attempts"),
         ({"answer": "answers"}, "answers"),
         ({"models": {"demo": {"endpiont": "http://h"}}}, "endpiont"),
-        ({"models": {"demo": {"in": -1}}}, "demo"),
+        ({"models": {"demo": {"in": -1}}}, "models[...].in"),
         ({"models": [1]}, "models"),
     ],
 )

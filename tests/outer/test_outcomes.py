@@ -11,10 +11,9 @@ from simulated_attempts import attempt, loop, write_run
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
-from opatlas.outer.experiment.attempts import ATTEMPTS, attempt_line, read_attempts
+from opatlas.outer.experiment.command import make_report
 from opatlas.outer.experiment.outcomes import TaskName, TaskOutcome, read_experiment
-from opatlas.outer.experiment.report import make_report
-from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, attempt_line
 from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.typed_json import DecodeError
 
@@ -78,8 +77,8 @@ def test_a_task_with_its_former_content_goes_on_with_the_attempts_at_that_conten
 
 def test_a_whole_line_without_a_line_break_counts(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [attempt("m", "relu")], tail=attempt_line(attempt("m", "sort")).rstrip())
-    found = read_attempts(folder / ATTEMPTS)
-    assert (len(found.attempts), found.torn) == (2, False)
+    log = AttemptLog(folder)
+    assert (len(log.all()), log.torn) == (2, False)
 
 
 def test_the_last_run_counts(tmp_path: Path) -> None:

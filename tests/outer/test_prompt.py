@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from opatlas.outer.generation.models_file import KernelLanguage
 from opatlas.outer.generation.prompt import MOST_ERROR_CHARACTERS, Hardware, Prompts, TaskText, without_places
-from opatlas.outer.generation.settings import KernelLanguage
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 SOURCE = """import torch

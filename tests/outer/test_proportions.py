@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.outer.experiment.proportions import pass_rate, wilson_interval
+from opatlas.outer.experiment.tables import pass_rate, wilson_interval
 
 counts = st.integers(1, 5000).flatmap(lambda tasks: st.tuples(st.integers(0, tasks), st.just(tasks)))
 levels = st.floats(0.01, 0.999)

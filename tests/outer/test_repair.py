@@ -11,18 +11,17 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.answers import NoRecordedAnswer, RecordedAnswers
-from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.generation.attempts import AttemptLog
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest
-from opatlas.outer.generation.prices import Price, Prices
+from opatlas.outer.generation.models_file import KernelLanguage, LoopLimits, Price
 from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
-from opatlas.outer.generation.settings import KernelLanguage, LoopLimits
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, within_1e3=True, max_error=0.5, duration_us=12.5)
 WRONG = Judgement(ErrorClass.MISMATCH, "nan", Level.COMPILE, "nan in /tmp/run1/0.py", False, float("inf"))
 PROMPTS = Prompts(TaskText("relu", "class Model: pass\n"), Hardware("", "cpu"), KernelLanguage.TORCH, 5)
-PRICES = Prices({"demo": Price(request=0.25)})
+PRICES = {"demo": Price(request=0.25)}
 
 
 def block(code: str) -> str:

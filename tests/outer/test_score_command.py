@@ -30,12 +30,6 @@ def test_json_has_all_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -
     fast = lists["speed_ups"][0]["fast"]
     timed = [each["speed_up"] for each in lists["outcomes"] if each["speed_up"] is not None]
     assert fast == {f"{p:g}": sum(each > p for each in timed) / len(lists["outcomes"]) for p in (1, 1.5, 2)}
-    attempts = mixed_run()
-    for table in lists["verdicts"]:
-        of = [each for each in attempts if table["model"] in (None, each.model)]
-        if table["of"] == "attempts":
-            assert table["only_within"] == sum(bool(each.judgement.within_1e3) and not each.passed for each in of)
-            assert table["not_compared"] == sum(each.judgement.within_1e3 is None for each in of)
 
 
 def test_the_tables_hold_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import KernelSource
 from opatlas.run.instruments import timers
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome

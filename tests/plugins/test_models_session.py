@@ -6,16 +6,14 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from chat_server import ChatServer, chat_server
 from sessions import ROOT, Sessions
 
-from opatlas.data.database import SessionHolder
-from opatlas.outer.experiment.attempts import read_attempts
-from opatlas.outer.generation.answers import read_exchanges
+from opatlas.outer.generation.answers import read_exchange
+from opatlas.outer.generation.attempts import AttemptLog
 from opatlas.outer.judging.judgement import ErrorClass
 
 KEY = "sk-0123456789-secret"
@@ -62,7 +60,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert done.code == pytest.ExitCode.OK, done.output
         assert done.outcomes() == {"passed": 1, "xfailed": 1}
         run = sessions.database / "generated" / "torch"
-        attempts = read_attempts(run / "attempts.jsonl").attempts
+        attempts = list(AttemptLog(run).all())
         classes = {
             model: [each.judgement.error_class for each in attempts if each.model == model] for model in ("good", "bad")
         }
@@ -71,7 +69,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert [each["Error Class"] for each in rows_of(sessions, "good")] == ["pass"]
         assert [each["Error Class"] for each in rows_of(sessions, "bad")] == ["syntax/syntax_error"]
         # Each exchange is recorded, and the key is nowhere.
-        recorded = [each for path in (run / "answers").iterdir() for each in read_exchanges(path)]
+        recorded = [read_exchange(path) for path in (run / "answers").iterdir()]
         assert len(recorded) == len(server.bodies) == len(attempts)
         files = [path for path in sessions.folder.rglob("*") if path.is_file()]
         assert not [path for path in files if KEY.encode() in path.read_bytes()]
@@ -87,25 +85,13 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert more.outcomes() == {"passed": 1, "xfailed": 1, "failed": 1}
         assert len(server.bodies) == asked + 1
         assert more.has_line("401", "TEST_KEY")
-        assert read_attempts(run / "attempts.jsonl").attempts == attempts
+        assert list(AttemptLog(run).all()) == attempts
 
     # The folder of a model is one of candidates: each attempt is a rival of the others.
     given = sessions.run_in_process("test_tasks.py", "--tasks=tasks", f"--implementation={run / 'good'}")
     assert given.outcomes() == {"passed": 1, "xfailed": 1}
     assert given.has_line("good-0")
     assert given.has_line("good-1")
-
-
-def test_a_session_of_tasks_tells_whose_database_it_takes_over(sessions: Sessions) -> None:
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
-    (sessions.folder / "tasks").mkdir()
-    (sessions.folder / "tasks" / "relu.py").write_text(TASK)
-    killed = SessionHolder("20261121T163006-1f0c9a", "pytest", 1, "a-host", 0.0)
-    (sessions.database / "journal").mkdir()
-    (sessions.database / "journal" / "session.json").write_text(json.dumps(asdict(killed)))
-    done = sessions.run_in_process("test_tasks.py", "--tasks=tasks")
-    assert done.ledger() == {"measured": 1}
-    assert killed.run_id in done
 
 
 def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
@@ -120,7 +106,7 @@ def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessi
     given = (f"--tasks={ROOT / 'examples' / 'tasks'}", f"--models={ROOT / 'examples' / 'answers' / 'demo.yaml'}")
     done = sessions.run("test_tasks.py", *given)
     assert done.code == pytest.ExitCode.OK, done.output
-    attempts = read_attempts(sessions.database / "generated" / "torch" / "attempts.jsonl").attempts
+    attempts = AttemptLog(sessions.database / "generated" / "torch").all()
     classes: dict[str, list[str]] = {}
     for each in attempts:
         classes.setdefault(each.task, []).append(str(each.judgement.error_class))

@@ -13,8 +13,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
 from opatlas.row.versions import Versions
 from opatlas.run.devices import cuda, npu
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name
 
 VERSIONS = Versions("0.18.0", "2.9.0", "8.5.0")
 

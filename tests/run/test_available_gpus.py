@@ -9,8 +9,7 @@ import pytest
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
 from opatlas.run.devices import cuda, npu, system
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import available_devices, database_name, device_environment
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, device_environment
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 H200, H100 = "NVIDIA_H200", "NVIDIA_H100_80GB_HBM3"

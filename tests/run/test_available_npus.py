@@ -10,8 +10,7 @@ from fake_npu_smi import A3, a2, fake_npu_smi, fields, table
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import NPU_DEVICES, cpu_device_name
 from opatlas.run.devices import cuda, npu, npu_smi
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import available_devices, database_name
+from opatlas.run.devices.device import DeviceSpec, available_devices, database_name
 from opatlas.run.devices.npu_smi import Chip
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"

@@ -11,7 +11,7 @@ from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import Task, TaskKind
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
-from opatlas.run.implementations.contract import KernelSource
+from opatlas.run.implementations.implementation import KernelSource
 from opatlas.run.job import Job, RowOutcome
 
 SOURCE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x\n"

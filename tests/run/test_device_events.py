@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.run.instruments.stop_rule import StopRule
+from opatlas.run.instruments.instrument import StopRule
 from opatlas.run.instruments.timers import DeviceEvents
 
 

@@ -15,7 +15,7 @@ from opatlas.run.implementations.catalog import (
     named_implementations,
     shipped,
 )
-from opatlas.run.implementations.marks import read_marks
+from opatlas.run.implementations.directory import read_marks
 from opatlas.run.kernel_facts import replays_of_bench
 
 ONE = '@implements("RmsNorm")\ndef norm(x): ...\n'

@@ -10,8 +10,8 @@ from replaying import job_of
 
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.contract import KernelSource, implements
 from opatlas.run.implementations.directory import read_directory
+from opatlas.run.implementations.implementation import KernelSource, implements
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.runner import Runner
 

@@ -10,7 +10,7 @@ from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.group import Group, SynchronizedInstrument, spread_us
 from opatlas.run.groups.rank_main import combine_ranks
-from opatlas.run.instruments.stop_rule import StopRule
+from opatlas.run.instruments.instrument import StopRule
 from opatlas.run.instruments.timers import WallClock
 from opatlas.run.job import RowOutcome
 

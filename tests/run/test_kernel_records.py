@@ -8,8 +8,8 @@ import pytest
 
 from opatlas.row.errors import ReplayError
 from opatlas.run.group import SharedRule
+from opatlas.run.instruments.instrument import StopRule
 from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords, between_marks, readable_name
-from opatlas.run.instruments.stop_rule import StopRule
 
 #: The device is idle for so long after each kernel.
 GAP_US = 0.5

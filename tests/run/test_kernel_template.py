@@ -15,9 +15,8 @@ from opatlas.cli.main import main
 from opatlas.run.implementations.directory import read_directory
 from opatlas.run.kernel_call import flat_tensors
 from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.kernel_template import template
+from opatlas.run.kernel_template import arguments_of_replay, template
 from opatlas.run.registry import replay_spec
-from opatlas.run.replay_arguments import arguments_of_replay
 
 
 def of_one_device() -> list[str]:

@@ -8,7 +8,7 @@ from opatlas.bench.implementations import _layouts as layouts
 
 from opatlas import Unsupported
 from opatlas.run.implementations.catalog import shipped
-from opatlas.run.implementations.support import Support
+from opatlas.run.implementations.implementation import Support
 
 LIBRARY = Support("Anything")
 #: (B, N, S, D): the heads are axis 1, and the angles depend on batch and token.

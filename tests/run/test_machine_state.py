@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.machine_state import MachineState, MachineWatch, machine_state, needed_cores
-from opatlas.run.devices.system import Periods
+from opatlas.run.devices.system import MachineState, MachineWatch, Periods, machine_state, needed_cores
 from tests.support.fake_system import write_files
 
 _QUIET = MachineState(
@@ -81,7 +80,6 @@ def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> Non
             "sys/fs/cgroup/cpu.stat": "nr_periods 10\nnr_throttled 1\n",
             "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
             "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n",
-            "sys/devices/system/cpu/intel_pstate/no_turbo": "0\n",
         },
     )
     watch = MachineWatch(tmp_path)
@@ -98,7 +96,6 @@ def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> Non
     assert state.other_cores == 1.6
     assert state.own_cores == 0.0
     assert state.governors == ("powersave",)
-    assert state.turbo is True
     assert state.quota_cores == 1.5
     assert state.quota_periods == Periods(all=20, throttled=4)
     assert len(state.disturbances()) == 6

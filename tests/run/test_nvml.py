@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from opatlas.errors import OpAtlasError
-from opatlas.run.devices.device import DeviceSpec, open_device
-from opatlas.run.devices.discovery import device_states
+from opatlas.run.devices.device import DeviceSpec, device_states, open_device
 from opatlas.run.devices.nvml import Nvml, nvlink_islands
 from opatlas.run.instruments.instrument import MeasureSettings
 

@@ -11,7 +11,7 @@ from sample_rows import ROWS
 
 from opatlas.run.implementations.directory import OVERLOADS
 from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.replay_arguments import arguments_of_replay
+from opatlas.run.kernel_template import arguments_of_replay
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from opatlas.run.instruments.stop_rule import LEAST_SAMPLES, MOST_SAMPLES, SETTLED_WINDOW, StopRule
+from opatlas.run.instruments.instrument import LEAST_SAMPLES, MOST_SAMPLES, SETTLED_WINDOW, StopRule
 
 
 class Clock:

@@ -22,8 +22,8 @@ import signal
 import sys
 import time
 
-from opatlas.run.instruments.sample_filters import count_stops, stops
-from opatlas.run.instruments.stop_rule import StopRule
+from opatlas.run.instruments.timers import count_stops, stops
+from opatlas.run.instruments.instrument import StopRule
 from opatlas.run.instruments.timers import DeviceEvents, WallClock
 from opatlas.row.errors import ReplayError
 

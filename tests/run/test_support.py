@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from opatlas.row.errors import Unsupported
-from opatlas.run.implementations.support import Support
+from opatlas.run.implementations.implementation import Support
 
 SUPPORT = Support("MyLibrary")
 

@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from opatlas.run.instruments.instrument import Samples
-from opatlas.run.instruments.sample_filters import UnthrottledInstrument
-from opatlas.run.instruments.stop_rule import StopRule
+from opatlas.run.instruments.instrument import Samples, StopRule
+from opatlas.run.instruments.timers import UnthrottledInstrument
 
 HOT = ("hardware thermal slowdown",)
 

@@ -9,8 +9,7 @@ import torch
 
 from opatlas.row.errors import OutOfMemory, ReplayError, WrongResult
 from opatlas.row.status import Status
-from opatlas.run.collectives.message import Message
-from opatlas.run.collectives.timing import TimedCollective
+from opatlas.run.collectives.message import Message, TimedCollective
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import RANK_SPREAD, Group, SynchronizedInstrument

@@ -19,9 +19,8 @@ from opatlas.outer.doctor.probe import State, Target
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.instruments import npu_profilers
 from opatlas.run.instruments.attribution import BEGIN_MARK, END_MARK, NoSamples, ProfiledSamples, dimensions, row_mark
-from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.instruments.instrument import MeasureSettings, StopRule
 from opatlas.run.instruments.npu_profilers import MarkedLaunches
-from opatlas.run.instruments.stop_rule import StopRule
 
 COUNTER = {"aicore_time(us)": "0.5"}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.run.devices.device import DeviceSpec, device_kinds
-from opatlas.run.devices.discovery import pin_devices, visible_ids
+from opatlas.run.devices.device import DeviceSpec, device_kinds, pin_devices, visible_ids
 
 
 @pytest.mark.parametrize("variable", [kind.visible for kind in device_kinds().values() if kind.visible])

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from opatlas.run.instruments import timers as wall_clock
-from opatlas.run.instruments.stop_rule import StopRule
+from opatlas.run.instruments.instrument import StopRule
 from opatlas.run.instruments.timers import WallClock
 
 

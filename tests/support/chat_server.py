@@ -5,7 +5,6 @@ It answers with a function of the request, and first with the faults that a test
 
 from __future__ import annotations
 
-import gzip
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +33,6 @@ class Fault(Enum):
     SILENT = "nothing until the client leaves"
     EMPTY = "no body"
     NO_CHOICES = "an empty list of choices"
-    TOO_LARGE = "more bytes than the client takes"
     WRONG_JSON = "another JSON value"
     ERROR_IN_REPLY = "an error, with status 200"
     REDIRECT = "302 to another address"
@@ -42,7 +40,6 @@ class Fault(Enum):
     MANY_HEADERS = "5,000 headers"
     DEEP = "a list in a list, 200,000 times"
     LARGE_ERROR = "400, with more bytes than the client takes"
-    GZIP = "a small gzip of many bytes, which nobody asked for"
     ESCAPES = "400, with codes that clear a terminal"
 
 
@@ -140,8 +137,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(307, b"", {"Location": chat.elsewhere})
         elif fault is Fault.MANY_HEADERS:
             self._send(200, reply, {f"X-{number}": "x" * 100 for number in range(5_000)})
-        elif fault is Fault.GZIP:
-            self._send(200, gzip.compress(b"x" * 4_000_000), {"Content-Encoding": "gzip"})
         else:
             self._send(_STATUSES.get(fault, 200), _BODIES.get(fault, reply))
 
@@ -164,7 +159,6 @@ _BODIES: Mapping[Fault | None, bytes] = {
     Fault.HTML_ERROR: b"<html>bad gateway</html>",
     Fault.EMPTY: b"",
     Fault.NO_CHOICES: b'{"choices": []}',
-    Fault.TOO_LARGE: b'{"choices": [{"message": {"content": "' + b"x" * 4_000_000 + b'"}}]}',
     Fault.LARGE_ERROR: b"x" * 4_000_000,
     Fault.DEEP: b"[" * 200_000,
     Fault.ESCAPES: b'{"error": {"message": "\x1b[2J\x1b]0;title\x07"}}',

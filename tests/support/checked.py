@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from frames import write_frame
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
-from opatlas.data.csv_files import write_frame
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,

@@ -14,7 +14,7 @@ from opatlas.data import journal, log
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.pool import pool
-from opatlas.data.rebuild import rebuild
+from opatlas.data.restore import rebuild
 from opatlas.data.write_back import RunWriteBack, recover, write_back_run
 from opatlas.row.record import Record
 

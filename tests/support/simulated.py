@@ -9,8 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.discovery import pin_devices, visible_ids
+from opatlas.run.devices.device import DeviceSpec, pin_devices, visible_ids
 
 VISIBLE = "SIMULATED_VISIBLE_DEVICES"
 POISON = "CUDA error: an illegal memory access was encountered"

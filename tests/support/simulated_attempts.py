@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from opatlas.outer.experiment.attempts import ATTEMPTS, ModelAttempt, attempt_line
+from opatlas.outer.generation.attempts import ATTEMPTS, ModelAttempt, attempt_line
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 #: The last level that a candidate of an error class passed.

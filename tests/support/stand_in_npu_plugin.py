@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.devices.discovery import pin_devices
+from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 
 NAME = "ATLAS_800_A3_752T_128G_DIE"
 #: The variable that tells how many there are, if not one.

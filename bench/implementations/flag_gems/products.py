@@ -14,7 +14,7 @@ import triton.language as tl
 from flag_gems.fused.fused_moe import try_get_optimal_moe_config
 
 from opatlas import Prepared, implements
-from opatlas.run.inputs.operands import SCALE_BLOCK
+from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
 from .._layouts import real_scale, weight_by_columns
 from .common import HALF, expect, expect_dtype

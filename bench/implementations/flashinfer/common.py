@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from opatlas.run.implementations.support import Support
+from opatlas.run.implementations.implementation import Support
 
 HALF = (torch.bfloat16, torch.float16)
 SUPPORT = Support("FlashInfer")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from opatlas.run.inputs.operands import SCALE_BLOCK, blocks
+from opatlas.run.inputs.shape_rules import SCALE_BLOCK, blocks
 
 from .._layouts import real_scale
 

@@ -22,14 +22,13 @@ from opatlas.outer.doctor.probe import Fact, Target, Verdict, failed, passed, sk
 from opatlas.row.errors import ReplayError
 from opatlas.row.versions import cann_version
 from opatlas.run.devices import npu_operators
-from opatlas.run.devices.device import open_device
-from opatlas.run.devices.discovery import available_devices
+from opatlas.run.devices.device import available_devices, open_device
 from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.msprof.command import msprof_executable
+from opatlas.run.msprof.pending import msprof_executable
 from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line, first_line, last_line, pluralize
 

@@ -23,11 +23,10 @@ from opatlas.progress import progress
 from opatlas.row.columns import EP_SIZE
 from opatlas.row.record import new_run_id
 from opatlas.row.status import Status
-from opatlas.run.expert_parallel import hccl_buffer_mib
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.inputs.experts import needed_bytes
+from opatlas.run.inputs.experts import hccl_buffer_mib, needed_bytes
 from opatlas.run.job import Job
-from opatlas.run.process.executor import Executor
+from opatlas.run.scheduler import Scheduler
 from opatlas.show.output import print_note
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
 
@@ -48,7 +47,7 @@ class ShapeProbe:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Scheduler,
         spec: GroupSpec,
         weights: str,
         weight_format: str,

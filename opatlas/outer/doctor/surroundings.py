@@ -16,14 +16,16 @@ from opatlas.files import expect_folder
 from opatlas.outer.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.row import location, versions
 from opatlas.run.devices.cpu import CpuFlush, plan_flush
-from opatlas.run.devices.discovery import available_devices, database_name, device_states
-from opatlas.run.devices.machine_state import MachineWatch, machine_state, needed_cores
+from opatlas.run.devices.device import available_devices, database_name, device_states
 from opatlas.run.devices.system import (
+    MachineWatch,
     affinity_cores,
     available_cores,
     available_memory,
     cpu_quota,
+    machine_state,
     memory_limit,
+    needed_cores,
     usable_cores,
 )
 

@@ -1,10 +1,13 @@
 """The arithmetic of an experiment with models that write kernels: pass rates, costs, choice of a model.
 
-attempts.py     the record of one attempt, and the file of attempts
-baselines.py    durations of the tasks' own models
-outcomes.py     what models achieved at tasks, from the attempts of one or more runs
-proportions.py  intervals of pass rates
-tables.py       pass rates, errors, levels, verdicts, speed-ups
-strategies.py   strategies that choose a model for each task
-report.py       all tables together, and as JSON
+outcomes.py    what models achieved at tasks, from the attempts of one or more runs
+tables.py      pass rates with intervals, errors, speed-ups
+strategies.py  strategies that choose a model for each task
+command.py     `opatlas score`, of a suite, too
 """
+
+from opatlas.extensions import Command
+
+COMMAND = Command(
+    "Kernels", "score kernels that a suite or an experiment judged", "opatlas.outer.experiment.command:score"
+)

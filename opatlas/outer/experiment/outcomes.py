@@ -6,19 +6,23 @@ Of a task that a model tried in several runs, the outcome of the last run counts
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from opatlas.ask.compare.calls import replayed_call
+from opatlas.data.database import Database
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder, files_below
-from opatlas.outer.experiment.attempts import ATTEMPTS, AttemptsFile, ModelAttempt, read_attempts
-from opatlas.outer.experiment.baselines import with_baselines
+from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt
 from opatlas.outer.judging.judgement import Level
+from opatlas.outer.tasks.task import kernel_type_of
 
 _LEVELS = tuple(Level)
+#: A session writes attempts to generated/LANGUAGE in the folder of the database.
+_LEVELS_ABOVE = 2
 
 
 class TaskName(NamedTuple):
@@ -202,21 +206,43 @@ def read_experiment(folders: Sequence[Path]) -> Experiment:
 
 
 def _read_run(path: Path) -> ExperimentRun:
-    file = read_attempts(path)
-    return run_of(path.parent, replace(file, attempts=tuple(with_baselines(path.parent, file.attempts))))
+    log = AttemptLog(path.parent)
+    attempts = log.all()
+    return run_of(path.parent, _with_baselines(path.parent, attempts), torn=log.torn)
 
 
-def run_of(folder: Path, file: AttemptsFile) -> ExperimentRun:
+def _with_baselines(folder: Path, attempts: Iterable[ModelAttempt]) -> Iterator[ModelAttempt]:
+    """Yields attempts with the stored durations of their tasks, where they were measured and have none.
+
+    They are in the database that the folder of a run lies in. A task of several rows gets none: an attempt does not
+    tell which row its duration is of.
+    """
+    above = [*folder.resolve().parents][_LEVELS_ABOVE - 1 : _LEVELS_ABOVE]
+    database = next((Database(path) for path in above if any(path.glob("*.csv"))), None)
+
+    @cache
+    def stored_us(kernel_type: str) -> float | None:
+        table = database.read_or_empty(kernel_type) if database is not None else None
+        return replayed_call(table.row(0)).sum_us if table is not None and len(table.by_signature) == 1 else None
+
+    for attempt in attempts:
+        judgement = attempt.judgement
+        if judgement.duration_us is not None and judgement.baseline_us is None:
+            baseline_us = stored_us(kernel_type_of(attempt.task_set, attempt.task))
+            judgement = replace(judgement, baseline_us=baseline_us)
+        yield replace(attempt, judgement=judgement)
+
+
+def run_of(folder: Path, attempts: Iterable[ModelAttempt], *, torn: bool = False) -> ExperimentRun:
     """Returns the outcomes of a file of attempts."""
     loops: dict[tuple[str, TaskName], list[list[ModelAttempt]]] = {}
     seen: set[ModelAttempt] = set()
-    counted = identical = 0
-    for attempt in file.attempts:
+    identical = 0
+    for attempt in attempts:
         if attempt in seen:
             identical += 1
             continue
         seen.add(attempt)
-        counted += 1
         of_task = loops.setdefault((attempt.model, TaskName(attempt.task_set, attempt.task)), [])
         same = next((loop for loop in reversed(of_task) if loop[-1].task_digest == attempt.task_digest), None)
         if same is not None and attempt.number > same[-1].number:
@@ -227,6 +253,5 @@ def run_of(folder: Path, file: AttemptsFile) -> ExperimentRun:
             of_task.append([attempt])
     outcomes = {key: TaskOutcome(tuple(of_task[-1])) for key, of_task in loops.items()}
     gaps = sum([each.number for each in found.attempts] != [*range(len(found.attempts))] for found in outcomes.values())
-    return ExperimentRun(
-        folder, outcomes, counted, identical, file.torn, sum(len(of_task) - 1 for of_task in loops.values()), gaps
-    )
+    restarted = sum(len(of_task) - 1 for of_task in loops.values())
+    return ExperimentRun(folder, outcomes, len(seen), identical, torn, restarted, gaps)

@@ -7,13 +7,13 @@ outcomes from which its own model is chosen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from math import fsum
+from typing import NamedTuple
 
-from opatlas.outer.experiment.outcomes import Experiment, TaskName, TaskOutcome
-from opatlas.outer.experiment.proportions import PassRate, pass_rate, wilson_interval
+from .outcomes import Experiment, TaskName, TaskOutcome
+from .tables import PassRate, Spent, pass_rate, spent, wilson_interval
 
 #: The confidence level of the interval whose lower bound decides.
 CHOICE_LEVEL = 0.8
@@ -31,8 +31,7 @@ class Strategy(str, Enum):
         return self.value
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """Outcomes of a model in a group of tasks. Costs are whole numbers of 1e-9 dollars, so that sums are exact."""
 
     passed: int = 0
@@ -40,15 +39,13 @@ class _Record:
     cost: int = 0
     tokens: int = 0
 
-    def without(self, outcome: TaskOutcome | None) -> _Record:
-        if outcome is None:
-            return self
-        return _Record(
-            self.passed - outcome.passed,
-            self.tasks - 1,
-            self.cost - _whole_cost(outcome),
-            self.tokens - outcome.tokens,
-        )
+    @classmethod
+    def of(cls, outcomes: Iterable[TaskOutcome]) -> _Record:
+        each = [(outcome.passed, 1, _whole_cost(outcome), outcome.tokens) for outcome in outcomes]
+        return cls(*map(sum, zip(*each, strict=True)))
+
+    def without(self, outcome: TaskOutcome) -> _Record:
+        return _Record(*(own - its for own, its in zip(self, _Record.of([outcome]), strict=True)))
 
     @property
     def lower_bound(self) -> float:
@@ -63,15 +60,6 @@ class _Record:
 
 def _whole_cost(outcome: TaskOutcome) -> int:
     return sum(round(attempt.cost_usd * 1e9) for attempt in outcome.attempts)
-
-
-def _record(outcomes: Sequence[TaskOutcome]) -> _Record:
-    return _Record(
-        sum(outcome.passed for outcome in outcomes),
-        len(outcomes),
-        sum(map(_whole_cost, outcomes)),
-        sum(outcome.tokens for outcome in outcomes),
-    )
 
 
 @dataclass(frozen=True)
@@ -104,16 +92,21 @@ class Selector:
             for task, outcome in tried.items():
                 groups.setdefault(experiment.complexities[task], []).append(outcome)
             for group, outcomes in groups.items():
-                self._records[model, group] = _record(outcomes)
+                self._records[model, group] = _Record.of(outcomes)
 
-    def best(self, without: TaskName | None = None) -> str:
-        """Returns the model of the highest lower bound; of equal ones the cheapest."""
-        return self._best(None, without)
+    def best(self, complexity: str | None = None, without: TaskName | None = None) -> str:
+        """Returns the model of the highest lower bound for a complexity, or for all tasks; of equal ones the cheapest.
 
-    def best_for(self, complexity: str, without: TaskName | None = None) -> str:
-        """Returns the best model for a complexity; the best for all tasks, if no other task has the complexity."""
-        known = any(self._of(model, complexity, without).tasks for model in self._experiment.models)
-        return self._best(complexity if known else None, without)
+        A complexity that no other task has is that of all tasks.
+        """
+        models = self._experiment.models
+        known = any(self._of(model, complexity, without).tasks for model in models)
+
+        def rank(model: str) -> tuple[float, tuple[float, float], str]:
+            record = self._of(model, complexity if known else None, without)
+            return (-record.lower_bound, record.price, model)
+
+        return min(models, key=rank)
 
     def cheapest(self, without: TaskName | None = None) -> str:
         """Returns the model with the lowest mean cost of a task."""
@@ -123,52 +116,33 @@ class Selector:
         """Returns the choices from all outcomes: for each complexity, then for all tasks."""
         lines = []
         for complexity in [*sorted(set(self._experiment.complexities.values())), None]:
-            model = self.best() if complexity is None else self.best_for(complexity)
+            model = self.best(complexity)
             record = self._of(model, complexity, None)
-            lines.append(
-                Selection(
-                    complexity,
-                    model,
-                    pass_rate(record.passed, record.tasks),
-                    record.lower_bound,
-                    record.cost / record.tasks / 1e9,
-                )
-            )
+            rate, cost_usd = pass_rate(record.passed, record.tasks), record.cost / record.tasks / 1e9
+            lines.append(Selection(complexity, model, rate, record.lower_bound, cost_usd))
         return lines
-
-    def _best(self, group: str | None, without: TaskName | None) -> str:
-        def rank(model: str) -> tuple[float, tuple[float, float], str]:
-            record = self._of(model, group, without)
-            return (-record.lower_bound, record.price, model)
-
-        return min(self._experiment.models, key=rank)
 
     def _of(self, model: str, group: str | None, without: TaskName | None) -> _Record:
         record = self._records.get((model, group), _Record())
         outcome = None if without is None else self._experiment.outcomes[model].get(without)
-        in_group = without is not None and group in (None, self._experiment.complexities[without])
-        return record.without(outcome) if in_group else record
+        if outcome is None or group not in (None, self._experiment.complexities[outcome.task]):
+            return record
+        return record.without(outcome)
 
 
 @dataclass(frozen=True)
-class StrategyResult:
+class StrategyResult(Spent):
     """What a strategy achieves at the tasks that all models tried.
 
     Attributes:
         strategy: the strategy.
         passed: the tasks that it passes.
         models: the number of tasks by the chosen model.
-        cost_usd, generation_s, run_s: of all attempts of the chosen models.
-        cost_per_pass_usd: None if no task passes.
     """
 
     strategy: Strategy
     passed: PassRate
     models: Mapping[str, int]
-    cost_usd: float
-    cost_per_pass_usd: float | None
-    generation_s: float
-    run_s: float
 
 
 def strategy_results(experiment: Experiment, baseline: str = "") -> list[StrategyResult]:
@@ -179,33 +153,20 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Strateg
     """
     selector = Selector(experiment)
 
-    def best(task: TaskName) -> str:
-        return baseline or selector.best(task)
-
     def oracle(task: TaskName) -> str:
         outcomes = [experiment.outcomes[model][task] for model in experiment.models]
         return min(outcomes, key=lambda each: (not each.passed, _whole_cost(each), each.tokens)).model
 
-    def table(task: TaskName) -> str:
-        return selector.best_for(experiment.complexities[task], task)
-
-    return [
-        _result(Strategy.BEST, experiment, best),
-        _result(Strategy.CHEAPEST, experiment, selector.cheapest),
-        _result(Strategy.TABLE, experiment, table),
-        _result(Strategy.ORACLE, experiment, oracle),
-    ]
-
-
-def _result(strategy: Strategy, experiment: Experiment, model_of: Callable[[TaskName], str]) -> StrategyResult:
-    tried = [experiment.outcomes[model_of(task)][task] for task in experiment.common_tasks]
-    passed, cost = sum(outcome.passed for outcome in tried), fsum(outcome.cost_usd for outcome in tried)
-    return StrategyResult(
-        strategy,
-        pass_rate(passed, len(tried)),
-        dict(Counter(outcome.model for outcome in tried).most_common()),
-        cost,
-        cost / passed if passed else None,
-        fsum(outcome.generation_s for outcome in tried),
-        fsum(outcome.run_s for outcome in tried),
-    )
+    model_of: Mapping[Strategy, Callable[[TaskName], str]] = {
+        Strategy.BEST: lambda task: baseline or selector.best(None, task),
+        Strategy.CHEAPEST: selector.cheapest,
+        Strategy.TABLE: lambda task: selector.best(experiment.complexities[task], task),
+        Strategy.ORACLE: oracle,
+    }
+    results = []
+    for strategy, choose in model_of.items():
+        tried = [experiment.outcomes[choose(task)][task] for task in experiment.common_tasks]
+        passed = pass_rate(sum(outcome.passed for outcome in tried), len(tried))
+        models = dict(Counter(outcome.model for outcome in tried).most_common())
+        results.append(StrategyResult(**vars(spent(tried)), strategy=strategy, passed=passed, models=models))
+    return results

@@ -1,24 +1,90 @@
-"""The tables of an experiment: pass rates, error classes, levels, verdicts, speed-ups."""
+"""The tables of an experiment: pass rates with intervals, error classes, speed-ups."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import fsum
+from statistics import NormalDist
 
 from opatlas.ask.compare.comparison import FAST, geometric_mean
-from opatlas.outer.experiment.attempts import ModelAttempt
-from opatlas.outer.experiment.outcomes import Experiment, TaskName, TaskOutcome
-from opatlas.outer.experiment.proportions import PassRate, pass_rate
-from opatlas.outer.judging.judgement import ErrorClass, Level
+from opatlas.outer.generation.attempts import ModelAttempt
+from opatlas.outer.judging.judgement import ErrorClass
 
-_LEVELS = tuple(Level)
+from .outcomes import Experiment, TaskName, TaskOutcome
+
+#: The confidence level of the intervals of pass rates.
+LEVEL = 0.95
+
+
+def wilson_interval(passed: int, tasks: int, level: float = LEVEL) -> tuple[float, float] | None:
+    """Returns the ends of Wilson's score interval of a proportion, from 0 to 1; None without tasks.
+
+    Args:
+        passed: from 0 to `tasks`.
+        level: the two-sided confidence level, between 0 and 1.
+
+    Source: E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
+    """
+    if not tasks:
+        return None
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2
+    share = passed / tasks
+    centre = (share + z2 / (2 * tasks)) / (1 + z2 / tasks)
+    half = math.sqrt(z2 * (share * (1 - share) / tasks + z2 / (4 * tasks**2))) / (1 + z2 / tasks)
+    # At the ends rounding would leave 1e-17 in place of the exact bound.
+    return (centre - half if passed else 0.0), (centre + half if passed < tasks else 1.0)
 
 
 @dataclass(frozen=True)
-class ModelFigures:
+class PassRate:
+    """A number of passed tasks, or attempts, with its share.
+
+    Attributes:
+        passed, of: the passed ones, and all.
+        rate: passed / of; None if there is none.
+        low, high: Wilson's interval at LEVEL; None if there is none.
+    """
+
+    passed: int
+    of: int
+    rate: float | None
+    low: float | None
+    high: float | None
+
+
+def pass_rate(passed: int, of: int) -> PassRate:
+    """Returns a pass rate with its interval."""
+    interval = wilson_interval(passed, of)
+    return PassRate(passed, of, _share(passed, of), *(interval or (None, None)))
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What outcomes cost: of all attempts, and `cost_per_pass_usd` of the passed tasks; None if none passed."""
+
+    cost_usd: float
+    cost_per_pass_usd: float | None
+    generation_s: float
+    run_s: float
+
+
+def spent(outcomes: Sequence[TaskOutcome]) -> Spent:
+    """Returns what outcomes cost."""
+    cost, passed = fsum(outcome.cost_usd for outcome in outcomes), sum(outcome.passed for outcome in outcomes)
+    seconds = (fsum(getattr(outcome, name) for outcome in outcomes) for name in ("generation_s", "run_s"))
+    return Spent(cost, cost / passed if passed else None, *seconds)
+
+
+@dataclass(frozen=True)
+class ModelFigures(Spent):
     """What a model achieved at a group of tasks.
 
     Attributes:
@@ -28,8 +94,7 @@ class ModelFigures:
         passed_first: the tasks whose first answer passed.
         missing: tasks of the group that other models tried and this one did not.
         fixes: attempts after the first ones.
-        cost_usd, generation_s, run_s, tokens: of all attempts.
-        cost_per_pass_usd: the cost of all tasks / the passed ones; None if none passed.
+        tokens: of all attempts.
     """
 
     model: str
@@ -38,48 +103,29 @@ class ModelFigures:
     passed_first: int
     missing: int
     fixes: int
-    cost_usd: float
-    cost_per_pass_usd: float | None
-    generation_s: float
-    run_s: float
     tokens: int
 
 
-def figures_by_task_set(experiment: Experiment) -> list[ModelFigures]:
-    """Returns the figures of each model for each set of tasks, and for all tasks."""
-    return _figures_by(experiment, [*experiment.task_sets, None], lambda task: task.task_set)
-
-
-def figures_by_complexity(experiment: Experiment) -> list[ModelFigures]:
-    """Returns the figures of each model for each complexity."""
-    groups: list[str | None] = [*sorted(set(experiment.complexities.values()))]
-    return _figures_by(experiment, groups, lambda task: experiment.complexities[task])
-
-
-def _figures_by(
+def figures_by(
     experiment: Experiment, groups: Sequence[str | None], group_of: Callable[[TaskName], str]
 ) -> list[ModelFigures]:
+    """Returns the figures of each model for each group of tasks; the group None has all tasks."""
     figures = []
     for group in groups:
         tasks = [task for task in experiment.tasks if group is None or group == group_of(task)]
         for model in experiment.models:
             tried = experiment.outcomes[model]
             outcomes = [tried[task] for task in tasks if task in tried]
-            passed = sum(outcome.passed for outcome in outcomes)
-            cost = fsum(outcome.cost_usd for outcome in outcomes)
             figures.append(
                 ModelFigures(
-                    model,
-                    group,
-                    pass_rate(passed, len(outcomes)),
-                    sum(outcome.passed_first for outcome in outcomes),
-                    len(tasks) - len(outcomes),
-                    sum(outcome.fixes for outcome in outcomes),
-                    cost,
-                    cost / passed if passed else None,
-                    fsum(outcome.generation_s for outcome in outcomes),
-                    fsum(outcome.run_s for outcome in outcomes),
-                    sum(outcome.tokens for outcome in outcomes),
+                    **vars(spent(outcomes)),
+                    model=model,
+                    group=group,
+                    passed=pass_rate(sum(outcome.passed for outcome in outcomes), len(outcomes)),
+                    passed_first=sum(outcome.passed_first for outcome in outcomes),
+                    missing=len(tasks) - len(outcomes),
+                    fixes=sum(outcome.fixes for outcome in outcomes),
+                    tokens=sum(outcome.tokens for outcome in outcomes),
                 )
             )
     return figures
@@ -132,8 +178,8 @@ class ErrorShare:
         model: the model; None for all models.
         error: the class or the group of the error.
         attempts, attempts_share: attempts with the error, and their share of all (of a class) or of the failed ones (of
-            a group); the share is None if there are none.
-        tasks, tasks_share: the same of tasks, by their last attempt.
+            a group).
+        tasks, tasks_share: the same of tasks, by their last attempt; the share is None if there are none.
     """
 
     model: str | None
@@ -144,115 +190,28 @@ class ErrorShare:
     tasks_share: float | None
 
 
-def error_classes(experiment: Experiment) -> list[ErrorShare]:
-    """Returns the shares of the error classes that occur, of all models together and of each."""
-    return list(_error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass))
-
-
-def error_groups(experiment: Experiment) -> list[ErrorShare]:
-    """Returns the shares of the groups of errors, of the failed attempts and of the failed tasks."""
-    return list(_error_shares(experiment, error_group, ErrorGroup))
-
-
-def _error_shares(
+def error_shares(
     experiment: Experiment, error_of: Callable[[ModelAttempt], Enum | None], kinds: Iterable[Enum]
-) -> Iterator[ErrorShare]:
+) -> list[ErrorShare]:
+    """Returns the shares of the errors that occur, of all models together and of each."""
+    found = []
     for model, outcomes in _by_model(experiment):
-        attempts = _count(error_of(attempt) for outcome in outcomes for attempt in outcome.attempts)
-        tasks = _count(error_of(outcome.final) for outcome in outcomes)
+        attempts = Counter(error_of(attempt) for outcome in outcomes for attempt in outcome.attempts)
+        tasks = Counter(error_of(outcome.final) for outcome in outcomes)
+        del attempts[None], tasks[None]
         for kind in kinds:
             if attempts[kind]:
-                yield ErrorShare(
-                    model,
-                    str(kind),
-                    attempts[kind],
-                    _share(attempts[kind], attempts.total()),
-                    tasks[kind],
-                    _share(tasks[kind], tasks.total()),
-                )
+                shares = (_share(counts[kind], counts.total()) for counts in (attempts, tasks))
+                attempts_share, tasks_share = shares
+                found.append(ErrorShare(model, str(kind), attempts[kind], attempts_share, tasks[kind], tasks_share))
+    return found
 
 
-def _count(errors: Iterable[Enum | None]) -> Counter[Enum]:
-    return Counter(error for error in errors if error is not None)
-
-
-def _by_model(experiment: Experiment) -> Iterator[tuple[str | None, Collection[TaskOutcome]]]:
+def _by_model(experiment: Experiment) -> Iterator[tuple[str | None, Sequence[TaskOutcome]]]:
     """Yields None with all outcomes, then each model with its own."""
     yield None, [*experiment.all_outcomes()]
     for model in experiment.models:
-        yield model, experiment.outcomes[model].values()
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-@dataclass(frozen=True)
-class LevelRate:
-    """How many attempts, and tasks, passed a level.
-
-    Attributes:
-        model: the model; None for all models.
-        attempts: attempts that passed the level.
-        tasks: tasks of which an attempt passed the level.
-    """
-
-    model: str | None
-    level: Level
-    attempts: PassRate
-    tasks: PassRate
-
-
-def level_rates(experiment: Experiment) -> list[LevelRate]:
-    """Returns the pass rates of the levels, of all models together and of each."""
-    rates = []
-    for model, outcomes in _by_model(experiment):
-        reached_by_attempts = [_rank(each.judgement.level) for outcome in outcomes for each in outcome.attempts]
-        reached_by_tasks = [_rank(outcome.level) for outcome in outcomes]
-        for rank, level in enumerate(_LEVELS):
-            attempts, tasks = (
-                pass_rate(sum(each >= rank for each in reached), len(reached))
-                for reached in (reached_by_attempts, reached_by_tasks)
-            )
-            rates.append(LevelRate(model, level, attempts, tasks))
-    return rates
-
-
-def _rank(level: Level | None) -> int:
-    return -1 if level is None else _LEVELS.index(level)
-
-
-@dataclass(frozen=True)
-class VerdictCounts:
-    """The two verdicts on results against each other: OpAtlas' check, and max|d| < 1e-3 over all elements.
-
-    Attributes:
-        model: the model; None for all models.
-        of: "attempts", or "tasks" by their last attempt.
-        both, only_passed, only_within, neither: numbers by the two verdicts.
-        not_compared: without a result that was compared with the reference.
-    """
-
-    model: str | None
-    of: str
-    both: int
-    only_passed: int
-    only_within: int
-    neither: int
-    not_compared: int
-
-
-def verdict_counts(experiment: Experiment) -> list[VerdictCounts]:
-    """Returns the cross tables of the verdicts, of all models together and of each."""
-    tables = []
-    for model, outcomes in _by_model(experiment):
-        of_attempts = [attempt for outcome in outcomes for attempt in outcome.attempts]
-        for of, attempts in (("attempts", of_attempts), ("tasks", [outcome.final for outcome in outcomes])):
-            judged = [attempt.judgement for attempt in attempts]
-            counts = Counter((None if each.within_1e3 is None else each.passed, each.within_1e3) for each in judged)
-            cells = [counts[key] for key in ((True, True), (True, False), (False, True), (False, False), (None, None))]
-            tables.append(VerdictCounts(model, of, *cells))
-    return tables
+        yield model, [*experiment.outcomes[model].values()]
 
 
 @dataclass(frozen=True)
@@ -283,17 +242,9 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
     found = []
     for model, outcomes in _by_model(experiment):
         timed = [speed_up for outcome in outcomes if (speed_up := outcome.speed_up) is not None]
-        passed = [outcome.final for outcome in outcomes if outcome.passed]
-        shares = [share for attempt in passed if (share := attempt.judgement.kernel_share) is not None]
-        found.append(
-            SpeedUps(
-                model,
-                len(outcomes),
-                len(passed),
-                len(timed),
-                sum(share > 0.5 for share in shares) if shares else None,
-                geometric_mean(timed),
-                {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST},
-            )
-        )
+        passed = [outcome.final.judgement for outcome in outcomes if outcome.passed]
+        shares = [judgement.kernel_share for judgement in passed if judgement.kernel_share is not None]
+        own = sum(share > 0.5 for share in shares) if shares else None
+        fast = {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST}
+        found.append(SpeedUps(model, len(outcomes), len(passed), len(timed), own, geometric_mean(timed), fast))
     return found

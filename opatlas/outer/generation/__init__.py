@@ -2,10 +2,8 @@
 
 endpoint.py     asks a model at an endpoint that takes OpenAI's chat completions
 answers.py      recorded exchanges, which answer without an endpoint
-prices.py       prices of exchanges; prices.yaml has those that ship
-models_file.py  the file of models: endpoints, prices, language, limits
+models_file.py  the file of models: endpoints, prices, language, limits; prices.yaml has the prices that ship
 prompt.py       the messages for a task and for a repair; prompts.yaml has their sentences
-settings.py     language and limits
-attempt_log.py  the attempts of a run on disk
+attempts.py     the attempts of a run on disk
 repair.py       the loop of attempts
 """

@@ -1,35 +1,41 @@
-"""Asks a model a question at an endpoint that takes OpenAI's chat completions."""
+"""Asks a model a question at an endpoint that takes OpenAI's chat completions, by OpenAI's client."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
-from opatlas.text import printable, shortened
+from opatlas.text import shortened
 from opatlas.typed_json import DecodeError, decode
 
 if TYPE_CHECKING:
-    import httpx2
+    import openai
 
-#: Statuses of a server that is overloaded or restarts: the same request may succeed later.
-_LATER = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _VERSIONED = re.compile(r"/v\d+$")
 #: The longest quotation of a server's error.
 _QUOTED = 300
-#: The headers of a request: the library would add the machine's system and Python, and an organization. By the last it
-#: tells, when the reply is there, that it is to be streamed.
-_SENT = frozenset(
-    {"accept", "authorization", "content-length", "content-type", "host", "user-agent", "x-stainless-raw-response"}
+#: Headers that the client would add: a user's organization at OpenAI, and the machine's system and Python.
+_NOT_SENT = (
+    *("OpenAI-Organization", "OpenAI-Project", "X-Stainless-OS", "X-Stainless-Arch", "X-Stainless-Runtime"),
+    "X-Stainless-Runtime-Version",
 )
+#: What to do, by the status of the reply; {key} is the variable of the key.
+_REMEDIES = {
+    401: "check the key in {key}",
+    403: "check the key in {key}, and what it allows",
+    404: "check the address and the name of the model",
+    402: "the account has no credit",
+    413: "the request is too large for this endpoint",
+    429: "try again later",
+}
 
 
 class EndpointError(OpAtlasError):
@@ -109,25 +115,6 @@ class ChatAnswer:
 
 
 @dataclass(frozen=True)
-class EndpointLimits:
-    """The limits of one question.
-
-    Attributes:
-        attempts: the most requests, the first one included.
-        read_s: the longest silence of the server in seconds.
-        wait_s: the longest wait that a Retry-After of the server may ask for in seconds.
-        total_s: the longest time for all requests and waits in seconds.
-        most_bytes: the largest reply.
-    """
-
-    attempts: int = 5
-    read_s: float = 300.0
-    wait_s: float = 120.0
-    total_s: float = 1_200.0
-    most_bytes: int = 16 << 20
-
-
-@dataclass(frozen=True)
 class _ReplyText:
     content: str | None = None
 
@@ -151,40 +138,21 @@ class _ChatReply:
     error: Any = None
 
 
-class _Retryable(Exception):
-    """A request that may succeed later."""
-
-    def __init__(self, reason: str, *, status: int | None = None, wait_s: float | None = None) -> None:
-        self.reason = reason
-        self.status = status
-        self.wait_s = wait_s
-        super().__init__(reason)
-
-
 class Endpoint:
     """A server that takes POST requests at `/v1/chat/completions`.
 
-    The key is read from its environment variable for each request. It is in no message, log or file.
+    The key is read from its environment variable for each request. It is in no message or file.
     """
 
-    def __init__(
-        self,
-        url: str,
-        key_variable: str = "",
-        limits: EndpointLimits | None = None,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-        on_wait: Callable[[str, float], None] | None = None,
-    ) -> None:
+    def __init__(self, url: str, key_variable: str = "", *, attempts: int = 5, silence_s: float = 300.0) -> None:
         """Makes a client, which sends nothing yet.
 
         Args:
             url: address of the server (`http://localhost:8000`), or of its versioned path (`https://host/api/v4`).
             key_variable: name of the environment variable that holds the key; "" for a server without keys.
-            limits: limits of each question.
-            sleep, clock: wait for a number of seconds, and tell seconds.
-            on_wait: called before each wait with its reason and its seconds.
+            attempts: the most requests of a question. A server that is overloaded, silent or cuts the connection is
+                asked again after its Retry-After (at most a minute), or after half a second, one, two and so on.
+            silence_s: the longest silence of the server in seconds.
 
         Raises:
             EndpointError: the address is not one of HTTP, or the variable is not set.
@@ -192,105 +160,45 @@ class Endpoint:
         """
         require_extra("models", "asking a model", "openai")
         self.url = _completions_url(url)
-        self.limits = limits or EndpointLimits()
-        self._key_variable = key_variable
-        self._sleep, self._clock, self._on_wait = sleep, clock, on_wait
+        self._key_variable, self._attempts, self._silence_s = key_variable, attempts, silence_s
         self._key()
 
     def ask(self, request: ChatRequest) -> ChatAnswer:
         """Returns the answer of the model.
 
-        A server that is overloaded or cuts the connection is asked again: after the seconds of its Retry-After, or
-        after 1, 2, 4 ... seconds.
-
         Raises:
-            EndpointError: the server refuses the request, does not speak the protocol, or exceeds the limits.
+            EndpointError: the server refuses the request, does not speak the protocol, or stays silent.
         """
-        key, limits, start = self._key(), self.limits, self._clock()
-        end = start + limits.total_s
-        for attempt in range(1, limits.attempts + 1):
-            try:
-                answer = self._post(request.body, key, end)
-            except EndpointError as error:
-                raise EndpointError(_without(key, str(error)), status=error.status) from None
-            except _Retryable as error:
-                reason, wait_s = _without(key, error.reason), error.wait_s
-                if wait_s is None:
-                    wait_s = 2.0 ** (attempt - 1)
-                is_too_long = wait_s >= min(end - self._clock(), limits.wait_s)
-                if attempt == limits.attempts or is_too_long:
-                    tried = f"{reason}, {attempt} times" if attempt > 1 else reason
-                    asked = f", and asks to wait {wait_s:.0f} s" if is_too_long and error.wait_s else ""
-                    later = "try again later" if error.status else "check that the server runs, or try again later"
-                    raise EndpointError(f"{self.url} {tried}{asked}: {later}", status=error.status) from None
-                if self._on_wait is not None:
-                    self._on_wait(reason, wait_s)
-                self._sleep(wait_s)
-            else:
-                return replace(answer, seconds=self._clock() - start)
-        raise AssertionError("the last attempt returns or raises")
-
-    def _post(self, body: Mapping[str, Any], key: str, end: float) -> ChatAnswer:
         # Imported where it is needed: it takes as long as pytest's own start.
-        import httpx2
         import openai
 
-        # Their logs would quote the server.
-        for library in ("openai", "httpx2", "httpcore2"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
+        key, start = self._key(), time.monotonic()
+        headers: Any = {name: openai.Omit() for name in (*_NOT_SENT, *(() if key else ("Authorization",)))}
+        with openai.OpenAI(
+            api_key=key or "none",
+            base_url=self.url.removesuffix("/chat/completions"),
+            timeout=self._silence_s,
+            max_retries=self._attempts - 1,
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),
+        ) as client:
+            try:
+                reply = client.chat.completions.with_raw_response.create(**request.body, extra_headers=headers)
+                text = reply.text
+            except openai.APIStatusError as error:
+                raise self._refusal(error, key) from None
+            except openai.APITimeoutError:
+                raise self._error(f"was silent for {self._silence_s:g} s", "check that the server runs") from None
+            except (openai.OpenAIError, UnicodeError) as error:
+                reason = _without(key, _quote(str(error.__cause__ or error)))
+                problem = f"cannot be reached, or cut the connection ({reason})"
+                raise self._error(problem, "check that the server runs, or try again later") from None
+        return self._answer(_without(key, text), time.monotonic() - start)
 
-        def prepare(request: httpx2.Request) -> None:
-            for name in set(request.headers) - (_SENT if key else _SENT - {"authorization"}):
-                del request.headers[name]
-            request.headers["Accept-Encoding"] = "identity"
-
-        def check(response: httpx2.Response) -> None:
-            # Here, since the library reads the whole of an error, whatever its size.
-            encoding = response.headers.get("Content-Encoding", "identity")
-            packed = "" if encoding == "identity" else f"in the encoding {_quote(encoding)}, which was not asked for"
-            if response.status_code >= 300:
-                raise self._refusal(response, packed or self._read(response.iter_raw(), key, end))
-            if packed:
-                raise self._error(f"answered {packed}", "check the address", response.status_code)
-
-        http = openai.DefaultHttpxClient(
-            event_hooks={"request": [prepare], "response": [check]}, follow_redirects=False
-        )
-        silence_s = max(min(self.limits.read_s, end - self._clock()), 1e-3)
-        address = self.url.removesuffix("/chat/completions")
-        try:
-            with openai.OpenAI(api_key=key or "none", base_url=address, max_retries=0, http_client=http) as client:
-                create: Any = client.chat.completions.with_streaming_response.create
-                with create(**body, timeout=silence_s) as response:
-                    return self._answer(self._read(response.iter_bytes(), key, end))
-        except (openai.APIConnectionError, httpx2.RequestError, OSError) as error:
-            cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
-            if isinstance(cause, httpx2.TimeoutException):
-                raise _Retryable(f"was silent for {silence_s:g} s") from None
-            what = "cannot be reached" if isinstance(cause, httpx2.ConnectError) else "cut the connection"
-            raise _Retryable(f"{what} ({_quote(str(cause)) or type(cause).__name__})") from None
-
-    def _read(self, parts: Iterable[bytes], key: str, end: float) -> str:
-        """Returns the body of a reply, without the key. Raises EndpointError if it is too large or takes too long."""
-        body = bytearray()
-        for part in parts:
-            body += part
-            if len(body) > self.limits.most_bytes:
-                problem = f"answered with more than {self.limits.most_bytes:,} bytes"
-                raise self._error(problem, "check the address, and lower max_tokens")
-            if self._clock() > end:
-                problem = f"was not done after {self.limits.total_s:g} s"
-                raise self._error(problem, "use a faster model, or lower max_tokens")
-        return _without(key, body.decode("utf-8", "replace"))
-
-    def _answer(self, text: str) -> ChatAnswer:
-        start = text.lstrip()[:1]
+    def _answer(self, text: str, seconds: float) -> ChatAnswer:
         try:
             reply = decode(_without_lone_surrogates(text), _ChatReply, "reply")
-        except DecodeError as error:
-            if start == "{" and "truncated" in error.problem:
-                raise _Retryable("cut its answer") from None
-            what = "HTML" if start == "<" else "something other than a chat completion"
+        except DecodeError:
+            what = "HTML" if text.lstrip()[:1] == "<" else "something other than a chat completion"
             remedy = "check the address: it is that of the API, not of a web page"
             raise self._error(f"answered with {what}: {_quote(text) or 'nothing'}", remedy, 200) from None
         if reply.error:
@@ -298,36 +206,20 @@ class Endpoint:
         if not reply.choices:
             raise self._error("answered without choices", "check the name of the model", 200)
         choice, usage = reply.choices[0], reply.usage or _ReplyUsage()
-        return ChatAnswer(
-            choice.message.content or "",
-            choice.finish_reason or "",
-            _counted(usage.prompt_tokens),
-            _counted(usage.completion_tokens),
-        )
+        counts = usage.prompt_tokens, usage.completion_tokens
+        # A number of tokens below 0 would lower the cost.
+        asked, answered = (tokens if tokens is None or tokens >= 0 else None for tokens in counts)
+        return ChatAnswer(choice.message.content or "", choice.finish_reason or "", asked, answered, seconds)
 
-    def _refusal(self, response: httpx2.Response, body: str) -> Exception:
+    def _refusal(self, error: openai.APIStatusError, key: str) -> EndpointError:
         """Returns the meaning of a reply whose status is an error."""
-        status, quoted = response.status_code, _quote(body)
-        problem = f"answered HTTP {status} {printable(response.reason_phrase)}".rstrip()
-        problem += f": {quoted}" if quoted else ""
-        if status in _LATER:
-            return _Retryable(problem, status=status, wait_s=_retry_after(response.headers.get("Retry-After", "")))
-        named = (
-            f"the variable {self._key_variable}" if self._key_variable else "the variable that api_key_variable names"
-        )
-        remedies = {
-            401: f"check the key in {named}",
-            403: f"check the key in {named}, and what it allows",
-            404: "check the address and the name of the model",
-            402: "the account has no credit",
-            413: "the request is too large for this endpoint",
-        }
-        remedy = remedies.get(status, "see its message")
+        status, quoted = error.status_code, _quote(_without(key, error.response.text))
+        variable = f"the variable {self._key_variable or 'that api_key_variable names'}"
+        remedy = _REMEDIES.get(status, "try again later" if status >= 500 else "see its message").format(key=variable)
         if status < 400:
-            remedy = (
-                f"it refers to {printable(response.headers.get('Location', ''))}: name that address if you trust it"
-            )
-        return self._error(problem, remedy, status)
+            place = _quote(error.response.headers.get("Location", ""))
+            remedy = f"it refers to {place}: name that address if you trust it"
+        return self._error(f"answered HTTP {status}" + (f": {quoted}" if quoted else ""), remedy, status)
 
     def _key(self) -> str:
         """Returns the key; "" for a server without keys. Raises EndpointError without quoting it."""
@@ -364,20 +256,6 @@ def _completions_url(url: str) -> str:
     if plain.endswith("/chat/completions"):
         return plain
     return f"{plain}/chat/completions" if _VERSIONED.search(parts.path) else f"{plain}/v1/chat/completions"
-
-
-def _counted(tokens: int | None) -> int | None:
-    """Returns a number of tokens; None for one below 0, which would lower the cost."""
-    return tokens if tokens is None or tokens >= 0 else None
-
-
-def _retry_after(text: str) -> float | None:
-    """Returns the seconds that a Retry-After header names; None for any other text."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        return None
-    return seconds if 0 <= seconds < float("inf") else None
 
 
 def _without_lone_surrogates(reply: str) -> str:

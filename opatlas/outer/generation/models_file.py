@@ -1,24 +1,84 @@
-"""The file of --models: the models that write kernels, their addresses and prices, and when they stop."""
+"""The file of --models: the models that write kernels, their addresses and prices, the language, and the limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import absolute_path, read_safely
-from opatlas.yaml_file import YamlError, parse_yaml
+from opatlas.files import absolute_path
+from opatlas.yaml_file import read_yaml
 
-from .prices import Dollars, Price, Prices, shipped_prices
-from .settings import KernelLanguage, LoopLimits
+if TYPE_CHECKING:
+    from .endpoint import ChatAnswer, ChatRequest
 
-_MOST_BYTES = 1 << 20
+#: Characters of a token, where the endpoint counts no tokens.
+CHARACTERS_OF_TOKEN = 4
 _EXAMPLE = "models: {my-model: {endpoint: http://localhost:8000}}"
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+_Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class KernelLanguage(str, Enum):
+    """What kernels are written in."""
+
+    TRITON = "triton"
+    TRITON_ASCEND = "triton-ascend"
+    TORCH = "torch"
+    CUDA = "cuda"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def of_rules(self) -> str:
+        """The language in which the static rules require a candidate; "" for any."""
+        return {"triton-ascend": "triton", "torch": ""}.get(self.value, self.value)
+
+
+#: What a model is asked for, by kind of device; TORCH for devices of other kinds.
+LANGUAGE_OF_KIND = {"npu": KernelLanguage.TRITON_ASCEND, "cuda": KernelLanguage.TRITON}
+
+
+@dataclass(frozen=True)
+class LoopLimits:
+    """When a loop ends without a kernel that passes.
+
+    Attributes:
+        attempts: the most attempts, the first one included.
+        same_failures: the number of attempts in a row with the same failure (class and text) that ends the loop.
+        cost_usd: the cost of all attempts of the run, of all models, in US dollars from which no request is sent;
+            None: no limit.
+        deadline_s: the age of the loop in seconds after which it sends no request.
+        max_tokens: the largest number of tokens of an answer.
+    """
+
+    attempts: int = 5
+    same_failures: int = 3
+    cost_usd: float | None = None
+    deadline_s: float = 3_600.0
+    max_tokens: int = 8_192
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"tokens_in": "in", "tokens_out": "out"}):
+    """The price of a model in US dollars.
+
+    Attributes:
+        request: for each request.
+        tokens_in: for a million tokens of requests.
+        tokens_out: for a million tokens of answers.
+    """
+
+    request: _Dollars = 0.0
+    tokens_in: _Dollars = 0.0
+    tokens_out: _Dollars = 0.0
 
 
 class NamedModel(
@@ -30,17 +90,15 @@ class NamedModel(
         endpoint: the address of its server, which takes OpenAI's chat completions; "": only recorded answers.
         api_key_variable: the name of the environment variable with the key of the server; "" for none.
         max_tokens: the largest number of tokens of an answer, reasoning included.
-        request: dollars for each request.
-        tokens_in: dollars for a million tokens of requests.
-        tokens_out: dollars for a million tokens of answers.
+        request, tokens_in, tokens_out: the price, as of `Price`.
     """
 
     endpoint: str = ""
     api_key_variable: str = ""
     max_tokens: _Count = LoopLimits.max_tokens
-    request: Dollars | None = None
-    tokens_in: Dollars | None = None
-    tokens_out: Dollars | None = None
+    request: _Dollars | None = None
+    tokens_in: _Dollars | None = None
+    tokens_out: _Dollars | None = None
 
     @property
     def price(self) -> Price | None:
@@ -49,11 +107,45 @@ class NamedModel(
         return None if told == (None, None, None) else Price(*(each or 0.0 for each in told))
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Tokens and price of one exchange.
+
+    Attributes:
+        tokens_in, tokens_out: tokens of the request and of the answer.
+        estimated: whether the endpoint gave no tokens, and they are characters / 4.
+        usd: the price in US dollars; 0 for a model without a price.
+    """
+
+    tokens_in: int
+    tokens_out: int
+    estimated: bool
+    usd: float
+
+
+def cost_of(prices: Mapping[str, Price], request: ChatRequest, answer: ChatAnswer) -> Cost:
+    """Returns the cost of an exchange."""
+    asked = sum(len(message.content) for message in request.messages)
+    tokens_in, tokens_out = answer.tokens_in, answer.tokens_out
+    estimated = tokens_in is None or tokens_out is None
+    tokens_in = -(-asked // CHARACTERS_OF_TOKEN) if tokens_in is None else tokens_in
+    tokens_out = -(-len(answer.text) // CHARACTERS_OF_TOKEN) if tokens_out is None else tokens_out
+    price = prices.get(request.model, Price())
+    usd = price.request + (tokens_in * price.tokens_in + tokens_out * price.tokens_out) / 1e6
+    return Cost(tokens_in, tokens_out, estimated, usd)
+
+
+@cache
+def shipped_prices() -> Mapping[str, Price]:
+    """Returns the prices that ship, by the names of models: those of the experiment, for each request."""
+    return msgspec.yaml.decode(resources.files(__package__).joinpath("prices.yaml").read_bytes(), type=dict[str, Price])
+
+
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, NamedModel | None]
     language: KernelLanguage | None = None
     attempts: _Count = LoopLimits.attempts
-    cost_limit: Dollars | None = None
+    cost_limit: _Dollars | None = None
     answers: str = ""
 
 
@@ -77,10 +169,10 @@ class ModelsFile:
     cost_limit: float | None = None
     answers: Path | None = None
 
-    def prices(self) -> Prices:
+    def prices(self) -> Mapping[str, Price]:
         """Returns the prices of the file, and those that ship for models without one."""
         told = {name: price for name, model in self.models.items() if (price := model.price) is not None}
-        return Prices({**shipped_prices(), **told})
+        return {**shipped_prices(), **told}
 
     def limits(self, model: str) -> LoopLimits:
         """Returns when the loop of a model ends."""
@@ -94,12 +186,10 @@ def read_models(path: Path) -> ModelsFile:
         OpAtlasError: the file cannot be read, holds something else, or has a cost limit and a model without a price.
     """
     try:
-        values = parse_yaml(read_safely(path, _MOST_BYTES), strict=True)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): write a file as in {_EXAMPLE}") from None
-    except YamlError as error:
-        raise OpAtlasError(f"{path}: {error}: correct the YAML") from None
-    content = _convert(path, values)
+        content = read_yaml(path, _Content)
+    except OpAtlasError as error:
+        keys = ", ".join(dict.fromkeys((*_Content.__struct_encode_fields__, *NamedModel.__struct_encode_fields__)))
+        raise OpAtlasError(f"{error}: the keys are {keys}; write {_EXAMPLE}") from None
     if not content.models:
         raise OpAtlasError(f"{path}: names no model: write {_EXAMPLE}")
     found = ModelsFile(
@@ -110,26 +200,10 @@ def read_models(path: Path) -> ModelsFile:
         content.cost_limit,
         absolute_path(path.parent / content.answers) if content.answers else None,
     )
-    prices = found.prices()
-    unpriced = [name for name in found.models if name not in prices]
+    unpriced = [name for name in found.models if name not in found.prices()]
     if found.cost_limit is not None and unpriced:
         raise OpAtlasError(
             f"{path}: cost_limit: no price of {', '.join(unpriced)} is known: add `in` and `out` ($ for a million "
             "tokens), or `request` ($)"
         )
     return found
-
-
-def _convert(path: Path, values: object) -> _Content:
-    place = str(path)
-    try:
-        if isinstance(values, dict) and isinstance(values.get("models"), dict):
-            # msgspec does not say which key of a mapping has the wrong value.
-            for name, model in values["models"].items():
-                place = f"{path}: models: {name}"
-                msgspec.convert(model, NamedModel | None)
-            place = str(path)
-        return msgspec.convert(values, _Content)
-    except msgspec.ValidationError as error:
-        known = (_Content if place == str(path) else NamedModel).__struct_encode_fields__
-        raise OpAtlasError(f"{place}: {error}: the keys are {', '.join(known)}; write {_EXAMPLE}") from None

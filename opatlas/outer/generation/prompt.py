@@ -19,7 +19,7 @@ from opatlas.row.roofline import device_peak
 from opatlas.text import cut_middle
 
 from .endpoint import ChatMessage
-from .settings import KernelLanguage
+from .models_file import KernelLanguage
 
 #: The longest text of an error that is sent.
 MOST_ERROR_CHARACTERS = 4_000

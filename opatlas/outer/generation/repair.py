@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
-from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.judging.answer import read_answer
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.text import cut_middle
 
 from .answers import ChatModel, NoRecordedAnswer
-from .attempt_log import AttemptLog
+from .attempts import AttemptLog, ModelAttempt
 from .endpoint import ChatAnswer, ChatRequest
-from .prices import Prices
+from .models_file import LoopLimits, Price, cost_of
 from .prompt import Prompts, error_text, without_places
-from .settings import LoopLimits
 
 #: Judges the candidate in a file.
 Judge = Callable[[Path], Judgement]
@@ -78,7 +76,7 @@ class RepairLoop:
         task: LoopTask,
         prompts: Prompts,
         log: AttemptLog,
-        prices: Prices,
+        prices: Mapping[str, Price],
         limits: LoopLimits,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -174,7 +172,7 @@ class RepairLoop:
     def _record(
         self, request: ChatRequest, answer: ChatAnswer, judgement: Judgement, path: Path | None, run_s: float
     ) -> ModelAttempt:
-        cost = self._prices.cost(request, answer)
+        cost = cost_of(self._prices, request, answer)
         max_error = judgement.max_error
         is_finite = max_error is not None and math.isfinite(max_error)
         attempt = ModelAttempt(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,14 +12,12 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
-from opatlas.outer.experiment.attempts import ModelAttempt
 from opatlas.outer.generation.answers import RecordedAnswers, model_folder
-from opatlas.outer.generation.attempt_log import AttemptLog
+from opatlas.outer.generation.attempts import AttemptLog, ModelAttempt
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
-from opatlas.outer.generation.models_file import ModelsFile, NamedModel, read_models
+from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, NamedModel, read_models
 from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
-from opatlas.outer.generation.settings import LANGUAGE_OF_KIND, KernelLanguage
 from opatlas.outer.judging.complexity import complexity_of_task
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.candidate_files import candidate_function
@@ -28,8 +25,7 @@ from opatlas.outer.tasks.task import MODEL_NEW, Task
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
 from opatlas.run.implementations.catalog import ALL, shipped
-from opatlas.run.implementations.contract import KernelSource, content_digest
-from opatlas.run.implementations.implementation import Implementation, default_devices
+from opatlas.run.implementations.implementation import Implementation, KernelSource, content_digest, default_devices
 from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
@@ -152,8 +148,6 @@ _CLASSES = {
     Status.DEVICE_ERROR: ErrorClass.RUNTIME,
 }
 _MOST_SECTION = 2_000
-#: The longest wait in which the session cannot be stopped, but for a request that is under way.
-_AT_ONCE_S = 1.0
 
 
 class ModelRuns:
@@ -186,12 +180,7 @@ class ModelRuns:
     def _endpoint(self, model: NamedModel) -> Endpoint | None:
         if not model.endpoint:
             return None
-        return Endpoint(
-            model.endpoint,
-            model.api_key_variable,
-            sleep=self._wait,
-            on_wait=lambda why, seconds: self._context.tell(f"the endpoint {why}: next try in {seconds:.0f} s"),
-        )
+        return Endpoint(model.endpoint, model.api_key_variable)
 
     def writes(self, item: Any) -> bool:
         """Returns whether a model writes the candidate of a row."""
@@ -243,12 +232,6 @@ class ModelRuns:
         """Returns the answer to a request of a loop. Raises OpAtlasError, and _NotJudged if the session is to stop."""
         self._go_on()
         return self._answers[request.model].ask(request)
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._go_on()
-            time.sleep(min(left, _AT_ONCE_S))
 
     def _go_on(self) -> None:
         """Raises _NotJudged if the session is to stop: a row of a model may take an hour."""

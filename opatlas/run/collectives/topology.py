@@ -1,4 +1,4 @@
-"""The grid of devices: which devices a group takes, and the tier that links them.
+"""The rows of collectives and their grid: which devices a group takes, and the tier that links them.
 
 On a grid of 48 x 8 x 2, device 19 is die 1 of chip 1 in pod 1. The tier of a group is the outermost dimension in which
 its devices differ.
@@ -6,13 +6,24 @@ its devices differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING, Any
 
-from opatlas.row.communication import TIERS
+from opatlas.row.columns import NUM_DEVICES, TOPOLOGY_TIER
+from opatlas.row.communication import TIERS, Collective
 from opatlas.run.devices.device import DeviceSpec, Islands, kind_named
-from opatlas.run.groups.nodes import RANKS_PER_CORE
+from opatlas.run.group_spec import GroupSpec, group_on_nodes
+from opatlas.run.groups.pool import RANKS_PER_CORE
+from opatlas.run.job import Job
+from opatlas.run.registry import Function, ReplaySpec, replays
+
+if TYPE_CHECKING:
+    from opatlas.run.collectives.message import Message, TimedCollective
+    from opatlas.run.devices.device import Device
+    from opatlas.run.group import Group
+    from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 
 
 class ImpossibleGroup(ValueError):
@@ -149,3 +160,25 @@ def default_grid(
     if size is not None and 1 < size < per_node:
         return DefaultGrid((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
     return DefaultGrid((nnodes, per_node), (everything,), found.why or f"a guess: {nodes}")
+
+
+def collective(measured: Collective) -> Callable[[Function], Function]:
+    """Marks a function as the replay of a collective: `row` is a Message, `replay` a TimedCollective."""
+    return replays(measured.kernel_type, npu=None, group=message_group, binding=_bind_message)
+
+
+def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group that a message needs, on the grid of `CollectivePlan.options`."""
+    size = int(cells[NUM_DEVICES])
+    members = Grid(tuple(options.grid_shape)).group(size, int(cells[TOPOLOGY_TIER]))
+    return group_on_nodes(options, size, members=members)
+
+
+def _bind_message(
+    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+) -> tuple[Message, TimedCollective]:
+    """Makes `row` and `replay` of a message. Raises InvalidRow."""
+    from opatlas.run.collectives.message import Message, TimedCollective
+
+    row = Message(job.kernel_type, job.cells, device.torch_device, group.rank, group.size)
+    return row, TimedCollective(row, device, instrument, settings, group)

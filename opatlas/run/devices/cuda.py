@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,15 +14,22 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy
 from opatlas.row.location import slug
 from opatlas.row.versions import cuda_version
-from opatlas.run.devices.device import Accelerator, DeviceDescription, DeviceKind, DeviceSpec, Islands
-from opatlas.run.devices.device_lock import device_lock
-from opatlas.run.devices.discovery import is_hidden, pin_devices, visible_ids
-from opatlas.run.devices.fatal_errors import FatalErrors, any_of
-from opatlas.run.devices.nvml import GpuState, Nvml, gpu_state, nvlink_islands
+from opatlas.run.devices.device import (
+    Accelerator,
+    DeviceDescription,
+    DeviceKind,
+    DeviceSpec,
+    DeviceState,
+    Islands,
+    is_hidden,
+    pin_devices,
+    visible_ids,
+)
 from opatlas.run.devices.system import read_text, run_tool
 from opatlas.text import first_line, parse_whole
 
 if TYPE_CHECKING:
+    from opatlas.run.devices.fatal_errors import FatalErrors
     from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 
 #: Codes, names and words of errors that are fatal: enums cudaError (cudaError...) and CUresult (CUDA_ERROR_...) of the
@@ -61,6 +69,8 @@ have been exhausted
 
 
 def _fatal_errors() -> FatalErrors:
+    from opatlas.run.devices.fatal_errors import FatalErrors, any_of
+
     lines = (line.split(" ", 3) for line in (_FATAL + _UNSERVED).splitlines())
     errors = {
         int(code): ((f"cudaError{name}", f"CUDA_ERROR_{driver_name}"), (words,))
@@ -119,7 +129,10 @@ class Cuda(DeviceKind):
     dispatch_key = "CUDA"
     has_float64 = True
     has_bytes = True
-    fatal_errors = _fatal_errors()
+
+    @cached_property
+    def fatal_errors(self) -> FatalErrors:
+        return _fatal_errors()
 
     def is_present(self) -> bool:
         return not is_hidden(self.visible) and bool(cuda_version()) and bool(list_gpus())
@@ -159,10 +172,14 @@ class Cuda(DeviceKind):
         said = read_text(_NVIDIA_MODULE) or run_tool(self.tool, *asked, timeout_s=_TIMEOUT_S)
         return said.partition("\n")[0].strip()
 
-    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> GpuState | None:
+    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> DeviceState | None:
+        from opatlas.run.devices.nvml import gpu_state
+
         return gpu_state(spec.pinned[1], own, opened) if spec.pinned is not None else None
 
     def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
+        from opatlas.run.devices.nvml import nvlink_islands
+
         return nvlink_islands(devices)
 
 
@@ -223,6 +240,9 @@ class CudaDevice(Accelerator):
         """
         import torch
 
+        from opatlas.run.devices.device_lock import device_lock
+        from opatlas.run.devices.nvml import Nvml
+
         _expect_visible()
         self.spec, self.settings, self.module = spec, settings, torch.cuda
         self.torch_device = torch.device(KIND.name, 0)
@@ -262,7 +282,7 @@ class CudaDevice(Accelerator):
         )
 
     def instrument(self) -> Instrument:
-        from opatlas.run.instruments.sample_filters import UnthrottledInstrument
+        from opatlas.run.instruments.timers import UnthrottledInstrument
 
         return UnthrottledInstrument(super().instrument(), self._nvml.throttles)
 

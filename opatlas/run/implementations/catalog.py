@@ -10,10 +10,14 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import implementation_label, public_version
-from opatlas.run.implementations.contract import KernelSource
-from opatlas.run.implementations.directory import BrokenFiles, Finder, read_directory
-from opatlas.run.implementations.implementation import TORCH, Implementation, default_devices, default_name
-from opatlas.run.implementations.marks import Marks, read_marks
+from opatlas.run.implementations.directory import BrokenFiles, Finder, Marks, read_directory, read_marks
+from opatlas.run.implementations.implementation import (
+    TORCH,
+    Implementation,
+    KernelSource,
+    default_devices,
+    default_name,
+)
 from opatlas.text import suggest
 
 PACKAGE = "opatlas.bench.implementations"

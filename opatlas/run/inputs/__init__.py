@@ -2,10 +2,9 @@
 
 row_slots.py    reads the slots of a row
 replay_row.py   makes tensors from slots: `row` in the body of a replay
-shape_rules.py  rules of shapes: transposed factors, permutations, repetitions
-operands.py     factors of products, their scales and biases, indexed axes
+shape_rules.py  rules of shapes; factors of products, their scales and biases, indexed axes
 attention.py    the call of a FusedInferAttentionScore row
 sequences.py    lengths of sequences: recorded or assumed
-experts.py      slots, sizes and group of an expert-parallel row
+experts.py      slots, sizes, group and buffers of an expert-parallel row
 images.py       feature maps, filters and windows
 """

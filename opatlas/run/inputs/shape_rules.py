@@ -1,4 +1,4 @@
-"""Rules of shapes: broadcasting, transposed factors, permuted, concatenated, reduced and repeated axes."""
+"""Rules of shapes, and what they tell of the operands of a row: factors, scales and biases, indexed axes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise, permutations, product
 from typing import TYPE_CHECKING
 
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
+from opatlas.row.slots import FP8
+
 if TYPE_CHECKING:
     import torch
+
+    from opatlas.run.inputs.replay_row import ReplayRow
+
 
 Shape = tuple[int, ...]
 
@@ -137,3 +144,144 @@ def repetition(source: Shape, result: Shape) -> tuple[int, ...] | None:
 
 def _without(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
+
+
+def factors(
+    row: ReplayRow, a: torch.Tensor, b: torch.Tensor, *, transposed_b_first: bool, rank: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the factors (..., M, K) and (..., K, N) as views; the shape of the output shows which are transposed.
+
+    Args:
+        rank: number of axes of the product; see `ReplayRow.matrices`.
+
+    Raises:
+        InvalidRow: the factors have no product of the shape of the output.
+    """
+    shape = row.product_shape(rank)
+    batch, product = shape[:-2], shape[-2:]
+    fitting = matrix_product(a.shape[-2:], b.shape[-2:], product, transposed_b_first=transposed_b_first)
+    if fitting is None or broadcast([a.shape[:-2], b.shape[:-2]]) != batch:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"{tuple(a.shape)} and {tuple(b.shape)}, as they are or transposed, have no product of the shape "
+            f"{row.output_shape()}",
+            "correct one of the three shapes",
+        )
+    a_is_transposed, b_is_transposed = fitting
+    return a.mT if a_is_transposed else a, b.mT if b_is_transposed else b
+
+
+#: Largest absolute value of INT8 and FP8 operands, so that a product fits into FLOAT16 without a scale.
+LARGEST = 16
+
+
+def expect_int8(row: ReplayRow, *slots: int) -> None:
+    """Raises Unsupported for a slot of another dtype than INT8: torch has no INT4."""
+    for slot in slots:
+        if row.has(slot) and row.input_slots[slot].dtype != "INT8":
+            raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only: slot {slot} is not INT8")
+
+
+def is_fp8(row: ReplayRow, *slots: int) -> bool:
+    """Returns whether the operands are FP8, not INT8. Raises Unsupported for other operands, and for both in a row."""
+    dtypes = {row.input_slot(slot).dtype for slot in slots}
+    if dtypes <= FP8:
+        return True
+    if dtypes & FP8:
+        raise Unsupported(f"{row.kernel_type} is replayed for operands of one kind, both FP8 or both INT8")
+    expect_int8(row, *slots)
+    return False
+
+
+def expect_real_product(row: ReplayRow, bias_slot: int | None) -> None:
+    """Refuses integers as the result and as the bias of a product in FP8."""
+    if row.output_slots and not row.output_dtype().is_floating_point:
+        raise row.refuse(OUTPUT_DTYPES, "a product in FP8 has real results", "correct the dtype of the output")
+    if bias_slot is not None and not row.input_dtype(bias_slot).is_floating_point:
+        raise row.refuse(
+            INPUT_DTYPES, f"slot {bias_slot} (bias) is added to a product in FP8, so it is real", "correct its dtype"
+        )
+
+
+#: Columns of x, and rows and columns of a weight, that share a scale in a product with scales of blocks (DeepSeek-V3).
+SCALE_BLOCK = 128
+
+
+def blocks(size: int) -> int:
+    """Returns the number of blocks of an axis; the last block may be smaller."""
+    return -(-size // SCALE_BLOCK)
+
+
+def scale_of_blocks(row: ReplayRow, slot: int, weight: torch.Tensor, stored_by_columns: bool) -> torch.Tensor:
+    """Returns the scales (..., K / 128, N / 128) of the blocks of a weight (..., K, N).
+
+    Args:
+        stored_by_columns: whether the row has the weight as (..., N, K); it has the scales in the same order.
+
+    Raises:
+        InvalidRow: the scales have another shape or dtype.
+    """
+    *batch, k, n = weight.shape
+    shape = (*batch, blocks(n), blocks(k)) if stored_by_columns else (*batch, blocks(k), blocks(n))
+    row.expect_shape(slot, shape, meaning=f"the scale of each {SCALE_BLOCK} x {SCALE_BLOCK} block")
+    if row.input_slots[slot].dtype != "FLOAT":
+        raise row.refuse(INPUT_DTYPES, f"slot {slot} has scales of blocks, which are FLOAT", "correct its dtype")
+    scale = row.tensor(slot, *scale_range(k))
+    return scale.mT if stored_by_columns else scale
+
+
+def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
+    """Returns a bias about as large as the sum of K products that it is added to, so that a missing bias shows.
+
+    An INT32 bias is added to the sum of integers, a bias of another dtype to the scaled sum.
+    """
+    if row.input_slots[slot].dtype != "INT32":
+        return row.tensor(slot, -8.0, 8.0)
+    reach = int(LARGEST**2 / 2 * max(k, 1) ** 0.5)
+    return row.integers(slot, -reach, reach)
+
+
+def scale_range(k: int) -> tuple[float, float]:
+    """Returns the range of scales with which sums of K products fill and seldom exceed the range of INT8."""
+    return 0.25 / max(k, 1) ** 0.5, 0.75 / max(k, 1) ** 0.5
+
+
+def gathered_axis(row: ReplayRow) -> int:
+    """Returns the first axis that the indices (slot 1) may replace in the output. Raises InvalidRow."""
+    source, indices, result = row.shape(0), row.shape(1), row.output_shape()
+    for axis in range(len(source)):
+        if result == source[:axis] + indices + source[axis + 1 :]:
+            return axis
+    raise row.refuse(
+        OUTPUT_SHAPES, f"no axis of {source}, indexed by {indices}, gives this shape", "correct one of the shapes"
+    )
+
+
+def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:
+    """Returns the adjacent axes that the index tensors, all slots from `first_slot` on, index. Raises InvalidRow.
+
+    `list_slot` has an element for each axis up to the last indexed one.
+    """
+    rank, count = len(row.shape(0)), max(len(row.input_slots) - first_slot, 1)
+    listed = row.shape(list_slot)
+    end = listed[0] if len(listed) == 1 else 0
+    if not count <= end <= rank:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot {list_slot} must be a list with an element for each axis up to the last indexed one: "
+            f"{count} to {rank}",
+            "correct its shape, or restore the missing index tensors",
+        )
+    return range(end - count, end)
+
+
+def is_grid_index(row: ReplayRow) -> bool:
+    """Returns whether an Index has the form of msmodeling's shape grid, `16,51;1;11;1 -> 11,51`.
+
+    There slot 2 holds the indices. In a captured row slot 2 lists the steps of the axes, and slot 3 holds the indices.
+    """
+    if len(row.input_slots) != 4 or not row.shape(1) == row.shape(3) == (1,):
+        return False
+    source, listed = row.shape(0), row.shape(2)
+    steps = (len(source),)
+    return len(source) > 1 and len(listed) == 1 and (listed != steps or row.output_shape() == steps + source[1:])

@@ -1,13 +1,20 @@
-"""Defines instruments, which measure durations: settings, samples, the Instrument protocol, and the table of names."""
+"""What instruments are, which measure durations: settings, samples, and the rule that ends the sampling of a row.
+
+Sampling stops when the standard error of the mean is small, or, as in nvbench, when the relative standard deviation has
+settled, because more samples do not reduce the noise of a noisy machine. At least ten samples are taken, unless a time
+limit ends first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol
 
+from opatlas.row.quality import LEAST_FOR_NOISE
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
-from opatlas.run.instruments.stop_rule import Rule
 
 
 @dataclass(frozen=True)
@@ -87,3 +94,126 @@ class Instrument(Protocol):
             rule: a new rule for this row.
         """
         ...
+
+
+#: Fewest samples of a row whose time limit does not end first.
+LEAST_SAMPLES = 10
+#: A mean with a smaller relative standard error is known well enough: two sessions differ by more.
+_PRECISE = 0.005
+#: Noise has settled when its last `SETTLED_WINDOW` values differ by less than this share of their mean. The window is
+#: as long as `LEAST_SAMPLES`, so that a few similar samples do not end a row.
+_SETTLED = 0.10
+SETTLED_WINDOW = 10
+#: Maximum number of samples of a row whose noise never settles. Kernels of a few microseconds settle much earlier.
+MOST_SAMPLES = 200
+#: Number of samples whose durations and noise are known only later.
+_UNSEEN_SAMPLES = 20
+
+
+class Rule(Protocol):
+    """Decides when an instrument has taken enough samples."""
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        """Returns whether no further sample is needed.
+
+        Args:
+            samples_us: all samples so far, in microseconds.
+        """
+        ...
+
+    def enough_count(self, count: int) -> bool:
+        """Returns whether `count` samples are enough, if their durations are not known yet."""
+        ...
+
+    def batch(self, count: int) -> int:
+        """Returns the number of samples to take after `count` samples, before the next call of `enough`."""
+        ...
+
+    def any_rank(self, happened: bool) -> bool:
+        """Returns whether `happened` is true in this process or, in a group, on any rank."""
+        ...
+
+    def again(self) -> Rule | None:
+        """Returns a new rule of the same settings for the remaining time; None if no time is left."""
+        ...
+
+
+class StopRule:
+    """The Rule for one row. The time limit starts with the first call of a method."""
+
+    def __init__(
+        self,
+        *,
+        repeat_count: int | None,
+        time_limit_s: float,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """
+        Args:
+            repeat_count: exact number of samples; None: until precise, settled or out of time.
+            time_limit_s: wall time for all samples of the row, including cache flushes.
+            clock: returns seconds; replaced in tests.
+        """
+        self._repeat_count = repeat_count
+        self._time_limit_s = time_limit_s
+        self._clock = clock
+        self._deadline: float | None = None
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+        self._noise: list[float] = []
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        deadline = self._begin()
+        if self._repeat_count is not None:
+            return len(samples_us) >= self._repeat_count
+        for sample in samples_us[self._count :]:
+            self._add(sample)
+        if not self._count:
+            return False
+        if self._clock() >= deadline or self._count >= MOST_SAMPLES:
+            return True
+        if self._count < LEAST_SAMPLES:
+            return False
+        return self._noise[-1] < _PRECISE * math.sqrt(self._count) or self._settled()
+
+    def enough_count(self, count: int) -> bool:
+        deadline = self._begin()
+        if self._repeat_count is not None:
+            return count >= self._repeat_count
+        return count >= _UNSEEN_SAMPLES or (count >= LEAST_FOR_NOISE and self._clock() >= deadline)
+
+    def batch(self, count: int) -> int:
+        if self._repeat_count is not None:
+            return max(1, self._repeat_count - count)
+        return LEAST_SAMPLES
+
+    def any_rank(self, happened: bool) -> bool:
+        return happened
+
+    def again(self) -> StopRule | None:
+        left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
+        if left_s <= 0:
+            return None
+        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
+
+    def _begin(self) -> float:
+        """Returns the deadline, which the first call sets."""
+        if self._deadline is None:
+            self._deadline = self._clock() + self._time_limit_s
+        return self._deadline
+
+    def _add(self, sample: float) -> None:
+        """Updates mean and squared deviations (Welford)."""
+        self._count += 1
+        delta = sample - self._mean
+        self._mean += delta / self._count
+        self._squares += delta * (sample - self._mean)
+        deviation = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else math.inf
+        self._noise.append(deviation / self._mean if self._mean else 0.0)
+
+    def _settled(self) -> bool:
+        recent = self._noise[-SETTLED_WINDOW:]
+        if len(self._noise) < LEAST_SAMPLES + SETTLED_WINDOW:
+            return False
+        return max(recent) - min(recent) < _SETTLED * (sum(recent) / len(recent))

@@ -21,8 +21,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from opatlas.gc_pause import gc_paused
 from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.run.devices.device import InstrumentMissing
-from opatlas.run.instruments.instrument import MeasureSettings, Samples
-from opatlas.run.instruments.stop_rule import Rule
+from opatlas.run.instruments.instrument import MeasureSettings, Rule, Samples
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"

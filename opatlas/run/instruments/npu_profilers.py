@@ -22,8 +22,7 @@ from opatlas.run.instruments.attribution import (
     attribute,
     row_mark,
 )
-from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings, Samples
-from opatlas.run.instruments.stop_rule import Rule
+from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings, Rule, Samples
 
 #: Number of kernels before the first mark, and the wait after them. torch_npu's profiler may lose the first launches
 #: of its window (Ascend/pytorch issue 167: one or two calls of ten).

@@ -1,0 +1,237 @@
+"""Rebuilds the CSVs of a database from the histories of its runs and the samples of its ingests.
+
+The measured cells of a row are computed from all records of the row. Missing rows are added again, except pruned rows.
+A row without a history is not changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from opatlas.data import log
+from opatlas.data.candidates import candidates_of_records
+from opatlas.data.cells import positions_by_key
+from opatlas.data.database import Database
+from opatlas.data.fold import TableFold
+from opatlas.data.log import COMBINE, Pooled
+from opatlas.data.logged_rows import Log
+from opatlas.data.manifest import RunOrder, read_manifests
+from opatlas.data.pool import Pooling
+from opatlas.data.pruned import PRUNED_REASON, pruned_signatures, pruned_types, read_pruned
+from opatlas.data.update_mode import UpdateMode
+from opatlas.errors import OpAtlasError
+from opatlas.gc_pause import gc_paused
+from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
+from opatlas.row.record import RowName
+from opatlas.row.signature import RowChoice
+from opatlas.row.table import RowTable
+
+
+@dataclass
+class RebuiltRows:
+    """The result of a rebuild.
+
+    Attributes:
+        runs: the runs that were read from the log.
+        changed: the number of rows whose cells changed, by kernel type.
+        added: the number of rows that were missing, by kernel type.
+        problems: files that could not be read or written.
+    """
+
+    runs: list[str] = field(default_factory=list)
+    changed: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+def rebuild(database: Database) -> RebuiltRows:
+    """Folds all runs of the log into the CSVs again, file by file, each replaced in one step.
+
+    A duration that no record has is kept in the log before it is replaced.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    rebuilt = RebuiltRows()
+    with database.lock(), gc_paused():
+        manifests = read_manifests(database, rebuilt.problems)
+        order = log.run_order(database, manifests)
+        pooled = _pooled_runs(database)
+        tables = _Tables(database, order, rebuilt, is_pooled=bool(pooled))
+        runs = sorted(log.runs(database), key=order.age)
+        for run_id in runs:
+            if run_id in pooled:
+                tables.fold(run_id)
+        if pooled:
+            pooling = Pooling(database, manifests, rebuilt.problems, pooled)
+            for table in tables.opened():
+                pooling.pool(table.fold)
+        for run_id in runs:
+            if run_id not in pooled:
+                tables.fold(run_id)
+        for table in tables.opened():
+            table.write(database, rebuilt)
+    return rebuilt
+
+
+def _pooled_runs(database: Database) -> frozenset[str]:
+    """Returns the runs that `combine --pool` pooled at last."""
+    pooled = [event.runs for _, event in log.events(database, [], (COMBINE,)) if isinstance(event, Pooled)]
+    return frozenset(pooled[-1]) if pooled else frozenset()
+
+
+class _Tables:
+    """The tables that the runs of a database have rows of."""
+
+    def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows, *, is_pooled: bool) -> None:
+        self._database = database
+        self._order = order
+        self._rebuilt = rebuilt
+        self._is_pooled = is_pooled
+        self._log = Log(database)
+        self._tables: dict[str, _RebuiltTable | None] = {}
+
+    def opened(self) -> list[_RebuiltTable]:
+        """Returns the tables so far."""
+        return [table for table in self._tables.values() if table is not None]
+
+    def fold(self, run_id: str) -> None:
+        """Folds a run into its tables."""
+        database, rebuilt = self._database, self._rebuilt
+        try:
+            contents = log.read(database, run_id)
+        except OpAtlasError as error:
+            rebuilt.problems.append(str(error))
+            return
+        if not contents.records:
+            return
+        rebuilt.runs.append(run_id)
+        path = log.file_path(database, run_id)
+        rebuilt.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+        appending = {run_id} if UpdateMode(contents.header.update_mode).adds_rows else frozenset[str]()
+        for kernel_type, candidates in candidates_of_records(contents.records, appending).items():
+            table = self._table(kernel_type)
+            if table is not None:
+                table.added |= table.fold.fold(candidates).appended
+
+    def _table(self, kernel_type: str) -> _RebuiltTable | None:
+        """Returns a table; None, with a problem, if it cannot be read."""
+        if kernel_type not in self._tables:
+            try:
+                table = _RebuiltTable(self._database, kernel_type, self._order, self._log, is_pooled=self._is_pooled)
+                self._tables[kernel_type] = table
+            except OpAtlasError as error:
+                self._rebuilt.problems.append(f"{error} (not rebuilt)")
+                self._tables[kernel_type] = None
+        return self._tables[kernel_type]
+
+
+class _RebuiltTable:
+    """A table without the cells that the log has, into which the runs are folded.
+
+    Attributes:
+        added: the positions of rows that were missing.
+    """
+
+    def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log, *, is_pooled: bool) -> None:
+        """`is_pooled` is whether the rows will be pooled again."""
+        self.added: set[int] = set()
+        self._before = database.read_or_empty(kernel_type)
+        explained = _explained(self._before, known)
+        self.fold = TableFold(self._before, order, known, pruned=pruned_signatures(database, kernel_type))
+        self.fold.clear_measured(explained)
+        if is_pooled:
+            self.fold.rows.empty(explained, POOLED)
+
+    def write(self, database: Database, rebuilt: RebuiltRows) -> None:
+        """Writes the table if it changed."""
+        changed, kernel_type = self.fold.rows.changed(), self._before.kernel_type
+        if not changed and not self.added:
+            return
+        try:
+            self.fold.keep_rows(self._before, changed)
+            self.fold.write(database)
+        except OpAtlasError as error:
+            rebuilt.problems.append(str(error))
+            return
+        rebuilt.changed[kernel_type] += len(changed)
+        rebuilt.added[kernel_type] += len(self.added)
+
+
+def _explained(table: RowTable, known: Log) -> list[int]:
+    """Returns the positions of rows whose durations and statuses are of runs in the log."""
+    found = []
+    runs = zip(table.cells(RUN_ID), table.cells(STATUS_RUN_ID), table.replayed.known.tolist(), strict=True)
+    for position, (run_id, of_status, has_duration) in enumerate(runs):
+        row = RowName(table.kernel_type, table.signatures[position])
+        if has_duration:
+            # A duration that no record has would be lost.
+            is_known = known.has_duration(run_id, row)
+        else:
+            named = of_status or run_id
+            # Cells of no run are of another tool, or of a person.
+            is_known = bool(named) and known.has_row(named, row)
+        if is_known:
+            found.append(position)
+    return found
+
+
+@dataclass
+class UnpruneResult:
+    """The result of `unprune`.
+
+    Attributes:
+        restored: rows that are in the CSVs again.
+        kept: rows that stay in `pruned/`, because the CSV has a row of the same signature.
+        problems: files that could not be read or written.
+    """
+
+    restored: list[RowName] = field(default_factory=list)
+    kept: list[RowName] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
+    """Moves pruned rows back, file by file: adds them to the CSV, then removes them from `pruned/`.
+
+    Of several pruned rows with one signature, the last one is moved and the others stay.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    unpruned = UnpruneResult()
+    with database.lock():
+        for kernel_type in pruned_types(database):
+            try:
+                _unprune_table(database, kernel_type, chosen, unpruned)
+            except OpAtlasError as error:
+                unpruned.problems.append(str(error))
+    return unpruned
+
+
+def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: UnpruneResult) -> None:
+    pruned = read_pruned(database, kernel_type)
+    fold = TableFold(database.read_or_empty(kernel_type))
+    restored: dict[int, RowName] = {}
+    kept = []
+    for signature, positions in positions_by_key(pruned.signatures).items():
+        if not chosen.holds(kernel_type, signature):
+            continue
+        row = RowName(kernel_type, signature)
+        if signature in fold.positions:
+            kept.append(row)
+        else:
+            restored[positions[-1]] = row
+            kept += [row] * (len(positions) - 1)
+    if restored:
+        for cells in pruned.rows(sorted(restored)):
+            fold.append({name: cell for name, cell in cells.items() if cell and name != PRUNED_REASON})
+        fold.write(database)
+        left = pruned.without(restored)
+        if len(left):
+            database.write(left)
+        else:
+            pruned.path.unlink()
+    unpruned.restored += restored.values()
+    unpruned.kept += kept

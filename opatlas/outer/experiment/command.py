@@ -1,0 +1,304 @@
+"""`opatlas score`: what was judged of kernels, by a suite of operators or in an experiment with models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from opatlas.ask.compare.comparison import FAST
+from opatlas.data.database import Database
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import expect_folder
+from opatlas.formats import percent, ratio
+from opatlas.outer.judging.judgement import ErrorClass
+from opatlas.row.location import default_database_of
+from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.text import suggest
+
+from .outcomes import Experiment, TaskOutcome, read_experiment
+from .strategies import Selection, Selector, Strategy, StrategyResult, strategy_results
+from .tables import ErrorGroup, ErrorShare, ModelFigures, SpeedUps, error_group, error_shares, figures_by, speed_ups
+
+#: The operators of a suite that are shown.
+_SHOWN = 20
+_ALL = "all"
+_STRATEGIES = {
+    Strategy.BEST: "one model",
+    Strategy.CHEAPEST: "cheapest",
+    Strategy.TABLE: "by complexity",
+    Strategy.ORACLE: "oracle",
+}
+
+#: The columns of a table: each with the value that it has of a row.
+_Columns = Mapping[Column | str, Callable[[Any], Any]]
+
+
+def score(*paths: Annotated[Path, Parameter(name="PATH")], baseline: str = "") -> Result:
+    """Scores kernels: right cases and speed-ups of a suite, or what models that write kernels achieve.
+
+    Exit status: 0 done; 1 a file could not be read; 2 wrong usage.
+
+    Args:
+        paths: a database that a suite measured; or folders with attempts.jsonl, or above such, the oldest first: of a
+            task that a model tried in several runs, the last run counts.
+        baseline: model of strategy A of an experiment (default: for each task the model that is best at the others).
+    """
+    if not paths:
+        raise UsageError("give the database of a suite, or the folders of runs with models")
+    for path in paths:
+        expect_folder(path, "name the database of a suite, or the folder of a run with models")
+    if any(_is_of_suite(path) for path in paths):
+        if len(paths) > 1 or baseline:
+            raise UsageError(f"{', '.join(map(str, paths))}: give the database of a suite alone, without --baseline")
+        return _suite_result(paths[0])
+    experiment = read_experiment(paths)
+    report = make_report(experiment, baseline)
+    return Result(list(_parts(experiment, report)), json=report_as_json(experiment, report))
+
+
+def _suite_result(path: Path) -> Result:
+    from opatlas.outer.suites.score import read_score
+
+    baseline = default_database_of(path)
+    found = read_score(Database(path), Database(baseline) if baseline is not None else None)
+    if not found.cases:
+        raise OpAtlasError(f"{path}: has no case of a suite: `opatlas bench --suite opinfo` adds them")
+    tried = [each for each in found.operators if each.was_tried]
+    tried.sort(key=lambda each: (each.is_right, each.speed_up or 0.0, each.operator))
+    operators = Table(
+        ("operator", "right cases", "cases", Column("speed-up", ratio)),
+        [(each.operator, each.right, len(each.cases), each.speed_up) for each in tried[:_SHOWN]],
+        title="operators, the worst first",
+        left_out=len(tried[_SHOWN:]),
+    )
+    counts = Fields({**found.statuses, "operators without a kernel": len(found.operators) - len(tried)}, "cases")
+    content = {
+        "cases": found.cases,
+        "right_cases": found.right,
+        "operators": len(found.operators),
+        "right_operators": found.right_operators,
+        "speed_up": found.speed_up,
+        "threshold": FAST[0],
+        "faster_operators": found.faster(FAST[0]),
+        "statuses": dict(found.statuses),
+        "by_operator": [
+            {"operator": each.operator, "cases": len(each.cases), "right_cases": each.right, "speed_up": each.speed_up}
+            for each in found.operators
+        ],
+    }
+    return Result([Fields(found.figures(), "score"), counts, operators], json=content)
+
+
+def _is_of_suite(path: Path) -> bool:
+    try:
+        # A package of its own, which may have been deleted.
+        from opatlas.outer.suites.texts import is_folder
+    except ModuleNotFoundError:
+        return False
+    return any(is_folder(file.stem) for file in path.glob("*.csv"))
+
+
+@dataclass(frozen=True)
+class ExperimentReport:
+    """The tables of an experiment.
+
+    Attributes:
+        task_sets, complexities: figures of each model, by sets of tasks and by complexity.
+        classes, groups: shares of errors, the latter of the failed attempts and tasks.
+        speed_ups: of all models and of each.
+        selection: the model to choose for each complexity.
+        strategies: results of strategies.
+    """
+
+    task_sets: Sequence[ModelFigures]
+    complexities: Sequence[ModelFigures]
+    classes: Sequence[ErrorShare]
+    groups: Sequence[ErrorShare]
+    speed_ups: Sequence[SpeedUps]
+    selection: Sequence[Selection]
+    strategies: Sequence[StrategyResult]
+
+
+def make_report(experiment: Experiment, baseline: str = "") -> ExperimentReport:
+    """Computes all tables.
+
+    Args:
+        baseline: the model of strategy A; "" for the model that the other tasks choose.
+
+    Raises:
+        UsageError: no attempt has the model `baseline`.
+    """
+    if baseline and baseline not in experiment.models:
+        raise UsageError(
+            f"--baseline {baseline}: no attempt has this model{suggest(baseline, experiment.models)}: give one of "
+            f"{', '.join(experiment.models)}"
+        )
+    of = experiment.complexities
+    return ExperimentReport(
+        task_sets=figures_by(experiment, [*experiment.task_sets, None], lambda task: task.task_set),
+        complexities=figures_by(experiment, sorted(set(of.values())), of.__getitem__),
+        classes=error_shares(experiment, lambda attempt: attempt.judgement.error_class, ErrorClass),
+        groups=error_shares(experiment, error_group, ErrorGroup),
+        speed_ups=speed_ups(experiment),
+        selection=Selector(experiment).table(),
+        strategies=strategy_results(experiment, baseline),
+    )
+
+
+def report_as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[str, object]:
+    """Returns the runs, all tables, and the outcome of each task, as msgspec encodes them."""
+    return {
+        "folders": [{**vars(run), "outcomes": len(run.outcomes)} for run in experiment.runs],
+        "tasks": len(experiment.tasks),
+        "common_tasks": len(experiment.common_tasks),
+        "mixed_complexities": experiment.mixed_complexities,
+        **vars(report),
+        "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
+    }
+
+
+def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
+    judgement = outcome.final.judgement
+    return {
+        "model": outcome.model,
+        **outcome.task._asdict(),
+        "complexity": experiment.complexities[outcome.task],
+        **{name: getattr(outcome, name) for name in ("passed", "passed_first", "fixes", "level", "speed_up")},
+        **{name: getattr(judgement, name) for name in ("error_class", "sub_class", "within_1e3", "duration_us")},
+        "kernel_share": judgement.kernel_share,
+        **{name: getattr(outcome, name) for name in ("cost_usd", "generation_s", "run_s", "tokens")},
+        "candidate": outcome.final.candidate,
+        "notes": "; ".join(judgement.notes),
+    }
+
+
+def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
+    yield Fields(_counts(experiment))
+    rate: _Columns = {
+        "passed": lambda each: each.passed.passed,
+        "tasks": lambda each: each.passed.of,
+        Column("rate", percent): lambda each: each.passed.rate,
+    }
+    interval: _Columns = {
+        Column("95 % from", percent): lambda each: each.passed.low,
+        Column("to", percent): lambda each: each.passed.high,
+    }
+    costs: _Columns = {
+        Column("cost($)", _dollars): lambda each: each.cost_usd,
+        Column("a pass($)", _dollars): lambda each: each.cost_per_pass_usd,
+        Column("answers(s)", _seconds): lambda each: each.generation_s,
+        Column("runs(s)", _seconds): lambda each: each.run_s,
+    }
+    of_model: _Columns = {"model": lambda each: each.model or _ALL}
+    of_set: _Columns = {"set": lambda each: each.group or _ALL} if len(experiment.task_sets) > 1 else {}
+    figures = sorted(report.task_sets, key=lambda each: (each.group is None, each.group, -(each.passed.rate or 0)))
+    of_all = [each for each in figures if each.group is None]
+    first: _Columns = {"first": lambda each: each.passed_first, "fixes": lambda each: each.fixes}
+    shown = figures if of_set else of_all
+    yield _table("passed tasks", shown, {**of_set, **of_model, **rate, **interval, **first})
+    yield _table("costs of all tasks", of_all, {**of_model, **costs, "tokens": lambda each: each.tokens})
+    yield _by_complexity(experiment, report)
+    for title, of, shares in (
+        ("error classes", "all", report.classes),
+        ("groups of errors", "failed", report.groups),
+    ):
+        yield _table(
+            title,
+            sorted((each for each in shares if each.model is None), key=lambda each: -each.attempts),
+            {
+                "error": lambda each: each.error,
+                "attempts": lambda each: each.attempts,
+                Column(f"of {of} attempts", percent): lambda each: each.attempts_share,
+                "tasks": lambda each: each.tasks,
+                Column(f"of {of} tasks", percent): lambda each: each.tasks_share,
+            },
+        )
+    yield _table(
+        "speed-ups of the passed tasks",
+        report.speed_ups,
+        {
+            **of_model,
+            "passed": lambda each: each.passed,
+            "timed": lambda each: each.timed,
+            "own kernels": lambda each: each.own,
+            Column("mean", ratio): lambda each: each.geometric_mean,
+            **{Column(f"> {p:g}x", percent): _fast(f"{p:g}") for p in FAST},
+        },
+    )
+    if len(experiment.models) > 1:
+        yield _table(
+            "model to choose",
+            report.selection,
+            {
+                "complexity": lambda each: _ALL if each.complexity is None else each.complexity,
+                **of_model,
+                **rate,
+                Column("80 % from", percent): lambda each: each.lower_bound,
+                Column("a task($)", _dollars): lambda each: each.cost_usd,
+            },
+        )
+        name: _Columns = {"strategy": lambda each: f"{each.strategy} {_STRATEGIES[each.strategy]}"}
+        title = f"strategies, at the {len(experiment.common_tasks):,} tasks that all models tried"
+        yield _table(title, report.strategies, {**name, **rate, **interval, **costs})
+        chosen = [
+            (f"{each.strategy} {_STRATEGIES[each.strategy]}", model, tasks, tasks / each.passed.of)
+            for each in report.strategies
+            for model, tasks in each.models.items()
+        ]
+        yield Table(("strategy", "model", "tasks", Column("share", percent)), chosen, title="models that they choose")
+
+
+def _counts(experiment: Experiment) -> dict[str, Any]:
+    outcomes = list(experiment.all_outcomes())
+    free = [model for model, of in experiment.outcomes.items() if not any(each.cost_usd for each in of.values())]
+    irregular = {
+        "lines twice": sum(run.identical for run in experiment.runs),
+        "tasks begun anew": sum(run.restarted for run in experiment.runs),
+        "tasks with missing attempts": sum(run.gaps for run in experiment.runs),
+        "lines cut off": sum(run.torn for run in experiment.runs),
+        "tasks of two complexities": experiment.mixed_complexities,
+        "attempts with estimated tokens": sum(
+            each.tokens_estimated for outcome in outcomes for each in outcome.attempts
+        ),
+        **{f"not tried by {model}": experiment.missing(model) for model in experiment.models},
+    }
+    return {
+        "runs": len(experiment.runs),
+        "attempts": sum(len(outcome.attempts) for outcome in outcomes),
+        "models": len(experiment.models),
+        "tasks": (len(experiment.tasks), ", ".join(experiment.task_sets)),
+        **{name: count or None for name, count in irregular.items()},
+        "without a price": (len(free), ", ".join(free)) if free else None,
+    }
+
+
+def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
+    groups = dict.fromkeys(each.group for each in report.complexities)
+    rates = {(each.model, each.group): each.passed.rate for each in report.complexities}
+    tasks = [sum(of == group for of in experiment.complexities.values()) for group in groups]
+    names = [f"{group or 'none'} of {count:,}" for group, count in zip(groups, tasks, strict=True)]
+    return Table(
+        ("model", *(Column(name, percent) for name in names)),
+        [(model, *(rates[model, group] for group in groups)) for model in experiment.models],
+        title="pass rate by complexity",
+    )
+
+
+def _table(title: str, rows: Iterable[Any], columns: _Columns) -> Table:
+    return Table(list(columns), [[value(row) for value in columns.values()] for row in rows], title=title)
+
+
+def _fast(p: str) -> Callable[[SpeedUps], float | None]:
+    return lambda each: each.fast[p]
+
+
+def _dollars(cost: float) -> str:
+    return f"{cost:,.0f}" if cost >= 1000 else f"{cost:.3g}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.0f}"
