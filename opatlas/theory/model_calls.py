@@ -264,15 +264,8 @@ class _ModelStep:
         if not absorbed:
             yield from self.products("kv_b")
             # A row of this kernel has one sequence.
-            yield self.call(
-                "attention",
-                "RINGMLAPrefillBF16Kernel",
-                "ring_first",
-                layers=layers,
-                calls=self.batch,
-                t=self.context,
-                **sizes,
-            )
+            ring = {"calls": self.batch, "t": self.context}
+            yield self.call("attention", "RINGMLAPrefillBF16Kernel", "ring_first", layers=layers, **ring, **sizes)
             return
         yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers=layers, m=m, **sizes)
         lengths = {"s": self.batch, "t": self.queries, "k": self.context}
@@ -282,15 +275,8 @@ class _ModelStep:
             )
         else:
             yield from self.indexer(indexer, lengths)
-            yield self.call(
-                "attention",
-                "SparseFlashAttention",
-                "sparse_attention",
-                layers=layers,
-                top=indexer.top_k,
-                **lengths,
-                **sizes,
-            )
+            chosen = {**lengths, **sizes, "top": indexer.top_k}
+            yield self.call("attention", "SparseFlashAttention", "sparse_attention", layers=layers, **chosen)
         yield self.call("value_up", "TransposeBatchMatMul", "transpose_batch_matmul", layers=layers, m=m, **sizes)
 
     def indexer(self, indexer: Indexer, lengths: Mapping[str, int]) -> Iterator[ModelCall]:
