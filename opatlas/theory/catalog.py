@@ -197,7 +197,7 @@ def _pattern(name: str, spec: _PatternEntry, grids: Mapping[str, tuple[int, ...]
     for variable, text in spec.let.items():
         if variable in known:
             raise _Mistake(f"{place}, key 'let'", f"{variable!r} is defined already: rename this one")
-        typed = _typed(f"{place}, key 'let', {variable!r}", text, _ExpressionText)
+        typed: str | int = _typed(f"{place}, key 'let', {variable!r}", text, _ExpressionText)
         let[variable] = _expression(f"{place}, key 'let'", typed, known)
         known.add(variable)
     where = tuple(_expression(f"{place}, key 'where'", text, known) for text in spec.where)
