@@ -51,7 +51,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
-from opatlas.row.row_kind import row_kind
+from opatlas.row.communication import row_kind
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable
 from opatlas.text import parse_real
