@@ -17,7 +17,7 @@ from opatlas.text import pluralize
 
 from .benchmark import benchmark_plugins
 from .cases import needs_group, row_of
-from .cluster_rows import sort_longest_first
+from .cluster import sort_longest_first
 from .collector import REFUSED, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
@@ -140,7 +140,8 @@ class ProcessHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Records a row before pytest makes its report, which takes properties and output of the item."""
         row = row_of(item)
-        if row is None:
+        # Nothing becomes of a row whose fixtures are made, or released.
+        if row is None or (call.when != "call" and call.excinfo is None):
             return (yield)
         note = self._session.record(item, row, call)
         report = yield
