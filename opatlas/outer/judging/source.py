@@ -209,10 +209,9 @@ def _run_on_import(body: Sequence[ast.stmt], text: str) -> Iterator[ast.stmt]:
         known = sum(_FALSE_HERE.get(each) == name for each in tests)
         if name == "TYPE_CHECKING":
             known += len(_IMPORT_OF_TYPING.findall(text))
+        is_named = len(re.findall(rf"(?<![.\w]){name}\b", text)) > known or _HIDES_NAMES.search(text)
         is_constant = isinstance(statement.test, ast.Constant) and not statement.test.value
-        if is_constant or (
-            name and len(re.findall(rf"(?<![.\w]){name}\b", text)) == known and not _HIDES_NAMES.search(text)
-        ):
+        if is_constant or (name and not is_named):
             yield from _run_on_import(statement.orelse, text)
         else:
             yield statement
