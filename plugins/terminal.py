@@ -244,6 +244,7 @@ def _score(session: Session) -> Iterator[Part]:
 def _problems(session: Session) -> Iterator[str]:
     context, merged = session.context, session.records.merged
     if session.interrupts.now:
+        yield from session.records.problems
         return
     if context.stop_reason not in ("", STOPPED):
         yield f"stopped: {context.stop_reason}"
