@@ -13,14 +13,12 @@ from cyclopts import Parameter
 from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.extensions import KERNEL_TEMPLATES, extensions
 from opatlas.installation import require_extra
-from opatlas.outer.suites.listing import suite_rows
-from opatlas.outer.suites.template import operator_file, operator_template
-from opatlas.outer.suites.texts import is_folder, overload_of
-from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.siblings import base_type, suggest_spelling
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
+from opatlas.run.implementations.directory import is_overload
 from opatlas.run.implementations.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
 from opatlas.run.registry import replay_spec
@@ -99,12 +97,16 @@ def implementations(
 
 
 def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:
-    of_torch = _suite_operators(suite) if suite else [name for name in ops if "." in name]
+    of_torch = [name for name in ops if "." in name]
     kernel_types = [name for name in ops if name not in of_torch]
-    # Both are checked before either is written.
-    paths = _write_files(folder, kernel_types, of_torch, database)
+    files: Mapping[Path, str] = {}
+    if of_torch or suite:
+        if (operators := extensions(KERNEL_TEMPLATES).get("operators")) is None:
+            raise UsageError("this OpAtlas has no suites of operators")
+        files = operators.load()(folder, of_torch, suite)
+    paths = _write_files(folder, kernel_types, files, database)
     quoted, commands = shlex.quote(str(folder)), []
-    if of_torch:
+    if files:
         only = "" if suite else f" --ops {','.join(of_torch)}"
         commands.append(f"--suite {shlex.quote(suite or 'opinfo')} --implementation torch,{quoted}{only}")
     if kernel_types:
@@ -149,7 +151,7 @@ def listed(implementation: Implementation) -> Listed:
     for kernel_type in sorted(_kernel_types(implementation)):
         source = implementation.source(kernel_type)
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
-        of_suites = is_folder(kernel_type)
+        of_suites = is_overload(kernel_type)
         if kernel_type not in replays and not of_suites:
             guess = suggest_spelling(kernel_type, replays)
             notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")
@@ -198,24 +200,17 @@ def _npu_call(function: object) -> str:
     return (spec.npu if spec is not None else None) or ""
 
 
-def _suite_operators(suite: str) -> list[str]:
-    """Returns the operators of a suite that are no variants of others. Raises OpAtlasError."""
-    rows = suite_rows(suite, "cpu")
-    return [overload_of(name) for name, own in rows.items() if not any(cells[FUNCTIONAL] for cells in own)]
-
-
 def _write_files(
-    folder: Path, kernel_types: Sequence[str], operators: Sequence[str], database: Path | None
+    folder: Path, kernel_types: Sequence[str], others: Mapping[Path, str], database: Path | None
 ) -> list[Path]:
     """Writes a file for each kernel type and each operator into a folder, and returns the files.
 
     Args:
-        operators: operators of torch ("add.Tensor").
+        others: further files, and their texts.
         database: has the sample rows; None: the first default database that has one.
 
     Raises:
-        OpAtlasError: a kernel type has no replay or no row, torch has no such operator, or a file exists: nothing is
-            written.
+        OpAtlasError: a kernel type has no replay or no row, or a file exists: nothing is written.
     """
     replays = replays_of_bench()
     # A file whose name begins with an underscore is no kernel's; the mark has the name of the kernel type.
@@ -225,15 +220,14 @@ def _write_files(
             raise OpAtlasError(
                 f"--ops {kernel_type}: there is no such kernel type with a replay{suggest(kernel_type, replays)}"
             )
-    of_operators = {operator_file(folder, operator): operator for operator in operators}
-    if there := [path for path in (*paths.values(), *of_operators) if path.exists()]:
+    if there := [path for path in (*paths.values(), *others) if path.exists()]:
         raise OpAtlasError(f"{there[0]} exists: nothing is written; remove it, or name another folder")
     rows = sample_rows(kernel_types, database)
     # Imported here because it imports torch.
     from opatlas.run.kernel_template import template
 
     texts = {path: template(folder, kernel_type, rows[kernel_type]) for kernel_type, path in paths.items()}
-    texts |= {path: operator_template(folder, operator) for path, operator in of_operators.items()}
+    texts |= others
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
