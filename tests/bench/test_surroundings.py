@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from opatlas.plugins import run_manifest
 
-from opatlas.outer.doctor import surroundings as doctor
+from opatlas.outer.doctor import machine as doctor
 from opatlas.outer.doctor.probe import State, Target
 from opatlas.run.devices.cpu import FlushPlan
 from opatlas.run.devices.device import DeviceSpec
@@ -29,16 +29,6 @@ def test_the_doctor_reports_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.state is State.PASS
     assert found.facts == {"cpu_quota": 1.5, "memory_limit_bytes": 4 << 30, "memory_left_bytes": 1 << 30}
     assert "4.0 GiB" in found.detail
-
-
-def test_the_doctor_times_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = FlushPlan(32 * MIB, 1, whole_bytes=MIB, read_bytes=MIB, by_line=False)
-    monkeypatch.setattr(doctor, "plan_flush", lambda cores, threads: plan)
-    found = doctor.flush(_CPU)
-    assert found.state is State.PASS
-    assert found.facts["read_bytes"] == MIB
-    assert isinstance(found.facts["flush_ms"], float)
-    assert found.facts["flush_ms"] > 0
 
 
 def test_a_disturbance_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from npu_environment import REPOSITORY, environment_variables
 
-from opatlas.outer.doctor.probes import PROBES
+from opatlas.outer.doctor.command import PROBES
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
-from opatlas.outer.doctor import report
-from opatlas.outer.doctor.report import write_report
+from opatlas.outer.doctor import command
+from opatlas.outer.doctor.command import write_report
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_last_run_of_a_database_goes_in(files: Path, tmp_path: Path) -> None
 
 
 def test_what_is_too_large_is_named(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_MOST_BYTES", 4)
+    monkeypatch.setattr(command, "_MOST_BYTES", 4)
     names, left_out = write_report(tmp_path / "r.zip", {}, files, None)
     assert names == ["doctor.json"]
     assert len(left_out) == 1
