@@ -68,7 +68,7 @@ def detect(given: Versions | None = None) -> Versions:
     precedence."""
     given = given or Versions()
     return Versions(
-        vllm=given.vllm or _package_version("vllm-ascend"),
+        vllm=given.vllm or package_version("vllm-ascend"),
         torch=given.torch or _torch_version(),
         cann=given.cann or cann_version(),
         cuda=cuda_version(),
@@ -148,10 +148,10 @@ def _first_version(paths: Iterable[Path], key: str) -> str | None:
 
 
 def _torch_version() -> str | None:
-    version = _package_version("torch")
+    version = package_version("torch")
     if version is None:
         # A torch that was built in place has no metadata. torch_npu has the same version number.
-        version = _package_version("torch_npu")
+        version = package_version("torch_npu")
         numbers = re.match(r"\d+\.\d+\.\d+", version or "")
         return numbers[0] if numbers else None
     return version
@@ -173,10 +173,11 @@ def cuda_version() -> str | None:
 def nccl_version() -> str | None:
     """Returns the version of the NCCL package of torch; None if NCCL is built in, or comes from elsewhere."""
     major = (cuda_version() or "").partition(".")[0]
-    return _package_version(f"nvidia-nccl-cu{major}") if major else None
+    return package_version(f"nvidia-nccl-cu{major}") if major else None
 
 
-def _package_version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Returns the version of an installed package; None if it is not installed."""
     # It takes 20 ms to import, which commands that ask for no version do without.
     from importlib import metadata
 

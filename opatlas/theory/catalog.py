@@ -60,6 +60,10 @@ class CatalogKernel:
     kernel_type: str
     patterns: tuple[Pattern, ...]
 
+    def pattern(self, name: str) -> Pattern:
+        """Returns a pattern by its name. Raises KeyError."""
+        return {pattern.name: pattern for pattern in self.patterns}[name]
+
 
 @dataclass(frozen=True)
 class Catalog:

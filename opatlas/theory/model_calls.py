@@ -140,7 +140,7 @@ def call_cells(
     forms = [form for form in found.forms if dtype in form.input_dtypes and (not nz or NZ in form.input_formats)]
     if not forms:
         raise OpAtlasError(f"{kernel_type}: the catalog has no call with {dtype}{f' and {NZ}' if nz else ''}")
-    return pattern_row(kernel_type, found, forms[0] if nz else forms[0].in_nd(), sizes).cells()
+    return pattern_row(kernel_type, found, forms[0] if nz else forms[0].in_nd(), sizes).cells
 
 
 def _expect_possible(model: ModelFacts, tp: int, ep: int, batch: int, context: int, phase: str) -> None:
@@ -427,7 +427,7 @@ class _ModelStep:
         row = pattern_row(kernel_type, found, self.form(found.forms), sizes)
         twins = next((names for names in _TWINS if kernel_type in names), ())
         others = tuple(name for name in twins if name != kernel_type)
-        return ModelCall(part, kernel_type, row.cells(), calls, layers, others)
+        return ModelCall(part, kernel_type, row.cells, calls, layers, others)
 
     def unknown(
         self, part: str, kernel_type: str, layers: int, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
@@ -466,4 +466,4 @@ class _ModelStep:
 
 
 def _pattern(kernel_type: str, name: str) -> Pattern:
-    return next(each for each in built_in_catalog().kernel(kernel_type).patterns if each.name == name)
+    return built_in_catalog().kernel(kernel_type).pattern(name)

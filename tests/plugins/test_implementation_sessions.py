@@ -8,8 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.plan import make_plan
-from opatlas.plugins.select import Choice
+from opatlas.plugins.select import Choice, make_plan
 from sessions import WAITING_KERNEL, Sessions, row
 from stand_in_npus import StandInNpus
 

@@ -162,24 +162,6 @@ def test_rows_are_benchmarks(sessions: Sessions) -> None:
     assert done.outcomes() == {"passed": 1, "skipped": 1}
 
 
-@pytest.mark.parametrize(
-    ("options", "runs"),
-    [
-        (("--benchmark-disable",), False),
-        (("--benchmark-disable", "--benchmark-enable"), True),
-    ],
-)
-def test_rows_do_not_run_where_benchmarks_do_not(sessions: Sessions, options: tuple[str, ...], runs: bool) -> None:
-    sessions.write("Toy", [row(1)])
-    sessions.write("NoReplay", [row(1)])
-    (sessions.folder / "test_more.py").write_text("def test_other():\n    assert True\n")
-    done = sessions.run_in_process(*options)
-    assert done.code == 0
-    assert done.outcomes() == ({"passed": 2, "skipped": 1} if runs else {"passed": 1, "deselected": 2})
-    assert sessions.statuses("Toy") == {1: "measured" if runs else ""}
-    assert runs or done.has_line("benchmarks", options[0])
-
-
 #: What plugins such as pytest-repeat do: each test several times, by parameters of their own.
 REPEAT = """
 import pytest

@@ -84,8 +84,8 @@ def test_an_empty_database_gets_the_catalogs_dtypes(database: Database) -> None:
     assert set(zip(frame[ACCELERATOR_CORE], frame[INPUT_DTYPES], strict=True)) == {("AI_VECTOR_CORE", "DT_BF16")}
 
 
-@pytest.mark.parametrize("rows", [0, 1, 40, 1000])
-@pytest.mark.parametrize("kernel_type", [name for name, kernel in KERNELS.items() if len(kernel.patterns) > 1])
+@pytest.mark.parametrize("rows", [0, 1, 300])
+@pytest.mark.parametrize("kernel_type", ["MatMulV2", "QuantBatchMatmulV3", "FusedInferAttentionScore", "Slice"])
 def test_a_second_time_nothing_is_added(database: Database, kernel_type: str, rows: int) -> None:
     wanted = request(DEEPSEEK_V3, QWEN3_32B, rows=rows, seed=7)
     first = add_theory_rows(database, KERNELS[kernel_type], wanted)

@@ -15,9 +15,10 @@ from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE, BASE, INPUT_DTYPES, INPUT_SHAPES
 from opatlas.row.signature import signatures
-from opatlas.row.slots import Slot, known_dtype
-from opatlas.theory.rows import TheoryRow, tensor
-from opatlas.theory.space import row_bytes
+from opatlas.row.slots import known_dtype
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.patterns import Form
+from opatlas.theory.space import pattern_row
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -80,14 +81,10 @@ def test_dtypes_can_be_replayed(tables: dict[str, pd.DataFrame]) -> None:
     )
 
 
-def test_bytes_of_a_row_are_those_of_all_its_tensors() -> None:
-    row = TheoryRow("X", (tensor("BF16", 100, 8), Slot((), "", ""), tensor("INT64", 3)), (tensor("FLOAT", 3, 8),))
-    assert row_bytes(row) == 100 * 8 * 2 + 3 * 8 + 3 * 8 * 4
-
-
 def test_an_unknown_dtype_is_an_error() -> None:
+    pattern = built_in_catalog().kernel("Add").pattern("binary")
     with pytest.raises(OpAtlasError, match=r"X.*'FLOAT3'.*opatlas/row/slots\.py"):
-        row_bytes(TheoryRow("X", (tensor("FLOAT3", 4),), ()))
+        pattern_row("X", pattern, Form.parse("FLOAT3;FLOAT3 -> FLOAT3"), {"m": 1, "h": 1})
 
 
 def test_it_does_without_torch_and_transformers(tmp_path: Path) -> None:

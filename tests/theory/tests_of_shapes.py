@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TypeVar
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis.strategies import SearchStrategy
 from opatlas.shapes.strategies import sample_rows
 
 from opatlas.theory.catalog import Catalog, read_catalog
@@ -15,28 +12,6 @@ from opatlas.theory.models import ModelFacts
 from opatlas.theory.plan import Request
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
-
-T = TypeVar("T")
-
-
-def drawn(strategy: SearchStrategy[T], count: int) -> list[T]:
-    """Draws of a strategy, duplicates included."""
-    values: list[T] = []
-
-    @seed(0)
-    @settings(
-        max_examples=count,
-        phases=[Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(value: T) -> None:
-        values.append(value)
-
-    collect()
-    return values
 
 
 def request(*models: ModelFacts, rows: int = 0, seed: int = 0, gb: float = 32) -> Request:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import platform
 import re
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING, ClassVar
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
 from opatlas.run.devices.device import Device, DeviceDescription, DeviceKind, DeviceSpec
-from opatlas.run.devices.device_lock import device_lock
 from opatlas.run.devices.system import (
     ROOT,
     available_cores,
@@ -69,6 +66,8 @@ class CpuDevice(Device):
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         import torch
+
+        from opatlas.run.devices.device_lock import device_lock
 
         self.spec, self.settings = spec, settings
         self._threads = settings.threads or available_cores()
@@ -220,6 +219,9 @@ _CODE = bytes.fromhex(
 @cache
 def evictor() -> Callable[[int, int], None] | None:
     """Returns a function that evicts `size` bytes at an address from all caches; None without an instruction for it."""
+    import ctypes
+    import mmap
+
     if platform.machine() != "x86_64" or platform.system() != "Linux" or not _has_instruction():
         return None
     try:

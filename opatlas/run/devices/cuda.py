@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,18 +19,17 @@ from opatlas.run.devices.device import (
     DeviceDescription,
     DeviceKind,
     DeviceSpec,
+    DeviceState,
     Islands,
     is_hidden,
     pin_devices,
     visible_ids,
 )
-from opatlas.run.devices.device_lock import device_lock
-from opatlas.run.devices.fatal_errors import FatalErrors, any_of
-from opatlas.run.devices.nvml import GpuState, Nvml, gpu_state, nvlink_islands
 from opatlas.run.devices.system import read_text, run_tool
 from opatlas.text import first_line, parse_whole
 
 if TYPE_CHECKING:
+    from opatlas.run.devices.fatal_errors import FatalErrors
     from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 
 #: Codes, names and words of errors that are fatal: enums cudaError (cudaError...) and CUresult (CUDA_ERROR_...) of the
@@ -69,6 +69,8 @@ have been exhausted
 
 
 def _fatal_errors() -> FatalErrors:
+    from opatlas.run.devices.fatal_errors import FatalErrors, any_of
+
     lines = (line.split(" ", 3) for line in (_FATAL + _UNSERVED).splitlines())
     errors = {
         int(code): ((f"cudaError{name}", f"CUDA_ERROR_{driver_name}"), (words,))
@@ -127,7 +129,10 @@ class Cuda(DeviceKind):
     dispatch_key = "CUDA"
     has_float64 = True
     has_bytes = True
-    fatal_errors = _fatal_errors()
+
+    @cached_property
+    def fatal_errors(self) -> FatalErrors:
+        return _fatal_errors()
 
     def is_present(self) -> bool:
         return not is_hidden(self.visible) and bool(cuda_version()) and bool(list_gpus())
@@ -167,10 +172,14 @@ class Cuda(DeviceKind):
         said = read_text(_NVIDIA_MODULE) or run_tool(self.tool, *asked, timeout_s=_TIMEOUT_S)
         return said.partition("\n")[0].strip()
 
-    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> GpuState | None:
+    def state(self, spec: DeviceSpec, own: Collection[int], opened: bool) -> DeviceState | None:
+        from opatlas.run.devices.nvml import gpu_state
+
         return gpu_state(spec.pinned[1], own, opened) if spec.pinned is not None else None
 
     def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
+        from opatlas.run.devices.nvml import nvlink_islands
+
         return nvlink_islands(devices)
 
 
@@ -230,6 +239,9 @@ class CudaDevice(Accelerator):
             DeviceUnhealthy: the device exists but cannot be opened.
         """
         import torch
+
+        from opatlas.run.devices.device_lock import device_lock
+        from opatlas.run.devices.nvml import Nvml
 
         _expect_visible()
         self.spec, self.settings, self.module = spec, settings, torch.cuda

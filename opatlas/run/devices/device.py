@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
@@ -120,7 +121,6 @@ class DeviceKind(Kind):
         dispatch_key: the key of torch's dispatcher for operators on these devices.
         has_float64: whether formulas can be computed in float64 there.
         has_bytes: whether torch reads the bytes of a tensor there.
-        fatal_errors: the errors after which a process cannot use the device; None: there are none.
     """
 
     opener = ""
@@ -137,7 +137,11 @@ class DeviceKind(Kind):
     dispatch_key = ""
     has_float64 = False
     has_bytes = False
-    fatal_errors: FatalErrors | None = None
+
+    @cached_property
+    def fatal_errors(self) -> FatalErrors | None:
+        """The errors after which a process cannot use the device; None: there are none."""
+        return None
 
     def preferred_instrument(self, name: str | None) -> str:
         """Returns the instrument of a name; by default the best one, which may not work on this machine.

@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from importlib import import_module, metadata
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError, Unsupported
 from opatlas.row.location import DEFAULT_NPU_DEVICE, NPU_DEVICES, UNNAMED_NPU, public_version
-from opatlas.row.versions import cann_version, same_release
-from opatlas.run.devices import npu_operators, npu_smi
+from opatlas.row.versions import cann_version, package_version, same_release
+from opatlas.run.devices import npu_smi
 from opatlas.run.devices.device import (
     Accelerator,
     DeviceDescription,
@@ -25,12 +26,11 @@ from opatlas.run.devices.device import (
     pin_devices,
     visible_ids,
 )
-from opatlas.run.devices.device_lock import device_lock
-from opatlas.run.devices.fatal_errors import FatalErrors, any_of
 from opatlas.run.devices.npu_smi import Chip
 from opatlas.text import first_line
 
 if TYPE_CHECKING:
+    from opatlas.run.devices.fatal_errors import FatalErrors
     from opatlas.run.instruments.instrument import MeasureSettings
 
 #: Codes, names and words of errors that are fatal. Codes and names: CANN Runtime, aclError.md and rt_error_codes.h.
@@ -74,6 +74,8 @@ _FATAL = """\
 
 
 def _fatal_errors() -> FatalErrors:
+    from opatlas.run.devices.fatal_errors import FatalErrors, any_of
+
     lines = (line.split(" ", 2) for line in _FATAL.splitlines())
     errors = {int(code): ((f"ACL_ERROR_RT_{name}",), words.split("; ")) for code, name, words in lines}
     names = [name for names, _ in errors.values() for name in names]
@@ -139,7 +141,10 @@ class Npu(DeviceKind):
     resource = "NPU"
     kernel_language = "triton-ascend"
     dispatch_key = "PrivateUse1"
-    fatal_errors = _fatal_errors()
+
+    @cached_property
+    def fatal_errors(self) -> FatalErrors:
+        return _fatal_errors()
 
     def group_instrument(self, name: str | None) -> str:
         """Returns the instrument of a name, or the best one for a group of devices.
@@ -182,7 +187,9 @@ class Npu(DeviceKind):
         )
 
     def environment(self) -> Mapping[str, str]:
-        return npu_operators.operator_environment()
+        from opatlas.run.devices.npu_operators import operator_environment
+
+        return operator_environment()
 
     def driver_version(self) -> str | None:
         return npu_smi.driver_version()
@@ -200,7 +207,9 @@ class Npu(DeviceKind):
         return str(own._get_backend(torch.device(self.name)).get_hccl_comm_name(rank))
 
     def error_of(self, message: str) -> ReplayError | None:
-        return npu_operators.missing_kernel(message)
+        from opatlas.run.devices.npu_operators import missing_kernel
+
+        return missing_kernel(message)
 
 
 KIND = Npu()
@@ -233,6 +242,8 @@ class NpuDevice(Accelerator):
         self._torch_npu = import_torch_npu()
         import torch
 
+        from opatlas.run.devices.device_lock import device_lock
+
         self.spec, self.settings = spec, settings
         self.module: Any = torch.get_device_module(KIND.name)
         _expect_visible(self.module)
@@ -255,11 +266,13 @@ class NpuDevice(Accelerator):
     def describe(self) -> DeviceDescription:
         import torch
 
+        from opatlas.run.devices import npu_operators
+
         said = npu_smi.query_chip(self._chip)
         facts: dict[str, str | int | float | None] = {
             "torch": str(torch.__version__),
             "torch_npu": str(self._torch_npu.__version__),
-            "vllm_ascend": _version("vllm-ascend") or None,
+            "vllm_ascend": package_version("vllm-ascend"),
             # The running CANN, and the installed CANN that names the database's folder. Both should be the same.
             "cann": _module_version(self.module, "CANN"),
             "cann_toolkit": cann_version(),
@@ -288,7 +301,9 @@ class NpuDevice(Accelerator):
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         if npu is None:
             raise Unsupported("the kernel has no call of its own on an NPU")
-        return npu_operators.load_npu_call(npu)
+        from opatlas.run.devices.npu_operators import load_npu_call
+
+        return load_npu_call(npu)
 
 
 def _expect_visible(npu: Any) -> None:
@@ -370,7 +385,7 @@ def import_torch_npu() -> ModuleType:
 def _import_message(text: str) -> str:
     """Returns the message of a failed import in plain words."""
     first = first_line(text)
-    torch, torch_npu = _torch(), _version("torch_npu")
+    torch, torch_npu = _torch(), package_version("torch_npu") or ""
     if torch and torch_npu and not same_release(torch, torch_npu):
         return (
             f"torch_npu {torch_npu} does not fit torch {torch} ({first}): pip install torch_npu=={torch}, "
@@ -412,14 +427,7 @@ def set_env_scripts() -> list[Path]:
 
 
 def _torch() -> str:
-    return public_version(_version("torch"))
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return public_version(package_version("torch") or "")
 
 
 def _distribution(module: str) -> str:

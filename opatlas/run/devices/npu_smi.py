@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from opatlas.errors import OpAtlasError
@@ -68,6 +67,8 @@ def query_chip(chip: Chip | None) -> NpuSmiInfo:
     """Returns all fields of a chip; no fields for None, which means a chip that npu-smi does not show."""
     if chip is None:
         return NpuSmiInfo({}, {})
+    from concurrent.futures import ThreadPoolExecutor
+
     # In parallel, because each query takes about a second.
     with ThreadPoolExecutor() as pool:
         card, die, *state = pool.map(lambda ask: ask(chip), (_card, _die, query_common, query_usages))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +47,8 @@ def run_tool(tool: str, *arguments: str, timeout_s: float) -> str:
 
 @cache
 def _run(executable: str, arguments: Sequence[str], timeout_s: float) -> str:
+    import subprocess
+
     try:
         done = subprocess.run(
             [executable, *arguments], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
