@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -359,24 +358,6 @@ def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_LEAST_FREE", 1 << 60)
     assert machine.database(Target(database=tmp_path / "a")).state is State.FAIL
-    temporary = machine.temporary(Target())
-    assert (temporary.state, "TMPDIR" in temporary.remedy) == (State.FAIL, True)
-
-
-def test_a_folder_for_temporary_files_that_takes_no_locks_as_devices_do(monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(machine.fcntl, "lockf", refuse)
-    verdict = machine.temporary(Target())
-    assert (verdict.state, "TMPDIR" in verdict.remedy) == (State.FAIL, True)
-
-
-def test_a_folder_for_temporary_files_that_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
-    verdict = run_probe(PROBES["temporary"], Target()).verdict
-    assert verdict.state is State.PASS
-    assert f"TMPDIR={tmp_path / 'none'}" in verdict.detail
 
 
 def test_a_database_whose_folder_cannot_be_named(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from opatlas.cli.main import main
 from opatlas.outer.diagnosis.diagnosis import Diagnosis, diagnose
 from opatlas.outer.diagnosis.peaks import kernel_work, known_peaks
-from opatlas.outer.diagnosis.rules import LANGUAGES, KernelVerdict, verdict_rules
+from opatlas.outer.diagnosis.verdicts import LANGUAGES, KernelVerdict, verdict_rules
 from tests.ask.tables import product_rows, write_table
 from tests.outer.planted import OTHER_COUNTERS, PIPES, capture, kernel
 

@@ -18,7 +18,7 @@ from opatlas.show.result import Column, Fields, Part, Table
 
 from .diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
 from .kernels import NAME
-from .rules import KernelVerdict, limit, verdict_rules
+from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
 #: Rows of a table.

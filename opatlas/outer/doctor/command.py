@@ -102,7 +102,6 @@ PROBES = {
         Probe(ascend.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(measure.group, _MEASURES_S, of_device=True),
         Probe(machine.database, of_database=True),
-        Probe(machine.temporary),
     )
 }
 

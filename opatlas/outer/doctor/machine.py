@@ -1,15 +1,13 @@
-"""Probes of the machine: Python, packages, torch, CPU and GPUs, memory, load, the database and temporary files."""
+"""Probes of the machine: Python, packages, torch, CPU and GPUs, memory, load, the database."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -37,7 +35,6 @@ from .probe import State, Target, Verdict, failed, passed, skipped
 
 _LEAST_FREE = 1 << 30
 _NAMED = 3
-_OTHER_TEMPORARY = "set TMPDIR to another folder"
 _OTHER_DATABASE = "name another folder with --database-path"
 #: The versions of Python that the tests run on.
 _OLDEST, _NEWEST = (3, 10), (3, 13)
@@ -178,25 +175,6 @@ def database(target: Target) -> Verdict:
         return failed("; ".join(broken[:_NAMED]) + more, **facts)
     left = f", {len(journals)} journals to merge" if journals else ""
     return passed(f"{path}, {len(found.kernel_types())} kernel types{left}", **facts)
-
-
-def temporary(target: Target) -> Verdict:
-    """Writes and locks a file in the folder for temporary files, and looks for room there."""
-    folder = Path(tempfile.gettempdir())
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"opatlas")
-            file.flush()
-            # A device is locked with a record lock in this folder (opatlas/run/devices/device_lock.py).
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return failed(f"{folder}: no file can be written and locked ({error.strerror})", _OTHER_TEMPORARY)
-    found = _room(folder, f"make room, or {_OTHER_TEMPORARY}")
-    wanted = os.environ.get("TMPDIR")
-    if wanted and folder.resolve() != Path(wanted).resolve():
-        # Python skips a folder that it cannot write.
-        return replace(found, detail=f"{found.detail}; not TMPDIR={wanted}, which cannot be written")
-    return found
 
 
 def _room(folder: Path, remedy: str) -> Verdict:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opatlas import formats
-from opatlas.data.header import read_header
-from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
 from opatlas.row.columns import (
     DTYPE,
@@ -34,7 +31,6 @@ from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.pool import GroupPool
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.instruments.attribution import BEGIN_MARK, END_MARK, MARK_TYPE, PendingSamples, dimensions, row_mark
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_facts import replays_of_bench
@@ -58,11 +54,9 @@ _REMEDIES = {
     "nccl": "run it again with NCCL_DEBUG=INFO, which tells what NCCL does; rows of one device need no NCCL",
     "gloo": "see whether GLOO_SOCKET_IFNAME names an interface of this host, and whether the host's name resolves",
 }
-_ENDED_PROCESS = {Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR}
 #: A profile without a summary goes into the report unless it is larger.
 _MOST_BYTES = 32 << 20
 _WITHOUT = "--instrument npu-events measures without msprof meanwhile"
-_SEND = "send us the report (--report), which holds the summary"
 #: Samples of each row.
 SAMPLES = 3
 _ROW_S = 120.0
@@ -223,139 +217,39 @@ def _all_reduce(
             pool.close()
 
 
-@dataclass(frozen=True)
-class RecordedSession:
-    """A session of msprof, and its results.
-
-    Attributes:
-        outcomes: by kernel type.
-        pending: the reports of the device process on the launched rows, by kernel type.
-        output: the output of msprof.
-    """
-
-    outcomes: Mapping[str, RowOutcome]
-    pending: Mapping[str, PendingSamples]
-    output: MsprofOutput
-
-
 def _measure_under_msprof(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) -> Verdict:
-    """Measures the rows in one session of msprof, and checks its profile.
+    """Measures the rows in one session of msprof.
 
     Args:
         files: a folder for a copy of the summary, for the report; None: no copy.
     """
     with TemporaryFolder("doctor-msprof") as folder:
+        session = MsprofSession(
+            lambda launcher: DeviceProcess(spec, settings, launcher), settings, folder / "profiles", keep_outputs=True
+        )
         try:
-            session = record_session(spec, settings, folder / "profiles")
+            session.describe()
         except DeviceGone as error:
+            session.close()
             remedy = "run `msprof --output=/tmp/msprof-alone sleep 1` to see whether msprof itself works"
             return failed(str(error), f"{remedy}; {_WITHOUT}")
+        jobs = {kernel_type: job_of(kernel_type) for kernel_type in ROWS}
+        found = session.run(list(jobs.values()), lambda outcome: False).outcomes
+        outcomes = {kernel_type: found[job.id] for kernel_type, job in jobs.items() if job.id in found}
+        output = read_output(folder / "profiles", exports=False)
         if files is not None:
-            _keep(session.output, files)
-        return check_session(session)
-
-
-def record_session(spec: DeviceSpec, settings: MeasureSettings, folder: Path) -> RecordedSession:
-    """Runs the rows of ROWS in one session of msprof, which writes into a folder.
-
-    Raises:
-        DeviceGone: the device process does not start.
-    """
-    session = MsprofSession(
-        lambda launcher: DeviceProcess(spec, settings, launcher), settings, folder, keep_outputs=True
-    )
-    try:
-        session.describe()
-    except DeviceGone:
-        session.close()
-        raise
-    launched: list[RowOutcome] = []
-
-    def note(outcome: RowOutcome) -> bool:
-        launched.append(outcome)
-        return False
-
-    jobs = [job_of(kernel_type) for kernel_type in ROWS]
-    outcomes = session.run(jobs, note).outcomes
-    return RecordedSession(
-        {job.kernel_type: outcomes[job.id] for job in jobs if job.id in outcomes},
-        {job.kernel_type: one.pending for job, one in zip(jobs, launched, strict=False) if one.pending is not None},
-        read_output(folder, exports=False),
-    )
-
-
-def check_session(session: RecordedSession) -> Verdict:
-    """Returns the first finding of the checks; without a finding, a summary of the profile."""
-    output = session.output
-    facts = {
-        "header": [", ".join(_header(path)) for path in output.summaries[:1]],
-        "types": {name: str(count) for name, count in Counter(each.kernel_type for each in output.launches).items()},
-        "unreadable": list(output.unreadable),
-        "left_out": list(output.left_out),
-        "tracebacks": tracebacks(session.outcomes),
-    }
-    for detail, remedy in _problems(session):
-        return failed(detail, remedy, **facts)
-    marks = sum(_marks(session.pending).values())
-    torn = f", {len(output.left_out)} torn lines" if output.left_out else ""
-    kernels = f"{marks} of {marks} marks, {len(output.launches)} kernels{torn}"
-    return passed(f"{durations(session.outcomes)} ({MSPROF}); {kernels}", **facts)
-
-
-def _header(path: Path) -> Sequence[str]:
-    try:
-        return [name.strip() for name in read_header(path).names]
-    except TableError:
-        return []
-
-
-def _problems(session: RecordedSession) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong, with its remedy; each test assumes that those before it found nothing."""
-    output, without = session.output, f"the probe npu shows whether a row runs without msprof; {_WITHOUT}"
-    ended = {name: one for name, one in session.outcomes.items() if one.status in _ENDED_PROCESS}
-    if ended:
-        yield "; ".join(not_measured(ended)), f"see `dmesg` and `npu-smi info`; {without}"
-    refused = {name: one for name, one in session.outcomes.items() if name not in session.pending}
-    if refused:
-        yield "; ".join(not_measured(refused)), without
-    why = "; ".join(not_measured(session.outcomes))
-    if not output.profiles:
-        yield f"msprof wrote no PROF_ folder: {why}", f"is there room in the folder for temporary files? {_WITHOUT}"
-    if not output.summaries:
-        remedy = (
-            "msprof exports with the python3 on PATH, which must be one that CANN supports; the report (--report) "
-            "holds what msprof printed, and the profile"
-        )
-        yield f"msprof recorded the rows, and exported no op_summary: {why}", f"{remedy}; {_WITHOUT}"
-    if output.unreadable:
-        yield f"op_summary cannot be read: {output.unreadable[0]}", _SEND
-    if not output.launches:
-        yield "op_summary holds no kernel", f"was the device process recorded? {_SEND}; {_WITHOUT}"
-    if not any(any(map(str.isdigit, launch.dimensions)) for launch in output.launches):
-        yield (
-            f"op_summary has no input shapes (N/A in all of {len(output.launches)} rows), by which marks are found",
-            f"does a msprof.ini, or PROFILING_OPTIONS in the environment, lower --task-time=l1? {_SEND}; {_WITHOUT}",
-        )
-    # A mark is a tensor that is negated (Neg, or NegAiCore in some versions of CANN).
-    own = Counter(one.dimensions for one in output.launches if one.kernel_type.startswith(MARK_TYPE))
-    wanted = _marks(session.pending)
-    absent = {shape: count - own[shape] for shape, count in wanted.items() if own[shape] < count}
-    if absent:
-        gone, shapes = sum(absent.values()), " and ".join(sorted(absent)[:2])
-        detail = f"op_summary lacks {gone} of {sum(wanted.values())} marks (Neg of {shapes}), which tell samples apart"
-        yield detail, f"{_SEND}; {_WITHOUT}"
-    if why:
-        yield why, _SEND
-
-
-def _marks(pending: Mapping[str, PendingSamples]) -> Counter[str]:
-    """Returns how often each mark was launched, by its dimensions."""
-    marks: Counter[str] = Counter()
-    for row in pending.values():
-        marks[dimensions(row_mark(row.number))] += 1
-        marks[dimensions(BEGIN_MARK)] += row.samples
-        marks[dimensions(END_MARK)] += row.samples
-    return marks
+            _keep(output, files)
+        types = Counter(launch.kernel_type for launch in output.launches)
+        facts = {
+            "types": {name: str(count) for name, count in types.most_common()},
+            "unreadable": list(output.unreadable),
+            "left_out": list(output.left_out),
+            "tracebacks": tracebacks(outcomes),
+        }
+    if bad := not_measured(outcomes):
+        remedy = "send us the report (--report), which holds the summary of msprof, or the profile without one"
+        return failed("; ".join(bad), f"see `dmesg`, `npu-smi info` and the probe npu; {_WITHOUT}; {remedy}", **facts)
+    return passed(f"{durations(outcomes)} ({MSPROF}); {len(output.launches)} kernels", **facts)
 
 
 def _keep(output: MsprofOutput, files: Path) -> None:
