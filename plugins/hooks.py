@@ -17,7 +17,7 @@ from opatlas.text import pluralize
 
 from .benchmark import benchmark_plugins
 from .cases import needs_group, row_of
-from .cluster_rows import sort_longest_first
+from .cluster import sort_longest_first
 from .collector import REFUSED, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer

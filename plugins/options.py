@@ -18,7 +18,7 @@ from opatlas.run.devices.device import DeviceSpec, available_devices, device_kin
 from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
-from opatlas.run.msprof.command import METRICS
+from opatlas.run.msprof.sessions import METRICS
 from opatlas.text import parse_whole
 
 from .select import Shard

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from opatlas.capture.profile_samples import Profile, fits, read_profile
+from opatlas.data import journal
 from opatlas.data.comparable import PresentSetup, StaleRuns
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.edited import clear_edited, edited_rows
@@ -183,6 +184,7 @@ def _prepare_for(
         is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
         others=[each.path for each in settings.targets],
     )
+    own.left_behind = journal.journals(own.database)
     if settings.source.is_listed and base.requested is not None:
         add_rows(own.database, base.of_target(target))
     elif target.rows_from is not None:

@@ -51,7 +51,7 @@ class UncollectedSamples:
         )
         if not ended or session.shouldfail or session.shouldstop:
             return
-        samples, device = self._runner.samples(), self._runner.rows().describe()
+        samples, device = self._runner.samples(), self._runner.describe()
         self._take_unmatched(session.config, plan, samples, device)
         if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._unmatched:
             session.exitstatus = pytest.ExitCode.OK

@@ -52,10 +52,9 @@ from .cases import (
     of_fate,
     row_of,
 )
-from .cluster_rows import host_of
+from .cluster import host_of
 from .collector import Collector, lacks_replay
 from .interrupts import STOPPED, Interrupts
-from .item_rows import ItemRows
 from .mixing import check_replaced
 from .plan import plan_session
 from .prof_path import UncollectedSamples
@@ -189,9 +188,9 @@ class Session:
                 plan.notes += judged.notes
         return True
 
-    def rows(self) -> ItemRows:
-        """Returns what runs the rows. Raises DeviceGone where pytest's own process cannot open its device."""
-        return self._runner.rows()
+    def rows(self) -> RowRunner:
+        """Returns what runs the rows."""
+        return self._runner
 
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for a row. The time of opening belongs to no row."""
@@ -396,9 +395,9 @@ class Session:
         is_stopped = self.context.stop_reason not in ("", STOPPED)
         if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
             # With --in-process the body's own exception reaches pytest, for a debugger.
-            from opatlas.run.device_errors import outcome_from_error
+            from opatlas.run.outcome import outcome_of
 
-            outcome = outcome_from_error(call.excinfo.value)
+            outcome = outcome_of(call.excinfo.value)
             if outcome.status is Status.DEVICE_ERROR:
                 self.context.stop("the device reported an error, and --in-process cannot replace its process")
         return outcome

@@ -20,7 +20,7 @@ from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.run.msprof.command import SESSION_ROWS
+from opatlas.run.msprof.sessions import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
 from .cluster import cluster_notes

@@ -12,10 +12,9 @@ import pytest
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, code_digest, read_manifests
+from opatlas.data.manifest import Manifest, Pace, code_digest, read_manifests, replay_pace
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.origin import Provenance
-from opatlas.data.pace import Pace, replay_pace
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder

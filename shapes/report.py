@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from opatlas.data.pace import Pace
+from opatlas.data.manifest import Pace
 from opatlas.formats import size
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table

@@ -14,7 +14,7 @@ from opatlas.cli.build import Built, build_ahead
 from opatlas.cli.kernel_template import suite_operators, write_templates
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
-from opatlas.outer.suites.overload import is_folder
+from opatlas.outer.suites.texts import is_folder
 from opatlas.row.siblings import base_type, suggest_spelling
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations

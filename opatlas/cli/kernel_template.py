@@ -9,8 +9,8 @@ from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.outer.suites.listing import suite_rows
-from opatlas.outer.suites.overload import overload_of
 from opatlas.outer.suites.template import operator_file, operator_template
+from opatlas.outer.suites.texts import overload_of
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.text import suggest

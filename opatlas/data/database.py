@@ -27,8 +27,7 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely, safe_folder, safe_lock
 from opatlas.row.columns import is_file_name
 from opatlas.row.communication import COLLECTIVES
-from opatlas.row.location import IMPLEMENTATIONS
-from opatlas.row.named_databases import expect_database
+from opatlas.row.location import IMPLEMENTATIONS, expect_database
 from opatlas.row.record import SessionHolder
 from opatlas.row.row_kind import row_kind
 from opatlas.row.table import RowTable

@@ -14,8 +14,7 @@ import numpy as np
 
 from opatlas.errors import TableError
 from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SLOTS, OP_STATE, OUTPUT_SLOTS
-from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.row.slots import known_dtype, slot_words
+from opatlas.row.slots import SlotNumbers, known_dtype, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import parse_whole
 from opatlas.theory.catalog import CatalogKernel

@@ -8,8 +8,7 @@ from printed import numbers_in
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import BASE
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
+from opatlas.row.columns import BASE, PIPE_UTILIZATION
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
 #: Counters of a profiler.

@@ -16,8 +16,8 @@ from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.outer.suites.listing import suite_name, suite_rows
-from opatlas.outer.suites.overload import overload_of
 from opatlas.outer.suites.score import CaseScore, OperatorScore, SuiteScore, read_score
+from opatlas.outer.suites.texts import overload_of
 from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
 from opatlas.row.status import Status
 from opatlas.row.versions import CUDA, TORCH, Versions

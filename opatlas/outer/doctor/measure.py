@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from opatlas import formats
@@ -28,17 +29,15 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.msprof.executor import MsprofSession, msprof_on_group
 from opatlas.run.msprof.pending import KEPT, MsprofOutput, read_output
-from opatlas.run.process.device_pool import ExcludedDevices
+from opatlas.run.msprof.sessions import MsprofSession, msprof_on_group
 from opatlas.run.process.device_process import DeviceProcess
-from opatlas.run.process.executor import Executor
+from opatlas.run.scheduler import ExcludedDevices, Scheduler
 
 from .probe import Target, Verdict, failed, passed, skipped
 
@@ -205,12 +204,12 @@ def _all_reduce(
     settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument)
     with TemporaryFolder("doctor-group") as folder:
 
-        def executor_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Executor:
+        def scheduler_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Scheduler:
             if settings.instrument == MSPROF:
                 return msprof_on_group(spec, devices, settings, folder / "profiles")
             return GroupProcess(spec, devices, settings)
 
-        pool = GroupPool(GroupNodes(devices), settings, ExcludedDevices(None), executor_of)
+        pool = GroupPool(GroupNodes(devices), settings, ExcludedDevices(None), scheduler_of)
         try:
             return pool.run(job), pool.describe()
         finally:
@@ -234,7 +233,14 @@ def _measure_under_msprof(spec: DeviceSpec, settings: MeasureSettings, files: Pa
             remedy = "run `msprof --output=/tmp/msprof-alone sleep 1` to see whether msprof itself works"
             return failed(str(error), f"{remedy}; {_WITHOUT}")
         jobs = {kernel_type: job_of(kernel_type) for kernel_type in ROWS}
-        found = session.run(list(jobs.values()), lambda outcome: False).outcomes
+        found: dict[int, RowOutcome] = {}
+        try:
+            # Where the device fails meanwhile, the rows before have their outcomes.
+            with suppress(DeviceGone):
+                found.update((job.id, session.launch(job)) for job in jobs.values())
+        finally:
+            session.end()
+        found |= {job.id: outcome for job, outcome in session.read()[0]}
         outcomes = {kernel_type: found[job.id] for kernel_type, job in jobs.items() if job.id in found}
         output = read_output(folder / "profiles", exports=False)
         if files is not None:

@@ -35,13 +35,11 @@ from opatlas.row.status import Status
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name, kind_named
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.inputs.experts import hccl_buffer_mib, needed_bytes
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.process.device_pool import ExcludedDevices
-from opatlas.run.process.executor import Executor
+from opatlas.run.scheduler import ExcludedDevices, Scheduler
 from opatlas.show.output import print_note
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Result, Table
@@ -65,7 +63,7 @@ class ShapeProbe:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Scheduler,
         spec: GroupSpec,
         weights: str,
         weight_format: str,

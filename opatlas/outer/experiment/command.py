@@ -96,7 +96,7 @@ def _suite_result(path: Path) -> Result:
 def _is_of_suite(path: Path) -> bool:
     try:
         # A package of its own, which may have been deleted.
-        from opatlas.outer.suites.overload import is_folder
+        from opatlas.outer.suites.texts import is_folder
     except ModuleNotFoundError:
         return False
     return any(is_folder(file.stem) for file in path.glob("*.csv"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from opatlas.data.database import Database
 from opatlas.formats import percent, ratio
-from opatlas.outer.suites.overload import is_folder, overload_of
+from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import column_cells, signatures

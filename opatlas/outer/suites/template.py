@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.overload import folder_of
+from opatlas.outer.suites.texts import folder_of
 from opatlas.text import suggest
 
 _TEMPLATE = '''\
