@@ -55,15 +55,6 @@ def test_two_ranks_under_msprof(npus) -> None:
     assert verdict.facts["msprof us"] == collective_us(1)
 
 
-@pytest.mark.slow
-def test_two_ranks_whose_profiles_are_empty(npus) -> None:
-    verdict = npus("no-export")
-    assert verdict.state is State.FAIL
-    assert "op_summary" in verdict.detail
-    # The folder is gone when the user reads this.
-    assert "opatlas-tmp" not in verdict.detail
-
-
 def test_ranks_meet_only_with_the_option() -> None:
     verdict = measure.group(Target("cpu", "cpu"))
     assert verdict.state is State.SKIP

@@ -147,18 +147,6 @@ def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend, torch_npu
     assert "undefined symbol" in atb.detail
 
 
-def test_operators_without_their_kernels(verdicts_of, vllm_ascend) -> None:
-    package, environment = vllm_ascend
-    shutil.rmtree(package / "_cann_ops_custom")
-    (without,) = verdicts_of("custom_ops")
-    assert without.state is State.FAIL
-    assert "no package of kernels" in without.detail
-    assert "AddRmsNormBias" in without.detail
-    (wrong,) = verdicts_of("custom_ops", **environment)
-    assert wrong.state is State.FAIL
-    assert f"ASCEND_CUSTOM_OPP_PATH={environment['ASCEND_CUSTOM_OPP_PATH']} is no folder" in wrong.detail
-
-
 def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> None:
     """torch_npu logs it, and says of each call that it has no kernel."""
     _, environment = vllm_ascend
@@ -173,21 +161,6 @@ def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> No
     assert empty.state is State.FAIL
     assert str(library) in empty.detail
     assert empty.remedy
-
-
-def test_an_older_torch_npu_without_vllm_ascend_and_atb(verdicts_of, torch_npu) -> None:
-    custom, triton, atb, calls = verdicts_of("custom_ops", "triton", "atb", "npu_calls")
-    assert custom.state is triton.state is State.SKIP
-    assert "AddRmsNormBias" in custom.detail
-    # torch_npu has a call of its own for it.
-    assert "SparseFlashAttention" not in custom.detail
-    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
-    assert atb.state is State.FAIL
-    assert "ReshapeAndCacheNdKernel" in atb.detail
-    assert "set_env.sh" in atb.detail
-    assert "libatb.so" in atb.facts["loader"]
-    assert calls.state is State.FAIL
-    assert "torch_npu.npu_rms_norm" in calls.facts["missing"]
 
 
 def test_a_probe_has_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
