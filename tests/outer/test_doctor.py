@@ -101,7 +101,7 @@ def test_what_a_probe_is_told_and_tells(bad, tmp_path):
 
 
 #: Probes that stand for all: the others are tested by themselves, and all together by an acceptance session.
-FEW = ("device", "python", "packages", "cpu", "npu_devices", "database")
+FEW = ("device", "packages", "cpu", "npu_devices", "database")
 
 
 def test_a_cpu(tmp_path, monkeypatch, capsys):
@@ -184,10 +184,12 @@ def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_p
 
 
 def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
-    _, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), atb=failed("no CANN"))
-    assert states(out)["atb"] == "skip"
-    _, out = doctor(kind="npu", signs=["torch_npu"], atb=failed("no NNAL"))
-    assert states(out)["atb"] == "warn"
+    _, out = doctor(
+        kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), npu_calls=failed("no CANN")
+    )
+    assert states(out)["npu_calls"] == "skip"
+    _, out = doctor(kind="npu", signs=["torch_npu"], npu_calls=failed("an older one"))
+    assert states(out)["npu_calls"] == "warn"
 
 
 def test_a_device_that_is_not_known(doctor):

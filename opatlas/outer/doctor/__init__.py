@@ -1,7 +1,7 @@
 """Probes of a machine: those of `opatlas doctor`, whether it can measure rows, and the shapes that a kernel accepts.
 
 probe.py        a probe, its target and verdict, and the process that runs a probe
-machine.py      Python, packages, torch, CPU and GPUs, memory, load, the database and temporary files
+machine.py      packages, CPU and GPUs, the database
 ascend.py       an NPU: driver, CANN, torch_npu, operators
 measure.py      rows, under msprof too with checks of its profile, and an all_reduce
 command.py      `opatlas doctor`: all probes in their order, and the zip file for the maintainers

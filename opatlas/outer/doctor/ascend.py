@@ -192,36 +192,6 @@ def custom_ops(target: Target) -> Verdict:
     return passed(f"{len(calls)} operators and their kernels", calls=sorted(calls))
 
 
-def triton(target: Target) -> Verdict:
-    """Looks up vllm-ascend's Triton kernels, which need to know the device's cores."""
-    calls = _types_by_call(_TRITON)
-    if find_spec("vllm_ascend") is None:
-        return skipped(f"no vllm-ascend; skipped: {_rows(_types(calls))}")
-    _open(target)
-    if missing := _missing(calls):
-        remedy = "install the triton-ascend of this CANN and vLLM"
-        return failed(_effect(missing, "skipped"), remedy, missing=missing)
-    return passed(f"{len(calls)} kernels", calls=sorted(calls))
-
-
-def atb(target: Target) -> Verdict:
-    """Looks up torch_npu's calls of ATB, which need libatb.so."""
-    import torch
-
-    calls = _types_by_call(_ATB)
-    library = Path(str(import_torch_npu().__file__)).parent / "lib" / "libop_plugin_atb.so"
-    try:
-        # torch_npu loads it at its import or at the first call, and hides the error until then.
-        torch.ops.load_library(str(library))
-    except OSError as error:
-        loader = f"{error} {error.__cause__ or ''}"
-        # The explanation ends with the remedy.
-        why = npu_operators.missing_kernel(loader) or exception_line(error)
-        return failed(f"skipped: {_rows(_types(calls))}: {why}", loader=loader)
-    missing = _missing(calls)
-    return failed(_effect(missing, "unsupported")) if missing else passed(library.name)
-
-
 def _load_failure(library: Path) -> str:
     """Returns why a library cannot be loaded; "" if it can be loaded."""
     try:

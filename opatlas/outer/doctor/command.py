@@ -82,13 +82,9 @@ PROBES = {
     probe.name: probe
     for probe in (
         Probe(device, 2 * PRINTS_S),
-        Probe(machine.python),
         Probe(machine.packages),
-        Probe(machine.torch, _IMPORTS_S),
         Probe(machine.cpu, _IMPORTS_S),
         Probe(machine.cuda, _IMPORTS_S, _CUDA),
-        Probe(machine.limits),
-        Probe(machine.disturbances, needed_by=(), of_device=True),
         Probe(ascend.npu_devices, needed_by=_NPU, of_ascend=True),
         Probe(ascend.npu_smi, needed_by=(), of_ascend=True),
         Probe(ascend.cann, needed_by=_NPU, of_ascend=True),
@@ -98,8 +94,6 @@ PROBES = {
         Probe(measure.replay, _MEASURES_S, of_device=True),
         Probe(ascend.npu_calls, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(ascend.triton, _IMPORTS_S, (), **_ON_TORCH_NPU),
-        Probe(ascend.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(measure.group, _MEASURES_S, of_device=True),
         Probe(machine.database, of_database=True),
     )

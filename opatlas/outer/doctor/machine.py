@@ -1,12 +1,10 @@
-"""Probes of the machine: Python, packages, torch, CPU and GPUs, memory, load, the database."""
+"""Probes of the machine: packages, CPU and GPUs, the database."""
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -18,17 +16,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.installation import CHECKOUT
 from opatlas.row import location, versions
-from opatlas.run.devices.device import available_devices, database_name, device_states
-from opatlas.run.devices.system import (
-    MachineWatch,
-    affinity_cores,
-    available_cores,
-    available_memory,
-    cpu_quota,
-    machine_state,
-    memory_limit,
-    needed_cores,
-)
+from opatlas.run.devices.device import available_devices, database_name
 from opatlas.text import first_line
 
 from .probe import State, Target, Verdict, failed, passed, skipped
@@ -36,24 +24,11 @@ from .probe import State, Target, Verdict, failed, passed, skipped
 _LEAST_FREE = 1 << 30
 _NAMED = 3
 _OTHER_DATABASE = "name another folder with --database-path"
-#: The versions of Python that the tests run on.
-_OLDEST, _NEWEST = (3, 10), (3, 13)
 _INSTALL = (
     "pip install 'opatlas[bench]'"
     if CHECKOUT is None
     else "pip install -c constraints.txt -e '.[bench]' in the checkout"
 )
-
-
-def python(target: Target) -> Verdict:
-    """Compares the version of Python with the supported versions."""
-    here = sys.version_info[:2]
-    facts = {"executable": sys.executable, "prefix": sys.prefix, "platform": platform.platform()}
-    detail = f"{platform.python_version()}, {sys.prefix}"
-    if _OLDEST <= here <= _NEWEST:
-        return passed(detail, **facts)
-    wanted = "{}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
-    return failed(detail, f"use Python {wanted}: make bench PYTHON=/path/to/python", **facts)
 
 
 def packages(target: Target) -> Verdict:
@@ -84,17 +59,8 @@ def packages(target: Target) -> Verdict:
     return passed(", ".join(shown), installed=installed)
 
 
-def torch(target: Target) -> Verdict:
-    """Imports torch."""
-    import torch
-
-    version, config = str(torch.__version__), torch.__config__.show()
-    detail = f"{version}, {torch.get_num_threads()} threads"
-    return passed(detail, version=version, file=torch.__file__, config=config)
-
-
 def cpu(target: Target) -> Verdict:
-    """Multiplies on the CPU, and measures a row."""
+    """Imports torch, multiplies on the CPU, and measures a row."""
     # Without torch this module is imported, too.
     from .measure import measure_row
 
@@ -194,26 +160,3 @@ def database_path(target: Target) -> Path:
 def existing_folder(path: Path) -> Path:
     """Returns the path, or the nearest folder above it that exists."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.exists())
-
-
-def limits(target: Target) -> Verdict:
-    """Reads how many cores and how much memory this process may use."""
-    quota, limit, left = cpu_quota(), memory_limit(), available_memory()
-    usable = affinity_cores()
-    cores = f"{available_cores()} of {usable} cores" if available_cores() < usable else f"{usable} cores"
-    cpu = "no CPU quota" if quota is None else f"CPU quota {quota:g} cores"
-    memory = "no memory limit" if limit is None else f"memory limit {limit / 2**30:.1f} GiB"
-    if left is not None:
-        memory += f", {left / 2**30:.1f} GiB of it left"
-    return passed(f"{cores}, {cpu}, {memory}", cpu_quota=quota, memory_limit_bytes=limit, memory_left_bytes=left)
-
-
-def disturbances(target: Target) -> Verdict:
-    """Looks for load and other disturbances that would make durations noisy now."""
-    machine = machine_state()
-    devices = available_devices(target.device or None)
-    gpus = device_states(devices, MachineWatch().own_processes(), opened=False)
-    found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
-    if found:
-        return failed(", ".join(found), "wait until the load is gone, or measure elsewhere: durations are noisy")
-    return passed(machine.load or "no load reported", load=machine.load_1min)
