@@ -44,10 +44,10 @@ def test_the_doctor_times_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disturbance_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "machine_state", lambda: _QUIET)
     assert doctor.disturbances(_CPU).state is State.PASS
-    monkeypatch.setattr(doctor, "machine_state", lambda: replace(_QUIET, load_1min=4.2))
+    monkeypatch.setattr(doctor, "machine_state", lambda: replace(_QUIET, other_cores=1.3))
     found = doctor.disturbances(_CPU)
     assert found.state is State.FAIL
-    assert "load 4.2 on 2 cores" in found.detail
+    assert "1.3 of 2 cores" in found.detail
     assert found.remedy
 
 
@@ -73,7 +73,7 @@ def test_an_expensive_flush_is_reported_with_the_option_to_leave_it_out(
 
 
 def test_a_manifest_keeps_readings_and_their_meaning() -> None:
-    facts = run_manifest.facts_of([DeviceSpec("cpu")], replace(_QUIET, load_1min=4.2), [])
-    assert facts["load_1min"] == 4.2
+    facts = run_manifest.facts_of([DeviceSpec("cpu")], replace(_QUIET, other_cores=1.3), [])
+    assert facts["other_cores"] == 1.3
     assert facts["gpus"] == []
     assert len(facts["disturbances"]) == 1
