@@ -11,7 +11,7 @@ from opatlas.run.registry import replays
 
 
 def _bind(*arguments):
-    from opatlas.outer.suites.suite_replay import bind_case
+    from opatlas.outer.suites.replay import bind_case
 
     return bind_case(*arguments)
 

@@ -7,9 +7,8 @@ queries of the cases.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -42,17 +41,13 @@ from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable
 from opatlas.run.registry import replay_spec
 from opatlas.show.row_summary import RowSummary
-from opatlas.show.session_report import Cause
-from opatlas.text import parse_whole, shortened
+from opatlas.text import parse_whole
 
 #: Accounts of collected rows beside the statuses.
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
 
 #: Columns that a replay may need.
 _CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
-_REASON_SHOWN = 160
-#: The parts of a reason that differ between rows with the same cause: addresses, sizes, words with digits.
-_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
 
 class Fate(Enum):
@@ -90,7 +85,6 @@ class CaseResult:
         figures: the numbers of a measured row.
         assumptions: about the row, if it was measured.
         verdict: the error class of a candidate; "" for a row without one.
-        host: the machine of a cluster that measured the row; "" without a cluster.
         duration_us, stored_us: the duration that is stored, in microseconds, and with --read-only that of the database.
         began, ended: seconds since the epoch; the wait for the device is in between.
         waited: seconds that the row waited for its device (`row_note.FOR_OTHERS`, `FOR_OWN`).
@@ -102,7 +96,6 @@ class CaseResult:
     figures: RowSummary | None
     assumptions: Sequence[str]
     verdict: str
-    host: str
     duration_us: float | None
     stored_us: float | None
     began: float
@@ -416,46 +409,3 @@ def results_of(cases: Iterable[SessionCase]) -> Iterator[tuple[SessionCase, Case
 def figures_of(cases: Iterable[SessionCase]) -> dict[str, RowSummary]:
     """Returns the numbers of measured rows, by case id."""
     return {case.id: found.figures for case, found in results_of(cases) if found.figures is not None}
-
-
-def causes(cases: Iterable[SessionCase]) -> list[Cause]:
-    """Returns the causes of rows that were not measured, the most frequent first."""
-    failed = [
-        (case, f"{found.status}: {_first_line(found.reason)}", found.status)
-        for case, found in results_of(cases)
-        if found.status is not Status.MEASURED
-    ]
-    # If a process or the device failed, the number is the cause: a signal, a deadline, a code.
-    ended = (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
-    return _counted(
-        ((case, text, text if status in ended else _PARTICULAR.sub("N", text)) for case, text, status in failed)
-    )
-
-
-def assumptions(cases: Iterable[SessionCase]) -> list[Cause]:
-    """Returns the assumptions about measured rows, the most frequent first."""
-    assumed = ((case, text) for case, found in results_of(cases) for text in found.assumptions)
-    return _counted((case, text, _PARTICULAR.sub("N", text)) for case, text in assumed)
-
-
-def _first_line(reason: str) -> str:
-    return shortened(reason.partition("\n")[0], _REASON_SHOWN)
-
-
-def _counted(texts: Iterable[tuple[SessionCase, str, str]]) -> list[Cause]:
-    """Counts texts of cases, given with what such texts have in common."""
-    found: dict[tuple[str, str], list[tuple[SessionCase, str]]] = {}
-    for case, text, common in texts:
-        found.setdefault((case.rows.label, common), []).append((case, text))
-    causes = []
-    for (label, common), like in sorted(found.items(), key=lambda entry: -len(entry[1])):
-        case, text = like[0]
-        if len(like) > 1 and text != common:
-            text = f"{text} (and {len(like) - 1:,} like it)"
-        causes.append(Cause(label, text, len(like), case.id))
-    return causes
-
-
-def count_by(cases: Iterable[SessionCase], key: Callable[[SessionCase], str]) -> Counter[str]:
-    """Returns the number of cases by a text of theirs; cases without one do not count."""
-    return Counter(text for case in cases if (text := key(case)))

@@ -1,4 +1,4 @@
-"""The cluster of --ray, which a process of pytest joins once."""
+"""The cluster of --ray, which a process of pytest joins once, and the order in which rows run on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+
+from .cases import SessionCase, needs_group, row_of
 
 if TYPE_CHECKING:
     from opatlas.outer.cluster.ray_cluster import RayCluster
@@ -38,3 +41,38 @@ def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
 def cluster_notes(config: pytest.Config) -> list[str]:
     """Returns which hosts a session does not use; none without a cluster."""
     return config.stash[_CLUSTER].notes if _CLUSTER in config.stash else []
+
+
+def host_of(device: DeviceDescription | None) -> str:
+    """Returns the machine of a device of a cluster; "" for the device of this machine."""
+    return str(device.facts.get("host", "")) if device is not None else ""
+
+
+def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
+    """Sorts the rows by their expected time, the longest first; equally long ones keep their order.
+
+    The duration that the database has tells it, or else what the peaks of the device allow. Of several implementations
+    the slowest counts, so that they stay together. Other tests come first, and rows of groups last, in their order.
+    """
+    peak = device_peak(device_name)
+    rows = [row for item in items if not needs_group(item) and (row := row_of(item)) is not None]
+    longest_ms: dict[str, int] = {}
+    for row in rows:
+        longest_ms[row.row_id] = max(longest_ms.get(row.row_id, 0), _expected_ms(row, peak))
+
+    def key(item: pytest.Item) -> float:
+        if needs_group(item):
+            return float("inf")
+        row = row_of(item)
+        return -float("inf") if row is None else -longest_ms[row.row_id]
+
+    items.sort(key=key)
+
+
+def _expected_ms(row: SessionCase, peak: Peak) -> int:
+    """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
+    replayed = row.row.replayed
+    expected_us = replayed.us if replayed is not None else row.captured_us
+    if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
+        expected_us = bound_us(work, peak, cold=True)
+    return int((expected_us or 0.0) / 1000)

@@ -13,12 +13,12 @@ import pytest
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, kind_named
 
-from .item_rows import ItemRows
+from .row_runner import RowRunner
 from .session import SESSION
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[ItemRows]:
+def device(request: pytest.FixtureRequest) -> Iterator[RowRunner]:
     """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
@@ -37,13 +37,13 @@ def row(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def replay(device: ItemRows) -> ItemRows:
+def replay(device: RowRunner) -> RowRunner:
     """The same as `device`. In the device process a replay calls its `replay` with kernel, arguments and formula."""
     return device
 
 
 @pytest.fixture(scope="session")
-def npu(device: ItemRows) -> DeviceDescription | None:
+def npu(device: RowRunner) -> DeviceDescription | None:
     """The NPU that rows are replayed on, set up; None on another device, where rows time a stand-in."""
     description = device.describe()
     return description if kind_named(description.kind).is_native else None
@@ -61,7 +61,7 @@ def custom_opp(npu: DeviceDescription | None) -> None:
 
 
 @pytest.fixture(scope="session")
-def group(device: ItemRows) -> ItemRows:
+def group(device: RowRunner) -> RowRunner:
     """The same as `device`. In the device process a replay with `@replays(..., group=...)` gets its rank's view.
 
     Each row says which group it needs, and is skipped where there are too few devices (opatlas/run/groups/).

@@ -15,13 +15,12 @@ from opatlas.options import fit_terminal
 from opatlas.run.registry import replay_spec
 from opatlas.text import pluralize
 
-from .benchmark_plugin import NoBenchmarkHeader, benchmark_choice, benchmark_feed
+from .benchmark import benchmark_plugins
 from .cases import needs_group, row_of
-from .cluster_rows import sort_longest_first
+from .cluster import sort_longest_first
 from .collector import REFUSED, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
 from .junit import JUnit, junit_writer
-from .last_failed import LastFailed
 from .notes import plan_lines
 from .pytest_internals import shorten_message
 from .row_note import attach_note
@@ -41,12 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Makes the session and registers its hooks, after the terminal and pytest-benchmark are configured."""
     session = config.stash[SESSION] = Session(config)
     context = session.context
-    plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmark_choice(config)]
+    plugins: list[Any] = [ProcessHooks(session), session.collector]
+    plugins += benchmark_plugins(config, is_worker=context.is_worker)
     if context.is_worker:
         # Ctrl-C on a terminal reaches workers too; the controller answers it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     else:
-        plugins += [MainHooks(session), benchmark_feed(config) or NoBenchmarkHeader()]
+        plugins.append(MainHooks(session))
         xml, terminal = junit_writer(config), config.pluginmanager.get_plugin("terminalreporter")
         if context.is_controller:
             plugins.append(ControllerHooks(session))
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
             plugins.append(JUnit(session, xml))
         if terminal is not None:
             plugins.append(RowProgress(session, terminal))
-    for plugin in filter(None, plugins):
+    for plugin in plugins:
         config.pluginmanager.register(plugin, f"opatlas-{type(plugin).__name__}")
 
 
@@ -140,7 +140,8 @@ class ProcessHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Records a row before pytest makes its report, which takes properties and output of the item."""
         row = row_of(item)
-        if row is None:
+        # Nothing becomes of a row whose fixtures are made, or released.
+        if row is None or (call.when != "call" and call.excinfo is None):
             return (yield)
         note = self._session.record(item, row, call)
         report = yield

@@ -10,8 +10,7 @@ from pathlib import Path
 from opatlas import formats
 from opatlas.capture.time_shares import without_replay as shares_without_replay
 from opatlas.data.database import Database
-from opatlas.data.manifest import read_manifests
-from opatlas.data.pace import replay_pace
+from opatlas.data.manifest import read_manifests, replay_pace
 from opatlas.data.update_mode import UpdateMode
 from opatlas.row.roofline import row_bytes
 from opatlas.row.siblings import suggest_spelling

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,10 +18,10 @@ from opatlas.run.devices.device import DeviceSpec, available_devices, device_kin
 from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
-from opatlas.run.msprof.command import METRICS
+from opatlas.run.msprof.sessions import METRICS
 from opatlas.text import parse_whole
 
-from .select import Shard
+from .choice import Shard
 from .where import parse_where
 
 #: The original tool's environment variable for --repeat-count.
@@ -241,6 +241,43 @@ MEASURING = (
         "msprof, or a folder of these (default: rows are run)",
     ),
 )
+#: The options of theory rows alone.
+THEORY_ROWS = (
+    declare(
+        "--target-models",
+        Scope.THEORY,
+        type=names,
+        metavar="MODEL[,MODEL...]",
+        default=(),
+        help="take shapes of these models only: names of built-in models, config.json files "
+        "(default: the built-in models, and shapes of no model in particular)",
+    ),
+    declare(
+        "--rows",
+        Scope.THEORY,
+        type=at_least(0),
+        metavar="N",
+        default=1000,
+        help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
+    ),
+    declare(
+        "--seed",
+        Scope.THEORY,
+        type=at_least(0),
+        metavar="N",
+        default=0,
+        help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",
+    ),
+    declare(
+        "--max-hbm-gb",
+        Scope.THEORY,
+        type=positive,
+        metavar="GB",
+        default=32.0,
+        help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
+        "in 10^9 bytes (default: %(default)g)",
+    ),
+)
 #: The original's name of -x.
 FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
 #: The groups of pytest's help, by their titles.
@@ -252,6 +289,7 @@ _GROUPS = {
     "Expert parallelism: kernels that several devices run together": experts.OPTIONS,
     "Collectives: the messages and groups that bench/test_collectives.py measures": collectives.OPTIONS,
 }
+_THEORY_TITLE = "OpAtlas theory rows: what `pytest shapes/` adds to a database"
 #: All options of a session of replays, those of groups and of collectives included.
 OPTIONS = tuple(chain(*_GROUPS.values()))
 
@@ -286,6 +324,7 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     for title, options in _GROUPS.items():
         add_all(parser.getgroup(title, title), options)
+    add_all(parser.getgroup(_THEORY_TITLE, _THEORY_TITLE), THEORY_ROWS)
     add_all(parser.getgroup("general", "General"), [FAIL_FAST])
 
 
@@ -313,3 +352,46 @@ def outside(options: Sequence[Option], scope: Scope) -> list[Option]:
 def named(*names: str) -> list[Option]:
     """Returns options of a session of replays by name."""
     return [each for each in OPTIONS if each.name in names]
+
+
+#: The kinds of session that each command starts; options without an effect in them are not shown.
+SCOPES = {"bench": Scope.ROWS, "collectives": Scope.COLLECTIVES, "shapes": Scope.THEORY}
+_STRICT_ROWS = " --strict, an option of pytest, also fails rows that an earlier session ran and failed to measure"
+#: What OpAtlas adds to pytest's --strict, by command.
+_STRICT = {
+    "bench": f"{_STRICT_ROWS}.",
+    "collectives": f"{_STRICT_ROWS}, and refuses sizes of groups that the machine or the grid cannot hold.",
+}
+_SCOPE_BY_OPTION = {option.name: option.scope for option in (*OPTIONS, *THEORY_ROWS)}
+
+
+class _HelpParser(argparse.ArgumentParser):
+    """Takes options as pytest's parser does, and keeps the options with an effect in some kinds of session."""
+
+    def __init__(self, scope: Scope, **more: Any) -> None:
+        super().__init__(add_help=False, **more)
+        self._scope = scope
+
+    def getgroup(self, _: str, description: str) -> Any:
+        group: Any = self.add_argument_group(description)
+        group.addoption = lambda name, *aliases, **arguments: (
+            group.add_argument(name, *aliases, **arguments)
+            if _SCOPE_BY_OPTION.get(name, Scope.ANY) & self._scope
+            else None
+        )
+        return group
+
+
+def help_of(command: str, about: str) -> str:
+    """Returns the help of `opatlas bench`, `opatlas collectives` or `opatlas shapes`."""
+    parser: Any = _HelpParser(
+        SCOPES[command],
+        prog=f"opatlas {command}",
+        usage=f"opatlas {command} [OPTION ...] [OPTION OF PYTEST ...]",
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=f"pytest's own options hold, too, such as -k, -x, -v, --lf and --junitxml: `pytest --help` lists them."
+        f"{_STRICT.get(command, '')}",
+    )
+    pytest_addoption(parser)
+    text: str = parser.format_help()
+    return text

@@ -5,47 +5,37 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from opatlas.capture.profile_samples import Profile, fits, read_profile
-from opatlas.capture.time_shares import captured_time_us
-from opatlas.data.cells import identity_columns
+from opatlas.data import journal
 from opatlas.data.comparable import PresentSetup, StaleRuns
-from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.edited import clear_edited, edited_rows
-from opatlas.data.fold import TableFold
-from opatlas.data.header import misspelt_columns
 from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.data.pruned import pruned_signatures
-from opatlas.data.row_copy import add_rows, read_rows, with_captured
+from opatlas.data.row_copy import add_rows, read_rows
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import RecoveredJournal, recover
-from opatlas.errors import OpAtlasError, TableError, describe_error
+from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
-from opatlas.row.columns import RUN_ID, STATUS_REASON
-from opatlas.row.quality import valid_duration
-from opatlas.row.signature import digest, make_case_id, signature, signatures
-from opatlas.row.table import FIRST_LINE, Row, RowTable
+from opatlas.row.signature import signature
 from opatlas.run.devices.device import kind_named
-from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
-from opatlas.text import pluralize, printable, suggest
+from opatlas.text import pluralize
 
-from .cases import CaseTable, Fate, KnownFailure, Plan, PreparedDatabase, SessionCase
+from .cases import Plan, PreparedDatabase
+from .choice import make_plan
 from .mixing import captured_notes, origin_notes
 from .run_manifest import present_code
-from .select import GIVEN_UP_AFTER, Choice
 from .session_context import SessionContext
 from .settings import Settings
 from .target import SessionTarget, TargetDatabase
-from .where import slugs
 
 
 def plan_session(context: SessionContext) -> Plan:
@@ -194,6 +184,7 @@ def _prepare_for(
         is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
         others=[each.path for each in settings.targets],
     )
+    own.left_behind = journal.journals(own.database)
     if settings.source.is_listed and base.requested is not None:
         add_rows(own.database, base.of_target(target))
     elif target.rows_from is not None:
@@ -315,163 +306,3 @@ def expect_writable(database: Database) -> None:
     """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
     with database.lock():
         pass
-
-
-def make_plan(
-    database: Database,
-    chosen: Choice,
-    *,
-    elsewhere: Container[str] = (),
-    requested: Rows | None = None,
-    unmeasured: Mapping[str, Sequence[int]] | None = None,
-    stale_runs: StaleRuns | None = None,
-    target: int = 0,
-    implementation: Implementation | None = None,
-    rows_from: Path | None = None,
-    captures: Database | None = None,
-) -> Plan:
-    """Reads a database and decides which of its rows are run; writes nothing.
-
-    Args:
-        database: holds the rows, and gets their durations.
-        chosen: the rows that the user chose.
-        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
-            profile, those of the database whose rows an implementation measures, and the tasks of the session.
-        requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
-            not the database has them; None: the rows of the database.
-        unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
-        stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
-        target: number of the target in the session.
-        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
-        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
-        captures: the database with the captured durations of the rows; None: `database`.
-
-    Raises:
-        OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
-    """
-    plan = Plan()
-    names = database.kernel_types() if requested is None else list(requested)
-    unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
-    if unknown:
-        asked = ",".join(unknown)
-        place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
-        if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
-            meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
-        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-        raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
-    types = sorted(chosen.ops) if chosen.ops and requested is None else names
-    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
-    if lacking and implementation is not None:
-        plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
-    for name in names:
-        if (chosen.ops and name not in chosen.ops) or name in lacking:
-            continue
-        try:
-            table = _case_table(database, name, None if requested is None else requested[name])
-            table.target, table.suffix = target, implementation.suffix if implementation is not None else ""
-            if unmeasured and name in unmeasured:
-                fold = TableFold(table.table)
-                for position in unmeasured[name]:
-                    fold.clear(position)
-                table.table = fold.rows.table()
-            wanted = None if requested is None else [signature(name, row) for row in requested[name]]
-            _choose(table, wanted, chosen, stale_runs)
-            others = table.table if captures is None else captures.read_or_empty(name)
-            table.captured_time_us = None if chosen.ops else captured_time_us(others)
-            table.captured = (table.table if captures is None else with_captured(table.table, others)).captured.us
-            table.table = table.table.without_derived()
-            plan.tables[table.key] = table
-        except Exception as error:
-            # An error in one file does not keep the rows of other files from running.
-            place = database.path / f"{name}.csv"
-            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
-    release_memory()
-    if chosen.where is not None:
-        columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
-        if problem := chosen.where.unknown(columns):
-            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
-    return plan
-
-
-def _case_table(database: Database, name: str, requested: Sequence[Mapping[str, str]] | None) -> CaseTable:
-    """Returns the rows in the file of a kernel type, followed by the requested rows that the file lacks."""
-    if requested is None:
-        table = database.read(name)
-        return CaseTable(table, len(table), label=name)
-    # It takes 40 MB, which the rows of a database do without.
-    import pandas as pd
-
-    path = database.csv_path(name)
-    frame = (
-        database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in identity_columns(name)})
-    )
-    there = set(signatures(name, frame))
-    missing = [row for row in requested if signature(name, row) not in there]
-    together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
-    return CaseTable(RowTable(name, path, together), len(frame), label=name)
-
-
-def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> None:
-    """Makes the cases of a table; `wanted` are their signatures, in their order; None: all rows, as in the file."""
-    table, name = rows.table, rows.kernel_type
-    replayed, *others = (durations.known.tolist() for durations in table.durations)
-    is_selected = [True] * len(table) if chosen.where is None else chosen.where.selected(table)
-    run_ids = table.cells(RUN_ID)
-    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
-    seen: set[str] = set()
-    cases: list[tuple[int, SessionCase]] = []
-    for position, row_signature in enumerate(table.signatures):
-        place = position if places is None else places.get(row_signature)
-        if place is None:
-            continue
-        row_digest = digest(name, row_signature)
-        case = SessionCase(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
-        cases.append((place, case))
-        if chosen.shard is not None and not chosen.shard.holds(row_digest):
-            case.fate = Fate.OTHER_SHARD
-        elif case.id in seen:
-            case.fate = Fate.REPEATED
-        elif not is_selected[position]:
-            case.fate = Fate.NOT_SELECTED
-        else:
-            is_replayed = replayed[position]
-            if stale_runs is not None and is_replayed:
-                case.staleness = stale_runs.staleness(run_ids[position].strip())
-            captured = not is_replayed and any(known[position] for known in others)
-            if chosen.excludes(replayed=is_replayed, captured=captured, staleness=case.staleness):
-                case.fate = Fate.LEFT_OUT
-            else:
-                case.known_failure = _known_failure(table.row(position), chosen)
-        seen.add(case.id)
-    rows.cases = [case for _, case in sorted(cases, key=itemgetter(0))]
-    rows.notes = [*misspelt_columns(table.path, table.columns, name), *_invalid_durations(rows)]
-
-
-def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
-    """Returns the known failure of a case; None for a case that is run as if nothing were known."""
-    status = row.status
-    if status is None or not status.expected_to_fail:
-        return None
-    before, crashes = f"{status} before: {row.cell(STATUS_REASON)}", row.crashes
-    given_up = crashes >= GIVEN_UP_AFTER and not chosen.retry_failed
-    if given_up:
-        before += f" ({crashes} sessions in a row; --runxfail runs it again)"
-    if not given_up and chosen.strict:
-        return None
-    return KnownFailure(printable(before), run=not given_up, strict=chosen.strict)
-
-
-def _invalid_durations(rows: CaseTable) -> list[str]:
-    """Returns the sentence on cells that should hold a duration and do not, of rows of this shard; [] without any."""
-    counted = {case.position for case in rows.cases if case.fate not in (Fate.OTHER_SHARD, Fate.REPEATED)}
-    invalid = [
-        (position, f"line {position + FIRST_LINE}, {name!r} = {cell!r}")
-        for name in rows.table.kind.duration_columns
-        for position, cell in enumerate(rows.table.cells(name))
-        # Other tools write 0 for a row that is not measured.
-        if cell.strip("0. ") and valid_duration(cell) is None and position in counted
-    ]
-    if not invalid:
-        return []
-    more = f" and {len(invalid) - 1} more" if len(invalid) > 1 else ""
-    return [f"{rows.key}: {min(invalid)[1]}{more} is no duration (a number above 0): counted as not measured"]

@@ -17,11 +17,11 @@ from opatlas.run.devices.device import DeviceDescription
 from opatlas.show.result import Fields
 
 from .cases import Plan
+from .choice import requested_rows
 from .collector import Collector
 from .pytest_internals import write_parts
 from .records import SessionRecords
 from .row_runner import RowRunner
-from .select import requested_rows
 from .session_context import SessionContext
 
 _SHOWN = 5
@@ -51,7 +51,7 @@ class UncollectedSamples:
         )
         if not ended or session.shouldfail or session.shouldstop:
             return
-        samples, device = self._runner.samples(), self._runner.rows().describe()
+        samples, device = self._runner.samples(), self._runner.describe()
         self._take_unmatched(session.config, plan, samples, device)
         if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self._unmatched:
             session.exitstatus = pytest.ExitCode.OK

@@ -241,7 +241,7 @@ class SessionRecords:
         unsaved = [record for target, record in self._unsaved if target == number]
         run_id, workers = self._context.run_id, self._context.silent_workers
         known = {*self._worker_journals.own_lines, *(journal.path_of(own.database, run_id, part) for part in workers)}
-        done = write_back_run(own.database, self._context.journal_header, unsaved, known)
+        done = write_back_run(own.database, self._context.journal_header, unsaved, known, own.left_behind)
         self.problems += done.problems
         if done.result is not None and done.result.pruned:
             self.pruned_in.append(own.database)

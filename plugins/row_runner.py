@@ -1,11 +1,12 @@
-"""Runs rows on the devices of a session: chooses what runs them, and makes their jobs."""
+"""Runs rows by their tests: makes their jobs, gives them to the scheduler of the session, and takes the outcomes."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,85 +18,88 @@ from opatlas.options import Scope
 from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import ExclusiveExecutor, GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.implementations.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof import executor as msprof
-from opatlas.run.msprof.command import accepts_profiles
-from opatlas.run.process.device_pool import DevicePool, ExcludedDevices
+from opatlas.run.msprof.sessions import accepts_profiles, msprof_on_device, msprof_on_group
+from opatlas.run.outcome import RanTooLong, outcome_of
 from opatlas.run.process.device_process import DeviceProcess
-from opatlas.run.process.executor import BatchExecutor, Executor, run_job
-from opatlas.run.process.in_process import InProcessExecutor
-from opatlas.run.process.profile_executor import ProfileExecutor
 from opatlas.run.registry import replay_spec
+from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler, SingleOrGroup
 from opatlas.text import exception_line
 
 from .cases import SessionCase, needs_group, row_of, will_run
-from .cluster_rows import Arrived, ClusterRows
-from .item_rows import ItemRows, RowsInBatches, RowsInTurn
+from .cluster import cluster_of
+from .pytest_internals import take_output
 from .session_context import SessionContext
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelRuns
 
+#: Called with each outcome of a row that pytest has not reached, and the device that it is from.
+Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
+
+
+def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
+    """Returns the number of each item's batch, by node id: `size` consecutive items make a batch."""
+    return {nodeid: place // size for place, nodeid in enumerate(nodeids)}
+
 
 class RowRunner:
-    """Sends rows to the devices of the session."""
+    """Runs the rows of a session: in turn, or, where the scheduler takes many at once, ahead of pytest."""
 
     def __init__(self, context: SessionContext, on_launched: Callable[[], None], on_arrived: Arrived) -> None:
         """
         Args:
-            on_launched: called when a row of a batch has run.
-            on_arrived: gets each outcome that a cluster has sent ahead of pytest.
+            on_launched: called when a row has run whose samples are pending.
+            on_arrived: gets each outcome of a row that may run ahead of pytest, before anybody else hears of it.
         """
         self._context = context
         self._on_launched = on_launched
         self._on_arrived = on_arrived
         self._items: Sequence[pytest.Item] = ()
-        self._rows: ItemRows | None = None
-        self._executor: Executor | None = None
+        self._scheduler: Scheduler | None = None
         self._samples: ProfileMatcher | None = None
         self._models: ModelRuns | None = None
+        #: The item of each job without an outcome, and the node ids of these items.
+        self._item_of: dict[int, pytest.Function] = {}
+        self._job_of: dict[str, int] = {}
+        #: Outcomes that pytest has not asked for, by node id, and those of them that are failures.
+        self._ready: dict[str, tuple[RowOutcome, DeviceDescription]] = {}
+        self._failed: set[str] = set()
+        #: Node ids of the items that pytest has reached: a plugin may run them again.
+        self._reached: set[str] = set()
+        self._device: DeviceDescription | None = None
+        self._batches: dict[str, int] = {}
 
-    def rows(self) -> ItemRows:
-        """Returns what runs the rows, made at the first request. Raises DeviceGone as `_own_executor` does."""
-        if self._rows is None:
-            context = self._context
-            if context.settings.ray is not None:
-                self._rows = ClusterRows(context, self._job, self._items, self._on_arrived)
-                return self._rows
-            executor, size = self._own_executor(), context.settings.rows_at_once
-            if size > 1 and isinstance(executor, BatchExecutor):
-                self._rows = RowsInBatches(
-                    executor, self._job, self._items, size, self._on_launched, lambda: bool(context.stop_reason)
-                )
-            else:
-                self._rows = RowsInTurn(executor, self._job)
-        return self._rows
+    def describe(self) -> DeviceDescription:
+        """Returns the device of the row that pytest asked for last; opens one if necessary. Raises DeviceGone."""
+        return self._device or self.scheduler().describe()
 
-    def _own_executor(self) -> Executor:
-        """Returns the executor of this machine's devices. Raises DeviceGone if --in-process cannot open the device."""
-        if self._executor is None:
-            settings, shared = self._context.settings, self._context.shared_if_made
-            left_out = ExcludedDevices(shared.path if shared is not None else None)
-            if settings.prof_path is not None:
-                self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
-            elif settings.in_process:
-                self._executor = InProcessExecutor(settings.devices[0], settings.measure, self._context.waits)
-            else:
-                first = self._context.place % len(settings.devices)
-                single = DevicePool(settings.devices[first:] + settings.devices[:first], self._device, left_out)
-                self._executor = (
-                    self._groups(left_out)
-                    if settings.source.scope is Scope.COLLECTIVES
-                    else ExclusiveExecutor(single, self._groups(left_out))
-                )
-        return self._executor
+    def scheduler(self) -> Scheduler:
+        """Returns what runs the rows, made at the first request. Raises DeviceGone if --in-process has no device."""
+        if self._scheduler is None:
+            self._scheduler = self._make_scheduler()
+        return self._scheduler
+
+    def _make_scheduler(self) -> Scheduler:
+        context, settings = self._context, self._context.settings
+        if settings.ray is not None:
+            return cluster_of(context.config, ()).scheduler(settings.measure, context.tell_once)
+        if settings.prof_path is not None:
+            return Profiles(self.samples(), settings.devices[0].name)
+        if settings.in_process:
+            return InProcess(settings.devices[0], settings.measure, context.waits)
+        shared = context.shared_if_made
+        excluded = ExcludedDevices(shared.path if shared is not None else None)
+        first, size = context.place % len(settings.devices), settings.rows_at_once
+        single = OnDevices(settings.devices[first:] + settings.devices[:first], self._of_device, excluded, size)
+        groups = GroupPool(GroupNodes(settings.devices), settings.measure, excluded, self._of_group, size)
+        return groups if settings.source.scope is Scope.COLLECTIVES else SingleOrGroup(single, groups)
 
     def samples(self) -> ProfileMatcher:
         """Returns the samples that the profiles of --prof-path have for the rows of the plan."""
@@ -119,36 +123,106 @@ class RowRunner:
         try:
             # If there is no device, the fixture or the row reports that.
             with contextlib.suppress(DeviceGone):
-                self.rows().prepare()
+                self.scheduler().prepare()
+                self._take(self.scheduler().completed())
         finally:
             if capture is not None:
                 capture.suspend_global_capture()
 
     def run(self, item: pytest.Function) -> RowOutcome:
         """Runs a row, or returns the outcome of a row that ran ahead. Ends the session where there is no device."""
-        context, rows = self._context, self.rows()
+        context = self._context
         models = self._model_runs()
         if models is not None and models.writes(item):
             return self._run_model(item, models)
         try:
-            return rows.outcome(item)
+            return self._outcome(item)
         except pytest.fail.Exception as error:
             # Another plugin, such as pytest-timeout, ended the wait. Of rows that run ahead the late one is unknown,
-            # and a row that still waits for its device is not late. Groups of a cluster do not run ahead.
-            is_ahead = rows.runs_ahead and not (context.settings.ray is not None and needs_group(item))
+            # and a row that still waits for its device is not late.
+            is_ahead = self.scheduler().at_once > 1 and not (context.settings.ray is not None and needs_group(item))
             if context.settings.in_process or is_ahead or context.waits.interrupted:
                 raise
-            return RowOutcome(
-                Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {exception_line(error)}"
+            return outcome_of(
+                RanTooLong(f"the wait for it was interrupted, and its process ended: {exception_line(error)}")
             )
         except ReplayError as error:
             # A body in this process refused its row, or a cell does not say which group the row needs. A debugger stops
             # where the error was raised; otherwise the message is enough.
             if item.config.option.usepdb:
                 raise
-            return RowOutcome(error.status, str(error))
+            return outcome_of(error)
         except DeviceGone as error:
             context.end_without_device(str(error))
+
+    def _outcome(self, item: pytest.Function) -> RowOutcome:
+        """Returns the outcome of a row; one that pytest runs again runs anew."""
+        scheduler, nodeid = self.scheduler(), item.nodeid
+        while nodeid not in self._ready:
+            if nodeid not in self._job_of:
+                self._submit(item)
+                # What may run ahead is submitted with the first of it that pytest reaches.
+                for other in self._others(item) if nodeid not in self._reached else ():
+                    # A row that is refused here is refused again, with its reason, when pytest reaches it.
+                    with contextlib.suppress(ReplayError):
+                        self._submit(other)
+            try:
+                self._take(scheduler.completed(self._job_of[nodeid]))
+            except BaseException:
+                # The scheduler has forgotten the jobs that did not run.
+                self._item_of.clear()
+                self._job_of.clear()
+                raise
+        outcome, self._device = self._ready.pop(nodeid)
+        self._failed.discard(nodeid)
+        self._reached.add(nodeid)
+        return outcome
+
+    def _submit(self, item: pytest.Function) -> None:
+        job = self._job(item)
+        self._item_of[job.id] = item
+        self._job_of[item.nodeid] = job.id
+        self.scheduler().submit(job)
+
+    def _others(self, item: pytest.Function) -> Iterator[pytest.Function]:
+        """Yields the rows that may run together with a row, and have not been submitted."""
+        size = self.scheduler().at_once
+        if size == 1 or (self._context.settings.ray is not None and needs_group(item)) or self._may_be_last():
+            return
+        if not self._batches:
+            self._batches = batches([each.nodeid for each in self._items], size)
+        batch, following = self._batches.get(item.nodeid), islice(self._items, self._items.index(item) + 1, None)
+        for other in takewhile(lambda each: self._batches.get(each.nodeid) == batch, following):
+            is_new = other.nodeid not in self._ready and other.nodeid not in self._job_of
+            # Groups of a cluster run when pytest reaches them, since no other row runs beside them.
+            ahead = self._context.settings.ray is None or not needs_group(other)
+            if isinstance(other, pytest.Function) and is_new and ahead and will_run(other):
+                yield other
+
+    def _may_be_last(self) -> bool:
+        """Returns whether no further row may begin: the session stops, or a failure may be the last for --maxfail."""
+        return bool(self._context.stop_reason) or (bool(self._context.config.option.maxfail) and bool(self._failed))
+
+    def _take(self, completed: Iterator[Done]) -> None:
+        """Takes outcomes as they arrive, and lets no other row begin where one may be the last."""
+        scheduler = self.scheduler()
+        for job, outcome, device in completed:
+            item = self._item_of[job.id]
+            if outcome.pending is not None:
+                # Otherwise the row for which pytest waits had the output of the whole batch.
+                take_output(item)
+                self._device = device
+                self._on_launched()
+            else:
+                del self._item_of[job.id], self._job_of[item.nodeid]
+                self._ready[item.nodeid] = outcome, device
+                if outcome.status not in (Status.MEASURED, Status.UNSUPPORTED):
+                    self._failed.add(item.nodeid)
+                if scheduler.at_once > 1:
+                    self._on_arrived(item, outcome, device)
+            if self._may_be_last():
+                for left in scheduler.cancel():
+                    del self._job_of[self._item_of.pop(left.id).nodeid]
 
     def _model_runs(self) -> ModelRuns | None:
         """Returns what runs the rows of models; None without --models."""
@@ -158,11 +232,13 @@ class RowRunner:
 
     def _run_model(self, item: pytest.Function, models: ModelRuns) -> RowOutcome:
         """Lets a model write the candidate of a row, with repairs. Ends the session if the endpoint gives no answer."""
-        executor = self._own_executor()
+        scheduler = self.scheduler()
         try:
-            return models.run(item, lambda each, source: run_job(executor, self._job(each, source), models.rules))
+            return models.run(
+                item, lambda each, source: scheduler.run(replace(self._job(each, source), language=models.rules))
+            )
         except ReplayError as error:
-            return RowOutcome(error.status, str(error))
+            return outcome_of(error)
         except DeviceGone as error:
             self._context.end_without_device(str(error))
         except OpAtlasError as error:
@@ -171,15 +247,18 @@ class RowRunner:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
 
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
-        """Yields the outcomes of rows that ran ahead and that pytest did not reach."""
-        outcomes = self._rows.unreached() if self._rows is not None else {}
-        return ((item, outcomes[item.nodeid]) for item in items if item.nodeid in outcomes)
+        """Ends what runs ahead, and yields the outcomes of rows that pytest did not reach."""
+        self.close()
+        return ((item, self._ready[item.nodeid][0]) for item in items if item.nodeid in self._ready)
 
     def close(self) -> None:
-        """Releases the device."""
-        if self._rows is not None:
-            self._rows.close()
-            self._rows = self._executor = None
+        """Waits for the rows that run, and releases the device."""
+        scheduler = self._scheduler
+        if scheduler is not None:
+            scheduler.cancel()
+            scheduler.close()
+            self._take(scheduler.completed())
+            self._scheduler = None
 
     def _job(self, item: pytest.Function, source: KernelSource | None = None) -> Job:
         """Returns the job of a row.
@@ -209,26 +288,23 @@ class RowRunner:
             database=str(settings.targets[row.target].path) if row.target else "",
             subject=settings.source.subjects.get(row.kernel_type),
             judge=spec.judge if spec is not None and source is not None and not source.module else "",
+            together=row.row_id if len(settings.targets) > 1 else "",
         )
         if not job.judge:
             return job
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 
-    def _device(self, spec: DeviceSpec) -> Executor:
+    def _of_device(self, spec: DeviceSpec) -> Scheduler:
         settings, waits = self._context.settings, self._context.waits
         if settings.msprof_rows is None:
             return DeviceProcess(spec, settings.measure, waits=waits)
-        return msprof.msprof_on_device(spec, settings.measure, self._profiles_dir(), waits)
+        return msprof_on_device(spec, settings.measure, self._profiles_dir(), waits)
 
-    def _groups(self, left_out: ExcludedDevices) -> GroupPool:
-        settings = self._context.settings
-        return GroupPool(GroupNodes(settings.devices), settings.measure, left_out, self._group)
-
-    def _group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Executor:
+    def _of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Scheduler:
         if measure.instrument != MSPROF:
             return GroupProcess(spec, devices, measure, self._context.waits)
-        return msprof.msprof_on_group(spec, devices, measure, self._profiles_dir(), self._context.waits)
+        return msprof_on_group(spec, devices, measure, self._profiles_dir(), self._context.waits)
 
     def _profiles_dir(self) -> Path:
         """Returns the folder for msprof's files: in the database, if the session writes and msprof takes the path."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler import LoadScopeScheduling
 
-from .item_rows import batches
+from .row_runner import batches
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BatchScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Deals the rows of a batch (`item_rows.batches`) to one worker: xdist's scheduling with batches as scopes."""
+    """Deals the rows of a batch (`batches`) to one worker: xdist's scheduling with batches as scopes."""
 
     def __init__(self, config: Any, log: Any, size: int) -> None:
         super().__init__(config, log)

@@ -18,7 +18,6 @@ records rows. Without xdist one process does everything.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -28,12 +27,8 @@ from typing import Any
 
 import pytest
 
-from opatlas.data.csv_files import write_text
-from opatlas.data.database import Database
-from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import ERROR_CLASS
-from opatlas.row.location import default_database_of
 from opatlas.row.record import Record
 from opatlas.row.roofline import device_peak
 from opatlas.row.signature import case_id_in, make_case_id
@@ -41,8 +36,8 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import RowOutcome
 from opatlas.run.registry import replay_spec
-from opatlas.show.row_summary import RowSummary, quality_fields, summarize_row
-from opatlas.show.session_report import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
+from opatlas.show.row_summary import RowSummary, summarize_row
+from opatlas.show.session_report import Gap
 
 from .cases import (
     GIVEN_UP,
@@ -53,28 +48,21 @@ from .cases import (
     Fate,
     Plan,
     SessionCase,
-    assumptions,
-    causes,
-    count_by,
-    figures_of,
     ledger,
-    ledger_line,
     of_fate,
-    results_of,
     row_of,
-    unresolved,
 )
-from .cluster_rows import host_of
+from .choice import requested_rows
+from .cluster import host_of
 from .collector import Collector, lacks_replay
 from .interrupts import STOPPED, Interrupts
-from .item_rows import ItemRows
-from .mixing import captured_mismatch, check_replaced
+from .mixing import check_replaced
 from .plan import plan_session
 from .prof_path import UncollectedSamples
 from .records import SessionJournal, SessionRecords
+from .reports import write_reports
 from .row_note import (
     DURATION_US,
-    FOR_OTHERS,
     STORED_US,
     RowNote,
     cut_printed,
@@ -85,7 +73,6 @@ from .row_note import (
     waited_by,
 )
 from .row_runner import RowRunner
-from .select import requested_rows
 from .session_context import SessionContext
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
@@ -93,7 +80,6 @@ _OUTCOME = pytest.StashKey[RowOutcome | None]()
 _WAITED = pytest.StashKey[dict[str, float]]()
 #: The record of an outcome that arrived ahead of pytest, why the journal does not have it, and where it ran.
 _ARRIVED = pytest.StashKey[tuple[Record, str, DeviceDescription] | None]()
-_REPORT = "replay_report"
 
 
 class Session:
@@ -202,9 +188,9 @@ class Session:
                 plan.notes += judged.notes
         return True
 
-    def rows(self) -> ItemRows:
-        """Returns what runs the rows. Raises DeviceGone where pytest's own process cannot open its device."""
-        return self._runner.rows()
+    def rows(self) -> RowRunner:
+        """Returns what runs the rows."""
+        return self._runner
 
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for a row. The time of opening belongs to no row."""
@@ -305,7 +291,6 @@ class Session:
             None if figures is None else replace(figures, kernel_type=case.rows.label),
             measurement.get("assumptions", ()),
             record.get("judged", {}).get(ERROR_CLASS, "").partition("/")[0],
-            record.get("host", "") if figures is not None else "",
             properties.get(DURATION_US),
             properties.get(STORED_US),
             # The report of a row starts when the row has the device.
@@ -354,7 +339,7 @@ class Session:
         """Step 7: writes the report files, and decides the exit status of the session."""
         if self.context.is_worker or self.interrupts.now or not self.context.runs_rows:
             return
-        self._write_reports()
+        write_reports(self)
         problems = [*self.records.problems, *self.unaccounted, *self.unreported]
         is_wrong = bool(problems or ledger(self.cases)[NOT_RUN])
         # After INTERNAL_ERROR pytest shows no summary, and the user would not learn of the problems.
@@ -363,34 +348,6 @@ class Session:
         # pytest calls any early end "interrupted"; here the word means Ctrl-C.
         if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.stop_reason not in ("", STOPPED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def facts(self) -> SessionFacts:
-        """Returns what the report and the summary are made of."""
-        plan, cases, context = self.plan(), self.cases, self.context
-        results = dict(results_of(cases))
-        tables = plan.tables.items()
-        return SessionFacts(
-            run_id=context.run_id,
-            database=context.settings.database,
-            device=self.records.device_name,
-            mode=context.settings.mode.value,
-            outcomes=Counter(found.word for found in results.values()),
-            ledger=ledger_line(cases, context.settings.unit),
-            not_run=sorted(case.id for case in cases if case.account == NOT_RUN),
-            unresolved=unresolved(cases),
-            statuses=Counter(found.status.value for found in results.values()),
-            errors=causes(cases),
-            assumptions=assumptions(cases),
-            left_out=count_by(of_fate(cases, Fate.LEFT_OUT), lambda case: case.rows.key),
-            duplicates={key: count for key, table in tables if (count := len(of_fate(table.cases, Fate.REPEATED)))},
-            not_replayable=self.not_replayable(),
-            merged=self.records.merged,
-            seconds=_seconds(results),
-            figures=figures_of(cases).values(),
-            quality=self._quality(),
-            manifest=self.records.manifest,
-            not_comparable=self._not_comparable(),
-        )
 
     def not_replayable(self) -> Counter[str]:
         """Returns the number of collected rows whose kernel type has no replay, by kernel type."""
@@ -406,18 +363,6 @@ class Session:
         """Releases the device and the database."""
         self._runner.close()
         self.context.close()
-
-    def _quality(self) -> dict[str, tuple[int, str]]:
-        """Returns how many measured rows are not quiet, by quality, and why."""
-        figures, settings = figures_of(self.cases).values(), self.context.settings
-        is_here = settings.prof_path is None and bool(figures)
-        return quality_fields(figures, self.context.surroundings.higher_load(settings.devices) if is_here else "")
-
-    def _not_comparable(self) -> str:
-        """Returns why captured durations do not compare with those of the session; "" where they do."""
-        own = self.context.databases[0]
-        captures = own.provenance if own.target.captures is None else Provenance(Database(own.target.captures))
-        return "" if captures is None else captured_mismatch(captures, self.context.settings)
 
     def _set_exit_status(self, session: pytest.Session) -> None:
         """Sets the exit status of a session that ran no row, or that could not read a file or merge a journal."""
@@ -440,35 +385,6 @@ class Session:
             ):
                 session.exitstatus = pytest.ExitCode.OK
 
-    def _write_reports(self) -> None:
-        """Writes replay_report_*.md and duration_gap_*.csv, after the records are merged and the rows accounted for."""
-        merged, settings, database = self.records.merged, self.context.settings, self.context.database
-        if merged is None or not settings.writes or not (any(results_of(self.cases)) or self.has_written):
-            return
-        # A kernel type without a measured row in this database may have no file in it.
-        measured = sorted(merged.updated + merged.added)
-        captures = settings.targets[0].captures
-        self.gaps, self.unreported = find_gaps(
-            database,
-            [name for name in measured if database.csv_path(name).exists()],
-            Database(captures) if captures is not None else None,
-        )
-        # Beside the rows that all implementations of the session have in common.
-        home = default_database_of(database.path)
-        report = (database if home is None else Database(home)).new_report_path(
-            _REPORT, self.context.started_at, suffix=".md"
-        )
-        # Both files of a session have the same time and number in their names.
-        gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
-        try:
-            write_text(report, replay_report(self.facts(), self.gaps))
-            self.paths = [os.path.abspath(report)]
-            if self.gaps:
-                write_gap_csv(gaps, self.gaps)
-                self.paths.append(os.path.abspath(gaps))
-        except OpAtlasError as error:
-            self.unreported.append(str(error))
-
     def _outcome(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowOutcome | None:
         """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
         if call.when != "call":
@@ -479,9 +395,9 @@ class Session:
         is_stopped = self.context.stop_reason not in ("", STOPPED)
         if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
             # With --in-process the body's own exception reaches pytest, for a debugger.
-            from opatlas.run.device_errors import outcome_from_error
+            from opatlas.run.outcome import outcome_of
 
-            outcome = outcome_from_error(call.excinfo.value)
+            outcome = outcome_of(call.excinfo.value)
             if outcome.status is Status.DEVICE_ERROR:
                 self.context.stop("the device reported an error, and --in-process cannot replace its process")
         return outcome
@@ -510,15 +426,6 @@ class Session:
     def _launched(self) -> None:
         """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
         self.journal.write_manifest(self.rows().describe())
-
-
-def _seconds(results: dict[SessionCase, CaseResult]) -> float:
-    """Returns the seconds from the first row to the last, without the average wait for other sessions."""
-    if not results:
-        return 1e-3
-    took = max(found.ended for found in results.values()) - min(found.began for found in results.values())
-    waited = sum(found.waited.get(FOR_OTHERS, 0.0) for found in results.values())
-    return max(took - waited / len({id(case.worker) for case in results}), 1e-3)
 
 
 #: The session of a process of pytest: `config.stash[SESSION]`.

@@ -20,12 +20,12 @@ from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.run.msprof.command import SESSION_ROWS
+from opatlas.run.msprof.sessions import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
+from .choice import Choice, Shard, keyword_filter
 from .cluster import cluster_notes
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .select import Choice, Shard, keyword_filter
 from .sources import NO_EFFECT, kernels, scope_of, source_of
 from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where
@@ -183,7 +183,7 @@ def settings_of(config: pytest.Config) -> Settings:
         source=source,
         named=bool(option.database_path) and source.needs_database,
         versions=named_versions(option.versions),
-        notes=(*notes, *cluster_notes(config), *_benchmark_notes(config)),
+        notes=(*notes, *cluster_notes(config)),
         models=models,
         ray=option.ray,
     )
@@ -203,19 +203,6 @@ def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelS
     # Sessions without models do not import the client of endpoints.
     found: ModelSettings = extensions(ROW_SOURCES)["models"].load()(option.models, devices[0].kind)
     return found
-
-
-def benchmarks_off(config: pytest.Config) -> str:
-    """Returns the option of pytest-benchmark with which no row is run; "" if there is none."""
-    option = config.option
-    if getattr(option, "benchmark_skip", False):
-        return "--benchmark-skip"
-    is_disabled = getattr(option, "benchmark_disable", False) and not getattr(option, "benchmark_enable", False)
-    return "--benchmark-disable" if is_disabled else ""
-
-
-def _benchmark_notes(config: pytest.Config) -> list[str]:
-    return [f"rows are benchmarks: none is run ({name})"] if (name := benchmarks_off(config)) else []
 
 
 def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:

@@ -14,7 +14,7 @@ from opatlas.options import Scope
 from opatlas.row.location import communication_path, default_path
 from opatlas.run.collectives import options as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.row_source import RowSource
 
 from .cluster import cluster_of

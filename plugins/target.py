@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +72,7 @@ class TargetDatabase:
         database: its database.
         provenance: what the durations of the database were measured on; read with the plan.
         lock: the lock of the database, taken with the plan.
+        left_behind: journals of earlier sessions that could not be merged.
     """
 
     def __init__(self, target: SessionTarget) -> None:
@@ -79,6 +80,7 @@ class TargetDatabase:
         self.database = Database(target.path)
         self.provenance: Provenance | None = None
         self.lock: SessionLock | None = None
+        self.left_behind: Collection[Path] = ()
 
 
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:

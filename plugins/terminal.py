@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -29,10 +29,9 @@ from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, 
 from .interrupts import STOPPED, kept_lines
 from .notes import continuation, crowded_folders, named_targets, nothing_to_do
 from .pytest_internals import write_parts
+from .reports import facts_of
 from .row_note import FOR_OTHERS, FOR_OWN, note_of
-from .select import meant
 from .session import Session
-from .settings import benchmarks_off
 
 #: Seconds between two lines.
 EVERY_S = 60.0
@@ -41,8 +40,6 @@ _SHOWN = 5
 _MOST_COMPARED = 20
 #: More implementations are left to `opatlas compare`.
 _MOST_RIVALS = 3
-#: The most rows with durations of two hosts that are named.
-_MOST_NAMED = 3
 #: Shorter waits are not reported.
 _REPORTED_FROM_S = 0.5
 
@@ -98,7 +95,9 @@ class RowProgress:
         done, unit = len(self._done), self._session.context.settings.unit
         rate = max(done, 1) / (now - self._started)
         left = timedelta(seconds=round((self._total - done) / rate))
-        self._terminal.write_line(f"opatlas: {done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left")
+        # pytest's letters end without a line.
+        told = f"{done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left"
+        self._terminal.write_line(f"\nopatlas: {told}")
 
     def _start(self, total: int) -> None:
         self._total = total
@@ -138,7 +137,7 @@ def print_summary(session: Session, terminal: pytest.TerminalReporter, status: i
 
 def _parts(session: Session, terminal: pytest.TerminalReporter) -> Iterator[Part]:
     """Yields the summary, and writes the ledger, which is red if a row failed."""
-    counts, facts = ledger(session.cases), session.facts()
+    counts, facts = ledger(session.cases), facts_of(session)
     if counts:
         statuses = [status for status in map(Status.from_cell, counts) if status is not None]
         terminal.write_line(facts.ledger, red=any(status.expected_to_fail for status in statuses))
@@ -229,12 +228,9 @@ def _nothing_run(session: Session) -> Iterator[Part]:
         return
     known = session.collector.known_replays()
     to_run = [case for case in of_fate(session.cases, Fate.TO_RUN) if case.kernel_type in known]
-    if to_run and not session.not_replayable() and not benchmarks_off(session.context.config):
-        near = meant(session.context.config.option.keyword, {case.kernel_type for case in session.cases})
-        yield (
-            f"none of {len(to_run)} {session.context.settings.unit}s was selected{near}; -k takes parts of names such "
-            f"as {to_run[0].id}"
-        )
+    if to_run and not session.not_replayable():
+        unit = session.context.settings.unit
+        yield f"none of {len(to_run)} {unit}s was selected; -k takes parts of names such as {to_run[0].id}"
 
 
 def _score(session: Session) -> Iterator[Part]:
@@ -248,6 +244,7 @@ def _score(session: Session) -> Iterator[Part]:
 def _problems(session: Session) -> Iterator[str]:
     context, merged = session.context, session.records.merged
     if session.interrupts.now:
+        yield from session.records.problems
         return
     if context.stop_reason not in ("", STOPPED):
         yield f"stopped: {context.stop_reason}"
@@ -288,10 +285,10 @@ def _stored(session: Session, verbosity: int) -> Iterator[Part]:
 def _comparison(session: Session) -> Iterator[Part]:
     """Yields the speed-up of a few implementations over the default; nothing unless both have durations."""
     settings = session.context.settings
-    measured: dict[int, dict[str, str]] = {}
+    measured: dict[int, set[str]] = {}
     for case, found in results_of(session.cases):
         if found.figures is not None:
-            measured.setdefault(case.target, {})[case.row_id] = found.host
+            measured.setdefault(case.target, set()).add(case.row_id)
     targets = enumerate(settings.targets)
     default = next((number for number, each in targets if each.implementation.is_default), None)
     rivals = [number for number in sorted(measured) if number != default]
@@ -309,24 +306,9 @@ def _comparison(session: Session) -> Iterator[Part]:
         yield str(error)
         return
     for number in rivals:
-        rival, hosts = databases[number], measured[number]
-        rows = replace(compared, rows=[row for row in compared.rows if row.case_id in hosts])
+        rival = databases[number]
+        rows = replace(compared, rows=[row for row in compared.rows if row.case_id in measured[number]])
         if any(rival.name in row.pairs for row in rows.rows):
             yield figures_table(rows, [rival])
             if (table := rows_table(rows, rival)).rows:
                 yield table
-            yield from host_table(measured.get(default, {}), hosts, databases[default].label, rival.label)
-
-
-def host_table(baseline: Mapping[str, str], rival: Mapping[str, str], *labels: str) -> Iterator[Table]:
-    """Yields a table of the rows whose two durations are of different machines of a cluster.
-
-    Args:
-        baseline, rival: the machine by row; "" without a cluster.
-        labels: the names of the two.
-    """
-    differ = [(row, one, other) for row, other in sorted(rival.items()) if (one := baseline.get(row)) and other]
-    differ = [row for row in differ if row[1] != row[2]]
-    if differ:
-        title = "durations of two hosts: the speed-up is also one of the hosts"
-        yield Table(("row", *labels), differ[:_MOST_NAMED], title, left_out=max(len(differ) - _MOST_NAMED, 0))

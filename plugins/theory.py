@@ -12,26 +12,23 @@ import pytest
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, code_digest, read_manifests
+from opatlas.data.manifest import Manifest, Pace, code_digest, read_manifests, replay_pace
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.origin import Provenance
-from opatlas.data.pace import Pace, replay_pace
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
 from opatlas.installation import PACKAGE, code_folder
-from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.options import Scope
 from opatlas.row.kind import kind_of
 from opatlas.row.location import default_path, device_kind, expect_npu
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
-from opatlas.theory.report import KernelResult, coverage_page, summary_parts
 
-from .options import OPTIONS as REPLAY_OPTIONS
-from .options import outside, refuse
+from .choice import keyword_filter
+from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
-from .select import keyword_filter
 from .session import SESSION
 from .target import devices_of, refuse_useless_versions
 from .xdist import has_replays
@@ -39,60 +36,12 @@ from .xdist import has_replays
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
     from opatlas.theory.models import ModelFacts
-    from opatlas.theory.plan import Request
+    from opatlas.theory.plan import KernelResult, Request
 
 _SHAPES = code_folder("shapes")
-_DEFAULT_ROWS = 1000
-_DEFAULT_HBM_GB = 32.0
 #: Under this name the fixture of shapes/ finds the session.
 THEORY = "opatlas-theory"
 _PROPERTY = "theory_rows"
-
-
-#: The options of theory rows alone.
-OPTIONS = (
-    declare(
-        "--target-models",
-        Scope.THEORY,
-        type=names,
-        metavar="MODEL[,MODEL...]",
-        default=(),
-        help="take shapes of these models only: names of built-in models, config.json files "
-        "(default: the built-in models, and shapes of no model in particular)",
-    ),
-    declare(
-        "--rows",
-        Scope.THEORY,
-        type=at_least(0),
-        metavar="N",
-        default=_DEFAULT_ROWS,
-        help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
-    ),
-    declare(
-        "--seed",
-        Scope.THEORY,
-        type=at_least(0),
-        metavar="N",
-        default=0,
-        help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",
-    ),
-    declare(
-        "--max-hbm-gb",
-        Scope.THEORY,
-        type=positive,
-        metavar="GB",
-        default=_DEFAULT_HBM_GB,
-        help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
-        "in 10^9 bytes (default: %(default)g)",
-    ),
-)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(
-        parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"),
-        OPTIONS,
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -171,7 +120,7 @@ class Theory:
         option, replays = self._config.option, has_replays(self._config)
         if not self._is_requested():
             if replays:
-                refuse(self._config, OPTIONS, "theory rows are added by `pytest shapes/`")
+                refuse(self._config, THEORY_ROWS, "theory rows are added by `pytest shapes/`")
             return
         if replays and not option.collectonly:
             raise pytest.UsageError(
@@ -179,7 +128,7 @@ class Theory:
                 "see which, then `pytest shapes/`, then the replays"
             )
         if not replays:
-            refuse(self._config, outside(REPLAY_OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
+            refuse(self._config, outside(OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()
@@ -228,7 +177,7 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
-        from opatlas.theory.known_rows import model_coverage
+        from opatlas.theory.coverage import model_coverage
         from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
@@ -247,6 +196,8 @@ class Theory:
         for index, (name, value) in enumerate(report.user_properties):
             if name == _PROPERTY and isinstance(value, dict):
                 if report.when == "call":
+                    from opatlas.theory.plan import KernelResult
+
                     self._results.append(KernelResult.read(value))
                 # The JUnit file gets the number of rows.
                 report.user_properties[index] = (name, value["added"])
@@ -255,6 +206,8 @@ class Theory:
         """Writes a manifest of the added rows, and the report of the coverage of models."""
         if self._is_worker or not self._results or self._config.option.read_only:
             return
+        from opatlas.shapes.report import coverage_page
+
         database = self.plan.database
         added = sum(result.added for result in self._results)
         try:
@@ -303,6 +256,8 @@ class Theory:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._is_worker or not self._results:
             return
+        from opatlas.shapes.report import summary_parts
+
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
         where = {

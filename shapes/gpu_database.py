@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.text import pluralize
-from opatlas.theory.catalog import CatalogKernel, built_in_catalog
-from opatlas.theory.patterns import parse_expression
-from opatlas.theory.plan import Request, add_theory_rows
+from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
 
 from .models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
-from .strategies import sample_rows
+from .starter import RowsPart
 
 #: Tensors of a row and the flush buffer; set-up and checks need up to as much again. A GPU of 48 GB will do.
 _BUDGET_BYTES = 16 * GB
@@ -39,61 +38,12 @@ _OF_BLOCKS = replace(MODELS, models=(DEEPSEEK_V3,))
 _SHORT = "m * n * k <= 7500 * 1000 * 1000 * 1000"
 
 
-@dataclass(frozen=True)
-class DatabasePart:
-    """Rows of a kernel type by one pattern.
-
-    Attributes:
-        pattern: a pattern of the kernel type; "": its only one.
-        sizes: the number of sizes of each shape's axis of tokens; 0: a sample, or all points of the grids.
-        edges: whether the edges of tiles are there besides.
-        rows: the most rows; 0: no limit. A sample has so many.
-        grids: the sizes of some axes, in place of the catalog's.
-        dtype: a dtype that the rows have in some slot; "": all dtypes of the catalog.
-        limit: a condition that keeps calls short, in the variables of the pattern.
-        targets: the models.
-    """
-
-    kernel_type: str
-    pattern: str = ""
-    sizes: int = 16
-    edges: bool = False
-    rows: int = 0
-    dtype: str = ""
-    limit: str = ""
-    grids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    targets: Targets = MODELS
-
-    def kernel(self) -> CatalogKernel:
-        """Returns the catalog's kernel type with this pattern, these dtypes and within the limit."""
-        patterns = built_in_catalog().kernel(self.kernel_type).patterns
-        pattern = next(each for each in patterns if self.pattern in ("", each.name))
-        forms = tuple(
-            form for form in pattern.forms if not self.dtype or self.dtype in (*form.input_dtypes, *form.output_dtypes)
-        )
-        limits = (parse_expression(self.limit),) if self.limit else ()
-        axes = tuple(replace(axis, grid=self.grids.get(axis.name, axis.grid)) for axis in pattern.axes)
-        limited = replace(pattern, axes=axes, forms=forms, where=(*pattern.where, *limits))
-        return CatalogKernel(self.kernel_type, (limited,))
-
-    def write(self, database: Database) -> int:
-        """Appends the rows that the database lacks, and returns their number. Raises OpAtlasError."""
-        request = Request(
-            self.targets,
-            self.rows,
-            seed=0,
-            budget_bytes=_BUDGET_BYTES,
-            draw=sample_rows,
-            is_npu=False,
-            sizes_per_shape=self.sizes,
-            edges=self.edges,
-        )
-        return len(add_theory_rows(database, self.kernel(), request, forms_of_database=False).signatures)
+_part = partial(RowsPart, sizes=16, targets=MODELS)
 
 
-def _samples(*kernel_types: str) -> list[DatabasePart]:
+def _samples(*kernel_types: str) -> list[RowsPart]:
     return [
-        DatabasePart(kernel_type, pattern.name, rows=64, targets=_TWO)
+        RowsPart(kernel_type, pattern.name, rows=64, targets=_TWO)
         for kernel_type in kernel_types
         for pattern in built_in_catalog().kernel(kernel_type).patterns
     ]
@@ -109,32 +59,29 @@ def _of_weights(wanted: Callable[[str], bool]) -> Targets:
 _SAMPLED = {"m": (1, 2, 4, 8, 16, 32, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 1024, 2048)}
 #: Decoding steps: sequences, one query of each, and keys.
 _DECODING = {"s": (1, 8, 32, 64, 128, 256), "t": (1,), "k": (1024, 4096, 8192, 16384)}
+#: Prefill: sequences, and tokens of each.
+_PREFILL = {"s": (1, 4, 16), "k": (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768)}
+_GROUPED = ("gate_up", "down")
 #: One operator of torch on a GPU. MatMulV3 and MatMulCommon would be the same rows as MatMulV2: other names of Ascend.
 TORCH = (
-    DatabasePart("MatMulV2", edges=True, limit=_SHORT, targets=_of_weights(lambda role: role != "lm_head")),
-    DatabasePart("MatMulV2", sizes=0, grids=_SAMPLED, targets=_of_weights(lambda role: role == "lm_head")),
-    DatabasePart("GroupedMatmul", "grouped_gate_up"),
-    DatabasePart("GroupedMatmul", "grouped_down"),
-    DatabasePart("QuantBatchMatmulV3", "quant_matmul_per_token", dtype="FLOAT8_E4M3FN", limit=_SHORT),
-    DatabasePart("QuantBatchMatmulV3", "quant_matmul_blocks", limit=_SHORT, targets=_OF_BLOCKS),
-    DatabasePart("GroupedMatmul", "grouped_gate_up_quantized", dtype="FLOAT8_E4M3FN"),
-    DatabasePart("GroupedMatmul", "grouped_down_quantized", dtype="FLOAT8_E4M3FN"),
-    DatabasePart("BatchMatMulV2", edges=True),
-    DatabasePart("TransposeBatchMatMul", edges=True),
-    DatabasePart(
-        "FusedInferAttentionScore",
-        "packed_attention",
-        sizes=0,
-        grids={"s": (1, 4, 16), "k": (128, 512, 1024, 2048, 4096, 8192, 16384)},
-    ),
-    DatabasePart("FusedInferAttentionScore", "packed_attention", sizes=8),
-    DatabasePart("RmsNorm", "rms_norm"),
-    DatabasePart("RmsNorm", "head_rms_norm"),
-    DatabasePart("Add", "binary", dtype="BF16"),
-    DatabasePart("GatherV2"),
-    DatabasePart("Index"),
-    DatabasePart("Cast", "unary_logits"),
-    DatabasePart("ArgMaxV2"),
+    _part("MatMulV2", sizes=24, limit=_SHORT, targets=_of_weights(lambda role: role != "lm_head")),
+    _part("MatMulV2", grids=_SAMPLED, targets=_of_weights(lambda role: role == "lm_head")),
+    _part("GroupedMatmul", "grouped_gate_up"),
+    _part("GroupedMatmul", "grouped_down"),
+    _part("QuantBatchMatmulV3", "quant_matmul_per_token", sizes=20, dtype="FLOAT8_E4M3FN", limit=_SHORT),
+    _part("QuantBatchMatmulV3", "quant_matmul_blocks", sizes=20, limit=_SHORT, targets=_OF_BLOCKS),
+    _part("GroupedMatmul", "grouped_gate_up_quantized", dtype="FLOAT8_E4M3FN"),
+    _part("GroupedMatmul", "grouped_down_quantized", dtype="FLOAT8_E4M3FN"),
+    _part("BatchMatMulV2", sizes=24),
+    _part("TransposeBatchMatMul", sizes=24),
+    _part("FusedInferAttentionScore", "packed_attention", grids=_PREFILL),
+    _part("RmsNorm", "rms_norm"),
+    _part("RmsNorm", "head_rms_norm"),
+    _part("Add", "binary", dtype="BF16"),
+    _part("GatherV2"),
+    _part("Index"),
+    _part("Cast", "unary_logits"),
+    _part("ArgMaxV2"),
     *_samples("Cast", "Add", "SoftmaxV2", "Sort", "Mul", "Sub", "RealDiv", "Muls", "Neg", "Abs", "Square", "Swish"),
     *_samples("Log", "Exp", "Sin", "Cos", "Rsqrt", "Reciprocal", "ReduceMean", "LayerNormV3", "LayerNormV4"),
     *_samples("GreaterEqual", "Less", "LogicalAnd", "LogicalNot", "ArgMaxWithValue", "GatherV3"),
@@ -142,44 +89,41 @@ TORCH = (
 )
 #: One kernel of FlashInfer or Liger, which is compiled once for all shapes of a dtype.
 LIBRARIES = (
-    DatabasePart("FusedInferAttentionScore", "paged_attention", sizes=0, grids=_DECODING),
-    DatabasePart("FusedInferAttentionScore", "latent_attention", sizes=0, grids=_DECODING),
-    DatabasePart("FusedInferAttentionScore", "paged_attention"),
-    DatabasePart("FusedInferAttentionScore", "latent_attention"),
-    DatabasePart("FusedInferAttentionScore", "packed_attention"),
-    DatabasePart("AddRmsNorm"),
-    DatabasePart("SwiGlu", sizes=8),
-    DatabasePart("ApplyRotaryPosEmb", sizes=8),
-    DatabasePart("RINGMLAPrefillBF16Kernel", "ring_first"),
-    DatabasePart("RINGMLAPrefillBF16Kernel", "ring_later", sizes=8, rows=64),
-    DatabasePart("ReshapeAndCacheNdKernel", sizes=8),
-    DatabasePart("MoeGatingTopK", sizes=8),
-    DatabasePart("InterleaveRope", sizes=8),
-    DatabasePart("_triton_rope", sizes=8, rows=64),
-    DatabasePart("RotaryPositionEmbedding", sizes=8, rows=64),
+    _part("FusedInferAttentionScore", "paged_attention", grids=_DECODING),
+    _part("FusedInferAttentionScore", "latent_attention", grids=_DECODING),
+    _part("FusedInferAttentionScore", "paged_attention", rows=64),
+    _part("FusedInferAttentionScore", "latent_attention", rows=64),
+    _part("FusedInferAttentionScore", "packed_attention", rows=64),
+    _part("AddRmsNorm"),
+    _part("RINGMLAPrefillBF16Kernel", "ring_first"),
+    *(_part(name, sizes=8) for name in ("SwiGlu", "ApplyRotaryPosEmb", "ReshapeAndCacheNdKernel", "MoeGatingTopK")),
+    _part("InterleaveRope", sizes=8),
+    _part("RINGMLAPrefillBF16Kernel", "ring_later", rows=64),
+    *(_part(name, rows=64) for name in ("_triton_rope", "RotaryPositionEmbedding")),
 )
 #: FlagGems, which tunes some kernels for each shape, and torch.compile, which compiles one for each.
 COMPILED = (
-    DatabasePart("DynamicQuant", sizes=8, dtype="FLOAT8_E4M3FN"),
-    DatabasePart("DynamicBlockQuant", sizes=8, dtype="FLOAT8_E4M3FN", targets=_OF_BLOCKS),
-    DatabasePart("AddRmsNormBias", "add_rms_norm_bias", sizes=8),
-    DatabasePart("QuantBatchMatmulV3", "quant_matmul_per_token", sizes=8, rows=24, dtype="INT8", targets=_TWO),
-    DatabasePart("GroupedMatmul", "grouped_gate_up_quantized", sizes=8, rows=12, dtype="INT8", targets=_TWO),
-    DatabasePart("GroupedMatmul", "grouped_down_quantized", sizes=8, rows=12, dtype="INT8", targets=_TWO),
-    DatabasePart("GroupedMatmul", "grouped_gate_up_blocks", sizes=8, rows=8, targets=_OF_BLOCKS),
-    DatabasePart("GroupedMatmul", "grouped_down_blocks", sizes=8, rows=8, targets=_OF_BLOCKS),
+    _part("DynamicQuant", sizes=8, dtype="FLOAT8_E4M3FN"),
+    _part("DynamicBlockQuant", sizes=8, dtype="FLOAT8_E4M3FN", targets=_OF_BLOCKS),
+    _part("AddRmsNormBias", "add_rms_norm_bias", sizes=8),
+    _part("QuantBatchMatmulV3", "quant_matmul_per_token", rows=24, dtype="INT8", targets=_TWO),
+    *(_part("GroupedMatmul", f"grouped_{each}_quantized", rows=12, dtype="INT8", targets=_TWO) for each in _GROUPED),
+    *(_part("GroupedMatmul", f"grouped_{each}_blocks", rows=8, targets=_OF_BLOCKS) for each in _GROUPED),
     *(
-        DatabasePart(name, sizes=8, rows=12, targets=_TWO)
+        _part(name, rows=12, targets=_TWO)
         for name in ("AddRmsNormDynamicQuant", "AscendQuantV2", "MaskedFill", "PadV3")
     ),
 )
 #: The folders of the command, each with its rows.
-FOLDERS: Mapping[str, Sequence[DatabasePart]] = {"torch": TORCH, "libraries": LIBRARIES, "compiled": COMPILED}
+FOLDERS: Mapping[str, Sequence[RowsPart]] = {"torch": TORCH, "libraries": LIBRARIES, "compiled": COMPILED}
 
 
 def write_gpu_rows(folder: Path) -> dict[str, int]:
     """Adds the rows that each database in a folder lacks, and returns their numbers. Raises OpAtlasError."""
-    return {name: sum(part.write(Database(folder / name)) for part in parts) for name, parts in FOLDERS.items()}
+    return {
+        name: sum(part.write(Database(folder / name), _BUDGET_BYTES, is_npu=False) for part in parts)
+        for name, parts in FOLDERS.items()
+    }
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Sequence
-from hashlib import blake2b
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
@@ -14,28 +13,34 @@ from hypothesis.strategies import SearchStrategy
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.theory.catalog import Catalog, built_in_catalog
-from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets
-from opatlas.theory.space import GB, Space
+from opatlas.theory.space import GB, OFFSETS, TILES, Near, Space, TheoryRow
 
 from .models import BUILT_IN
 
-#: A power, because hypothesis draws integer constants of loaded modules with a higher probability.
+#: Is added to drawn numbers, because hypothesis draws the integer constants of loaded modules with a higher
+#: probability, so that another process would draw other rows.
 _OFFSET = 3**45
-
-
-def whole_number(low: int, high: int) -> SearchStrategy[int]:
-    """Returns a strategy of whole numbers in low ... high that shrinks to `low`."""
-    if low > high:
-        raise ValueError(f"no whole number in {low} ... {high}")
-    return st.integers(_OFFSET, _OFFSET + high - low).map(lambda drawn: drawn - _OFFSET + low)
-
-
-BATCH_ROWS = 16
-#: The number of batches: enough for distinct batches, and few enough for uniform draws by hypothesis.
-_BATCHES = 1 << 24
 #: The smallest memory of an NPU that serves models.
 DEFAULT_BUDGET_BYTES = 32 * GB
+_BETWEEN = 20
+#: Where a size may lie near one of the grid; as often on it as elsewhere.
+_NEAR = (
+    *[Near()] * (len(TILES) * len(OFFSETS) + _BETWEEN),
+    *(Near(tile, offset) for tile in TILES for offset in OFFSETS),
+    *(Near(part=step / (_BETWEEN + 1)) for step in range(1, _BETWEEN + 1)),
+)
+#: Rows of an example, because an example of hypothesis takes far longer than a draw in it.
+_BATCH_ROWS = 32
+#: Drawing ends when a smaller share of a round's draws is new: the last rows of a small space would take as many
+#: draws as all others.
+_LEAST_YIELD = 0.05
+#: The least draws of a round: fewer draws would not show the share of new rows.
+_LEAST_DRAWN = 128
+
+
+def _number_below(end: int) -> SearchStrategy[int]:
+    return st.integers(_OFFSET, _OFFSET + end - 1)
 
 
 def theory_rows(
@@ -63,58 +68,41 @@ def theory_rows(
 
 
 def space_rows(spaces: Sequence[Space]) -> SearchStrategy[TheoryRow]:
-    """Returns a strategy of the rows of several spaces, each space with the same probability."""
-    numbered = _Numbered(spaces)
-    return whole_number(0, numbered.size - 1).map(numbered.row) if numbered.size else st.nothing()
+    """Returns a strategy of the rows of several spaces, each space with the same probability.
 
-
-def batches_of_rows(spaces: Sequence[Space]) -> SearchStrategy[list[TheoryRow]]:
-    """Returns a strategy of small batches of rows, because each draw of hypothesis takes most of a millisecond.
-
-    A draw is the number of a batch, which decides its rows. These rows do not shrink.
+    A row is a point of the grid, with sizes on it or near it on the axes of tokens.
     """
-    numbered = _Numbered(spaces)
+    filled = [space for space in spaces if len(space)]
+    if not filled:
+        return st.nothing()
 
-    def rows(batch: int) -> list[TheoryRow]:
-        digests = (blake2b(f"{batch}/{i}".encode(), digest_size=8).digest() for i in range(BATCH_ROWS))
-        return [numbered.row(int.from_bytes(digest, "big") % numbered.size) for digest in digests]
+    def row(point: int, near: int) -> TheoryRow:
+        number, which = divmod(point - _OFFSET, len(filled))
+        space, codes, near = filled[which], [], near - _OFFSET
+        for _ in space.free:
+            near, code = divmod(near, len(_NEAR))
+            codes.append(_NEAR[code])
+        return space.row(number % len(space), codes)
 
-    return whole_number(0, _BATCHES - 1).map(rows) if numbered.size else st.nothing()
-
-
-class _Numbered:
-    """Numbers the rows of several spaces, which take turns."""
-
-    def __init__(self, spaces: Sequence[Space]) -> None:
-        self._filled = [space for space in spaces if len(space)]
-        self.size = max((space.size for space in self._filled), default=0) * len(self._filled)
-
-    def row(self, number: int) -> TheoryRow:
-        index, which = divmod(number, len(self._filled))
-        return self._filled[which].row(index % self._filled[which].size)
-
-
-#: Drawing ends when a smaller share of a round's draws is new: the last rows of a small space would take as many
-#: draws as all others.
-_LEAST_YIELD = 0.05
-#: The least draws of a round: fewer draws would not show the share of new rows.
-_LEAST_DRAWN = 128
+    points = max(map(len, filled)) * len(filled)
+    # Two numbers for each row: each draw of hypothesis takes as long as the row that is made of it.
+    codes = len(_NEAR) ** max(len(space.free) for space in filled)
+    return st.builds(row, _number_below(points), _number_below(codes))
 
 
 def sample_rows(
     spaces: Sequence[Space], count: int, *, seed: int, exclude: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """Returns up to `count` distinct rows of some spaces by signature; see `draw_rows`."""
-    return draw_rows(batches_of_rows(spaces), count, seed=seed, exclude=exclude)
+    return draw_rows(space_rows(spaces), count, seed=seed, exclude=exclude)
 
 
 def draw_rows(
-    strategy: SearchStrategy[list[TheoryRow]], count: int, *, seed: int, exclude: Container[str] = ()
+    strategy: SearchStrategy[TheoryRow], count: int, *, seed: int, exclude: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """Draws distinct rows of one kernel type.
 
     Args:
-        strategy: draws batches of rows.
         count: number of rows; fewer are drawn where the strategy has no more.
         seed: the same seed draws the same rows in the same order, for a given version of hypothesis.
         exclude: signatures of rows that are not wanted.
@@ -135,13 +123,13 @@ def draw_rows(
     return sample
 
 
-def _draws(strategy: SearchStrategy[list[TheoryRow]], count: int, label: str) -> list[TheoryRow]:
+def _draws(strategy: SearchStrategy[TheoryRow], count: int, label: str) -> list[TheoryRow]:
     """Draws about `count` rows, duplicates included, without output or files of hypothesis."""
     drawn: list[TheoryRow] = []
 
     @seed(label)
     @settings(
-        max_examples=-(-count // BATCH_ROWS),
+        max_examples=-(-count // _BATCH_ROWS),
         phases=[Phase.generate],
         database=None,
         deadline=None,
@@ -149,8 +137,8 @@ def _draws(strategy: SearchStrategy[list[TheoryRow]], count: int, label: str) ->
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
     )
-    @given(strategy)
-    def collect(rows: list[TheoryRow]) -> None:
+    @given(st.tuples(*[strategy] * _BATCH_ROWS))
+    def collect(rows: tuple[TheoryRow, ...]) -> None:
         drawn.extend(rows)
 
     # hypothesis writes the constants of loaded modules to its folder, which is the working directory by default.

@@ -16,9 +16,9 @@ from opatlas.data.manifest import Manifest
 from opatlas.data.pruned import PRUNED_REASON
 from opatlas.data.update_mode import UpdateMode
 from opatlas.row import columns as schema
+from opatlas.row.columns import PIPE_UTILIZATION
 from opatlas.row.communication import COLLECTIVES, TIERS
 from opatlas.row.location import NPU_DEVICES
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 from opatlas.row.record import Measurement, Record
 from opatlas.row.status import Status
 

@@ -11,7 +11,7 @@ import pytest
 import warm_python
 from declared_options import command_options, count, pytest_parser, shown
 from doc_commands import ROOT
-from opatlas.plugins import options, theory
+from opatlas.plugins import options
 
 from opatlas.cli.commands import all_commands
 from opatlas.cli.main import main
@@ -25,7 +25,7 @@ MOST_OF_REPLAYS, MOST_OF_A_COMMAND = 33, 10
 
 def test_options_stay_few() -> None:
     assert count() <= MOST_OPTIONS
-    of_shapes = {each.name for each in theory.OPTIONS}
+    of_shapes = {each.name for each in options.THEORY_ROWS}
     of_replays = [action for action in shown(pytest_parser()) if not of_shapes.intersection(action.option_strings)]
     assert len(of_replays) <= MOST_OF_REPLAYS
     assert max(map(len, command_options().values())) <= MOST_OF_A_COMMAND
@@ -49,7 +49,7 @@ def test_the_help_of_a_command_has_its_exit_statuses(name: str, capsys: pytest.C
 
 def test_options_refused_without_effect_are_known_by_their_default() -> None:
     real = {name: (action.dest, action.default) for action in shown(pytest_parser()) for name in action.option_strings}
-    declared = (*options.OPTIONS, *theory.OPTIONS)
+    declared = (*options.OPTIONS, *options.THEORY_ROWS)
     assert {option.name: (option.dest, option.default) for option in declared} == real
 
 
@@ -63,7 +63,7 @@ def test_options_refused_without_effect_are_known_by_their_default() -> None:
     ],
 )
 def test_each_kind_of_session_has_options_without_an_effect(scope: Scope, without_effect: set[str]) -> None:
-    outside = {option.name for option in options.outside((*options.OPTIONS, *theory.OPTIONS), scope)}
+    outside = {option.name for option in options.outside((*options.OPTIONS, *options.THEORY_ROWS), scope)}
     assert without_effect <= outside
     assert outside.isdisjoint({"--database-path", "--device", "--versions", "--ops", "--read-only"})
 

@@ -33,6 +33,7 @@ from opatlas.row.columns import (
     INPUT_SLOTS,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
+    PIPE_UTILIZATION,
     PROFILING_AVERAGE,
     PROFILING_DURATIONS,
     PROFILING_MEDIAN,
@@ -45,7 +46,6 @@ from opatlas.row.columns import (
     ordered_columns,
     profiling_counter,
 )
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
 from opatlas.row.quality import Modes, find_modes, number_cell, valid_duration
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable

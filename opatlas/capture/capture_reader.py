@@ -23,8 +23,7 @@ import pyarrow.csv
 
 from opatlas.data.header import read_header
 from opatlas.errors import TableError
-from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, REQUIRED
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
+from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, PIPE_UTILIZATION, REQUIRED
 from opatlas.text import close_matches, parse_real
 
 TYPE = "Type"

@@ -24,8 +24,7 @@ from opatlas.row.columns import (
     OUTPUTS_MISSING,
     STAND_IN,
 )
-from opatlas.row.location import default_path
-from opatlas.row.named_databases import named_folder
+from opatlas.row.location import default_path, named_folder
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show import Output, Result, Table, print_note

@@ -22,7 +22,7 @@ from opatlas.data.row_history import RowRun, row_histories
 from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, percent
-from opatlas.row.named_databases import expect_database
+from opatlas.row.location import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
 from opatlas.show import Column, Fields, Output, Result, Table, print_note
 from opatlas.show.parameters import DatabaseFolder, Percent

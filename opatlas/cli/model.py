@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows, Step
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, code_digest
+from opatlas.data.row_copy import add_rows
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
 from opatlas.progress import progress
@@ -26,7 +27,6 @@ from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
 from opatlas.show.parameters import Count, Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.theory.plan import append_rows
 from opatlas.theory.sources import resolve_model
 
 #: What a table says of a part, by `PartCost.composed`.
@@ -236,11 +236,10 @@ def _implementations(opened: OpenDatabase, found: NextRows) -> str:
 
 
 def _add(database: Database, found: NextRows, step: Step, started_at: float) -> int:
-    added = 0
-    with database.lock():
-        for kernel_type in dict.fromkeys(row.kernel_type for row in found.rows):
-            rows = [row.cells for row in found.rows if row.kernel_type == kernel_type]
-            added += append_rows(database, kernel_type, rows)
+    rows: dict[str, list[Mapping[str, str]]] = {}
+    for row in found.rows:
+        rows.setdefault(row.kernel_type, []).append(row.cells)
+    added = add_rows(database, rows)
     options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **asdict(step)}
     here = Path(__file__).parents[1]
     Manifest(

@@ -19,10 +19,9 @@ from opatlas.row.location import default_path
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name, kind_named
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.process.device_pool import ExcludedDevices
+from opatlas.run.scheduler import ExcludedDevices
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Result, Table
 from opatlas.text import parse_whole

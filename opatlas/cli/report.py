@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from opatlas.ask.query.database import open as open_database
 from opatlas.errors import UsageError
 from opatlas.installation import require_extra
-from opatlas.row.named_databases import database_folder
+from opatlas.row.location import database_folder
 from opatlas.show.parameters import Steps
 from opatlas.show.plots.writer import PLOTS, PlotFormat, write_plots
 from opatlas.show.result import Fields, Part, Result, Table

@@ -32,7 +32,7 @@ def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> 
     """
     require_extra("bench", f"`opatlas {name}`", "pytest")
     if {"-h", "--help"}.intersection(takewhile(lambda argument: argument != "--", arguments)):
-        print(import_module("opatlas.plugins.command_help").help_of(name, about), end="")
+        print(import_module("opatlas.plugins.options").help_of(name, about), end="")
         return 0
     require_extra("bench", f"`opatlas {name}`", "xdist", "pytest_benchmark", "torch")
     import pytest

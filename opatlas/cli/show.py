@@ -18,8 +18,7 @@ from opatlas.data.database import Database
 from opatlas.data.origin import are_one_device
 from opatlas.errors import UsageError
 from opatlas.formats import percent
-from opatlas.row.location import ROOT, list_databases
-from opatlas.row.named_databases import expect_database
+from opatlas.row.location import ROOT, expect_database, list_databases
 from opatlas.run.kernel_facts import WITHOUT_REPLAY
 from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Column, Fields, Part, Result, Table

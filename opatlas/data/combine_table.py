@@ -32,8 +32,8 @@ from opatlas.row.columns import (
     STATUS,
     is_profiling_column,
 )
+from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
-from opatlas.row.row_kind import row_kind
 from opatlas.row.table import RowTable, position_array
 
 #: Rows with equal signatures may spell their slots differently; the target's spelling stays.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import Log
+from opatlas.data.logged_rows import Log
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName

@@ -21,7 +21,8 @@ from typing import Literal
 from opatlas.data.candidates import Candidate, DurationChoice, FoldChanges, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import Database
-from opatlas.data.log import Imported, Log, add_events
+from opatlas.data.log import Imported, add_events
+from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import Age, RunOrder
 from opatlas.data.pruned import PRUNED_REASON, add_pruned
 from opatlas.row.columns import (

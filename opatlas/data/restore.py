@@ -14,7 +14,8 @@ from opatlas.data.candidates import candidates_of_records
 from opatlas.data.cells import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Log, Pooled
+from opatlas.data.log import COMBINE, Pooled
+from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pool import Pooling
 from opatlas.data.pruned import PRUNED_REASON, pruned_signatures, pruned_types, read_pruned

@@ -17,7 +17,8 @@ from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_record
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents, JournalHeader
-from opatlas.data.log import Log, run_order
+from opatlas.data.log import run_order
+from opatlas.data.logged_rows import Log
 from opatlas.data.own_lines import contradictions, first_of, free_name
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
@@ -249,6 +250,7 @@ def write_back_run(
     header: JournalHeader,
     unsaved: Iterable[Mapping[str, Any]] = (),
     known: Collection[Path] | None = None,
+    left_behind: Collection[Path] = (),
 ) -> RunWriteBack:
     """Writes the journals of a session back, and moves them to the history of the run.
 
@@ -258,16 +260,17 @@ def write_back_run(
         header: the header of the session's journals.
         unsaved: records that could not be written to a journal.
         known: the journals of the session's processes; others are refused, and kept under another name. None: all.
+        left_behind: the journals of other runs that were there when the session began. No other session has the
+            database meanwhile, so that further ones are forged: they are refused, too.
     """
     problems: list[str] = []
+    if known is not None:
+        problems += _refuse_forged(database, {*journal.run_journals(database, header.run_id), *left_behind})
     journals: dict[Path, JournalContents] = {}
     for path in journal.run_journals(database, header.run_id):
         try:
             if known is not None and path not in known:
-                kept = path.rename(free_name(path, "refused"))
-                raise OpAtlasError(
-                    f"{path}: no process of this session wrote it: it does not count, and is kept as {kept}"
-                )
+                raise OpAtlasError(_refuse(path))
             with journal.hold_if_abandoned(path) as closed:
                 if not closed:
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
@@ -287,6 +290,25 @@ def write_back_run(
     if unsaved and not (merged.is_merged and are_records):
         problems.append(_rescue(database, header, unsaved))
     return replace(merged, problems=problems)
+
+
+def _refuse_forged(database: Database, genuine: Collection[Path]) -> list[str]:
+    """Sets journals aside that are not genuine, and that no living process holds; returns a sentence for each."""
+    problems = []
+    for path in journal.journals(database):
+        try:
+            if path not in genuine:
+                with journal.hold_if_abandoned(path) as abandoned:
+                    if abandoned:
+                        problems.append(_refuse(path))
+        except (OSError, OpAtlasError) as error:
+            problems.append(describe_error(error, path, _REMEDY))
+    return problems
+
+
+def _refuse(path: Path) -> str:
+    kept = path.rename(free_name(path, "refused"))
+    return f"{path}: no process of this session wrote it: it does not count, and is kept as {kept}"
 
 
 def _merge(

@@ -27,9 +27,8 @@ from itertools import zip_longest
 
 from opatlas.row.columns import BASE, INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.communication import is_communication
-from opatlas.row.optional_slots import optional_inputs, optional_outputs
 from opatlas.row.signature import reads_first_input, signature
-from opatlas.row.slots import known_dtype, slot_words
+from opatlas.row.slots import known_dtype, optional_inputs, optional_outputs, slot_words
 from opatlas.text import parse_whole
 
 _Words = tuple[str, str, str]

@@ -27,8 +27,15 @@ from opatlas.row.columns import (
     TASK_DIGEST,
 )
 from opatlas.row.communication import is_communication, message_signature
-from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.row.slots import dtype_name, format_name, slot_words, split_cell
+from opatlas.row.slots import (
+    SlotNumbers,
+    dtype_name,
+    format_name,
+    optional_inputs,
+    optional_outputs,
+    slot_words,
+    split_cell,
+)
 from opatlas.text import parse_real
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ with `DT_BF16;DT_BF16` and `ND;ND`. Profilers put cells in quotes and write N/A 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -21,7 +22,7 @@ from opatlas.row.columns import (
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
 )
-from opatlas.row.optional_slots import NO_SLOTS, SlotNumbers, optional_inputs, optional_outputs
+from opatlas.row.siblings import base_type
 from opatlas.text import parse_whole
 
 #: Words that mean "nothing" in a shape, dtype or format cell.
@@ -32,6 +33,55 @@ EMPTY_SHAPE = '""'
 #: Characters of a wrong cell that an error shows.
 _SHOWN = 200
 _DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}
+
+
+# Slots that hold no scalar: an optional tensor that a call leaves out, whatever dtype a profiler gives the slot.
+# CANN 8.5 and later give an absent input the default dtype of the kernel's definition, older versions DT_UNDEFINED.
+# Both have no dimensions, and so has a scalar of an elementwise kernel. Which of the two a slot holds follows from the
+# kernel, by the definitions of the kernels (`*_def.cpp`, `*_proto.h`) in CANN's ops-nn and ops-transformer.
+
+#: Numbers of slots.
+SlotNumbers = range | frozenset[int]
+NO_SLOTS = range(0)
+ALL_SLOTS = range(sys.maxsize)
+
+#: Kernel types with optional tensors and without scalars.
+_WITHOUT_SCALARS = frozenset(
+    {
+        *("FlashAttentionScore", "FlashAttentionScoreGrad", "FusedInferAttentionScore", "IncreFlashAttention"),
+        *("KvRmsNormRopeCache", "LightningIndexer", "LightningIndexerVllm", "MlaProlog", "MlaPrologV2", "MlaPrologV3"),
+        *("PromptFlashAttention", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "ScaledMaskedSoftmaxV2"),
+        *("SparseFlashAttention", "ApplyTopKTopPCustom"),
+        *("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DV2", "GroupedMatmul"),
+        *("GroupedMatmulFinalizeRouting", "GroupedMatmulSwigluQuant", "GroupedMatmulSwigluQuantV2", "MatMul"),
+        *("MatMulCommon", "MatMulV2", "MatMulV3", "QuantBatchMatmulV3", "QuantBatchMatmulV4", "TransposeBatchMatMul"),
+        "WeightQuantBatchMatmulV2",
+        *("DispatchFFNCombine", "DispatchFFNCombineBF16", "MoeDistributeCombine", "MoeDistributeCombineV2"),
+        *("MoeDistributeDispatch", "MoeDistributeDispatchV2", "MoeFinalizeRoutingV2", "MoeGatingTopK"),
+        *("MoeGatingTopKSoftmax", "MoeInitRoutingV3", "MoeReRouting", "MoeTokenUnpermute", "MoeTokenUnpermuteGrad"),
+        *("AddLayerNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "AddRmsNormQuant", "LayerNormV4"),
+        *("AscendQuantV2", "DequantSwigluQuant", "DynamicQuant", "DynamicQuantV2", "SwiGluQuant"),
+    }
+)
+#: The optional tensors among the inputs of kernel types that take scalars, too.
+_OPTIONAL_INPUTS = {
+    "ApplyAdamW": frozenset({11}),
+    "ApplyAdamWV2": frozenset({5}),
+    "NLLLoss": frozenset({2}),
+}
+
+
+@cache
+def optional_inputs(kernel_type: str) -> SlotNumbers:
+    """Returns the input slots that hold no scalar."""
+    name = base_type(kernel_type)
+    return ALL_SLOTS if name in _WITHOUT_SCALARS else _OPTIONAL_INPUTS.get(name, NO_SLOTS)
+
+
+@cache
+def optional_outputs(kernel_type: str) -> SlotNumbers:
+    """Returns the output slots that hold no scalar."""
+    return ALL_SLOTS if base_type(kernel_type) in _WITHOUT_SCALARS else NO_SLOTS
 
 
 @dataclass(frozen=True)
@@ -96,7 +146,7 @@ def slot_words(
     Accepts any text, so that malformed rows have a signature and can be reported. `parse_slots` checks the numbers.
 
     Args:
-        optional: the slots that are absent without a shape, whatever their dtype (opatlas/row/optional_slots.py).
+        optional: the slots that are absent without a shape, whatever their dtype (`optional_inputs`).
     """
     shape_words = split_cell(shapes)
     dtype_words, format_words = list(_dtype_words(dtypes)), list(_format_words(formats))

@@ -12,7 +12,7 @@ function_lookup.py  implementations and formulas by name
 call_watch.py       which inputs and operators a call changes and calls
 stand_in.py         describes operators that are timed in place of a kernel
 process_state.py    changes of the process that a row leaves behind
-device_errors.py    the outcome that an exception means
+outcome.py          the outcome that an exception means
 group_spec.py       which group of processes a row needs
 group.py            a group as one rank sees it
 kernel_template.py  a file to begin a kernel of one's own with

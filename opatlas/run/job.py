@@ -1,26 +1,17 @@
-"""Defines a job (one row to replay) and its outcome, which the samples of a profile complete. Imports no torch."""
+"""Defines a job (one row to replay) and its outcome. Imports no torch."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.implementations.implementation import KernelSource
-from opatlas.run.instruments.attribution import (
-    AnotherCase,
-    NoSamples,
-    OwnKernel,
-    PendingSamples,
-    ProfiledSamples,
-    own_kernel,
-    whole_call,
-)
-from opatlas.run.stand_in import add_device_kernels
+from opatlas.run.instruments.attribution import PendingSamples
 from opatlas.text import cut_middle, printable, printable_lines
 
 #: The longest reason: it becomes a cell of a CSV and a line on the terminal.
@@ -56,6 +47,8 @@ class Job:
         subject: what the row is about besides its cells; None mostly.
         judge: what runs a job whose kernel is judged ("module:function", `ReplaySpec.judge`); "": nobody.
         log: a file for what a judged kernel writes on stderr, and for its current step; "" without one.
+        language: the language that a judged kernel must have ("triton", "cuda"); "": any.
+        together: jobs with the same text run on the same device, so that their durations compare; "": on any.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -72,6 +65,8 @@ class Job:
     subject: Subject | None = None
     judge: str = ""
     log: str = ""
+    language: str = ""
+    together: str = ""
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
     @property
@@ -142,39 +137,3 @@ def _detail_text(text: str) -> str:
     """Returns printable lines of at most MOST_CHARACTERS_OF_DETAIL characters; a longer text loses its middle."""
     text = cut_middle(text, MOST_CHARACTERS_OF_DETAIL)
     return cut_middle(printable_lines(text), MOST_CHARACTERS_OF_DETAIL)
-
-
-def add_profiled_samples(
-    outcome: RowOutcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
-) -> RowOutcome:
-    """Completes an outcome with the samples in a profile.
-
-    Args:
-        outcome: the outcome with pending samples.
-        kernel_type, cells: the row.
-        found: the row's samples in the profile.
-    """
-    assert outcome.measurement is not None
-    execution = outcome.measurement.execution
-    own: OwnKernel | AnotherCase | NoSamples
-    if isinstance(found, NoSamples):
-        own = found
-    else:
-        own = whole_call(found) if execution.is_library else own_kernel(kernel_type, cells, found)
-    if isinstance(own, NoSamples):
-        reason = f"launched and right, but not measured: {own.reason}"
-        return RowOutcome(Status.FAILED, reason, changed=outcome.changed)
-    if isinstance(own, AnotherCase):
-        return RowOutcome(Status.UNSUPPORTED, own.reason, changed=outcome.changed)
-    measurement = replace(
-        outcome.measurement,
-        samples_us=own.durations_us,
-        device_kernels=own.device_kernels,
-        helper_kernels=own.helper_kernels,
-        stand_in=add_device_kernels(outcome.measurement.stand_in, own.device_kernels),
-        ran_as=own.ran_as,
-        execution=replace(execution, kernel_names=own.kernel_names),
-        counters=own.counters,
-        assumptions=(*outcome.measurement.assumptions, *own.assumptions),
-    )
-    return replace(outcome, measurement=measurement, pending=None)

@@ -14,10 +14,10 @@ from torch.overrides import get_testing_overrides
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.device_errors import translated_pytest_exceptions
 from opatlas.run.group import ALONE
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.outcome import translated_pytest_exceptions
 from opatlas.run.registry import replay_spec, select_arguments
 from opatlas.text import shortened
 

@@ -12,7 +12,6 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.row.status import Status
-from opatlas.run.device_errors import outcome_from_error, translated_pytest_exceptions
 from opatlas.run.devices.device import Device, DeviceDescription, DeviceSpec, open_device
 from opatlas.run.devices.device_lock import LockHolder
 from opatlas.run.group import ALONE, Group, SynchronizedInstrument
@@ -20,6 +19,7 @@ from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.inputs.row_slots import RowSlots
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
+from opatlas.run.outcome import outcome_of, translated_pytest_exceptions
 from opatlas.run.process_state import OF_LIBRARIES, ProcessState, changes
 from opatlas.run.registry import Binding, ReplaySpec, load_function, replay_spec, select_arguments
 from opatlas.run.replay import Replay
@@ -108,7 +108,7 @@ class Runner:
         try:
             return self.run_raising(job)
         except BaseException as error:
-            outcome = replace(outcome_from_error(error), changed=self._reported)
+            outcome = outcome_of(error, self._reported)
         if outcome.status is Status.OOM:
             # The exception's frames, which referenced the row's tensors, no longer exist here.
             self._device.release_memory()
@@ -135,7 +135,7 @@ class Runner:
             # Parses the cells of all slots.
             RowSlots(job.kernel_type, job.cells).bytes()
         except ReplayError as error:
-            return outcome_from_error(error)
+            return outcome_of(error)
         return None
 
     def _expect_instrument(self, job: Job) -> None:

@@ -14,7 +14,8 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
-from opatlas.run.job import RowOutcome, add_profiled_samples
+from opatlas.run.job import RowOutcome
+from opatlas.run.outcome import add_profiled_samples
 from opatlas.run.result_check import Checked
 from opatlas.run.stand_in import describe_stand_in
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 from cyclopts import Parameter, Token
 
 from opatlas import options
-from opatlas.row.named_databases import named_folder
+from opatlas.row.location import named_folder
 from opatlas.text import parse_whole
 
 

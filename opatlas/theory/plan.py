@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from operator import itemgetter
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -23,41 +21,11 @@ from opatlas.row.signature import row_cells, signatures
 from opatlas.row.slots import FP8, split_cell
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import CatalogKernel
+from opatlas.theory.coverage import ModelCoverage, ShapeCoverage
 from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
-from opatlas.theory.report import KernelResult
-from opatlas.theory.rows import Batch, TheoryRow
-from opatlas.theory.sources import Targets, deal_by_calls
-from opatlas.theory.space import Space, row_bytes
-
-#: Returns for each row of a frame whether a device's kernel accepts the row.
-Accepts = Callable[[pd.DataFrame], np.ndarray]
-
-
-def acceptance_filter(database: Path, kernel_type: str) -> Accepts:
-    """Returns a test for rows that a database's device accepts, by the shapes that were tried. Raises OpAtlasError."""
-    constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
-    if constraints is None or not constraints.trials:
-        return lambda frame: np.ones(len(frame), dtype=bool)
-
-    def accepts(frame: pd.DataFrame) -> np.ndarray:
-        cells = zip(frame[INPUT_SHAPES], frame[INPUT_DTYPES], frame[EP_SIZE], strict=True)
-        return np.array(
-            [
-                constraints.accepts(_shape(shapes), ep_size=int(ep_size), weights=split_cell(dtypes)[1])
-                for shapes, dtypes, ep_size in cells
-            ],
-            dtype=bool,
-        )
-
-    return accepts
-
-
-def _shape(shapes: str) -> MoeShape:
-    """Returns the sizes of a DispatchFFNCombine row: x is (M, H), slot 3 (M, k), slot 4 (E, N)."""
-    slots = [[int(size) for size in words.split(",")] for words in split_cell(shapes)]
-    (m, h), (_, top_k), (experts, n) = slots[0], slots[3], slots[4]
-    return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
+from opatlas.theory.sources import Targets
+from opatlas.theory.space import Batch, Space, TheoryRow
 
 
 class DrawRows(Protocol):
@@ -75,13 +43,12 @@ class Request:
 
     Attributes:
         targets: the models that the shapes come from.
-        rows: the largest number of theory rows of a kernel type; 0: all points of the grid, or all sizes.
+        rows: the largest number of theory rows of a kernel type; 0: all points of the grid.
         seed: the same seed draws the same rows, for a given version of hypothesis.
         budget_bytes: memory for the tensors of a row and the buffer that flushes the cache.
         draw: draws the rows of a sample.
-        sizes_per_shape: each shape has rows at so many sizes of its axes of tokens, and no other rows; 0: see `rows`.
-        edges: whether `sizes_per_shape` has the edges of tiles besides.
         is_npu: whether the database is one of an NPU; the slots of any other device are in ND.
+        forms_of_database: whether rows take the dtypes and formats of the rows in the database.
     """
 
     targets: Targets
@@ -90,8 +57,45 @@ class Request:
     budget_bytes: int
     draw: DrawRows
     is_npu: bool = True
-    sizes_per_shape: int = 0
-    edges: bool = True
+    forms_of_database: bool = True
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """The result of a run for a kernel type. All values are plain, so that processes can exchange the result.
+
+    Attributes:
+        added: rows that were added, or would be.
+        existing: rows of the run that the database had before.
+        largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
+        refused: rows left out because the device's kernel refuses them.
+        over_budget: points of the grid left out because their tensors exceed the memory budget.
+        smallest_bytes: bytes of the tensors of the smallest of these points; 0 if there are none.
+        missing: sources of sizes that none of the models has, for each pattern without rows.
+        unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
+        coverage: coverage of each model; empty unless computed.
+    """
+
+    kernel_type: str
+    added: int = 0
+    existing: int = 0
+    largest_bytes: int = 0
+    total_bytes: int = 0
+    refused: int = 0
+    over_budget: int = 0
+    smallest_bytes: int = 0
+    missing: tuple[str, ...] = ()
+    unknown_dtypes: tuple[str, ...] = ()
+    coverage: tuple[ModelCoverage, ...] = ()
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> KernelResult:
+        """Returns the result that `dataclasses.asdict` turned into values."""
+        coverage = [
+            ModelCoverage(**{**model, "shapes": [ShapeCoverage(**shape) for shape in model["shapes"]]})
+            for model in values["coverage"]
+        ]
+        return cls(**{**values, "coverage": tuple(coverage)})
 
 
 @dataclass(frozen=True)
@@ -101,44 +105,48 @@ class KernelPlan:
     Attributes:
         frame: the rows.
         signatures, bytes: the signature of each row, and the bytes of its tensors.
-        result: numbers of rows added and left out.
+        facts: the result, without the numbers of rows that are added.
     """
 
     frame: pd.DataFrame
     signatures: list[str]
     bytes: np.ndarray
-    result: KernelResult
+    facts: KernelResult
 
-    def without(self, known: set[str]) -> KernelPlan:
-        """Returns the plan without rows that another process has added meanwhile."""
-        kept = np.array([signature not in known for signature in self.signatures], dtype=bool)
-        existing = self.result.existing + int(np.count_nonzero(~kept))
-        return replace(
-            self,
-            frame=self.frame[kept].reset_index(drop=True),
-            signatures=[signature for signature in self.signatures if signature not in known],
-            bytes=self.bytes[kept],
-            result=replace(self.result, existing=existing).with_new(self.bytes[kept].tolist()),
+    @property
+    def result(self) -> KernelResult:
+        """Numbers of rows added and left out."""
+        sizes = self.bytes.tolist()
+        return replace(self.facts, added=len(sizes), largest_bytes=max(sizes, default=0), total_bytes=sum(sizes))
+
+    def without(self, known: Container[str]) -> KernelPlan:
+        """Returns the plan without rows that the database has, or pruned, meanwhile."""
+        kept = [place for place, name in enumerate(self.signatures) if name not in known]
+        existing = self.facts.existing + len(self.signatures) - len(kept)
+        return KernelPlan(
+            self.frame.iloc[kept].reset_index(drop=True),
+            [self.signatures[place] for place in kept],
+            self.bytes[kept],
+            replace(self.facts, existing=existing),
         )
 
 
-def pattern_spaces(
-    kernel: CatalogKernel, request: Request, known: KnownRows | None, database: Path | None = None
-) -> list[Space]:
+def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | None, database: Path) -> list[Space]:
     """Returns the space of each pattern of a kernel type.
 
     Args:
         database: the folder of the database. Its device has no rows in FP8 if its data sheet has no FP8.
     """
-    place = parse_path(database) if database is not None else None
+    place = parse_path(database)
     peaks = device_peak(place[0]).tera_ops if place is not None else {}
     lacking = FP8 - peaks.keys() if peaks else frozenset[str]()
     in_nd = not request.is_npu and not (known is not None and known.has_captured_blocks)
+    from_rows = known if request.forms_of_database else None
     spaces = []
     for pattern in kernel.patterns:
         forms = [
             form.in_nd() if in_nd else form
-            for form in (known.forms(pattern) if known is not None else sorted_forms(pattern.forms))
+            for form in (from_rows.forms(pattern) if from_rows is not None else sorted_forms(pattern.forms))
             if lacking.isdisjoint((*form.input_dtypes, *form.output_dtypes))
         ]
         spaces.append(
@@ -147,9 +155,7 @@ def pattern_spaces(
     return spaces
 
 
-def plan_kernel(
-    kernel: CatalogKernel, table: RowTable, request: Request, *, forms_of_database: bool = True
-) -> KernelPlan:
+def plan_kernel(kernel: CatalogKernel, table: RowTable, request: Request) -> KernelPlan:
     """Returns the rows of a run that a table lacks; see `add_theory_rows`.
 
     Rows of earlier runs count towards `request.rows`, so that a repeated run adds nothing. Captured rows do not count.
@@ -158,185 +164,117 @@ def plan_kernel(
         TableError: a row of the table cannot be read.
     """
     known = KnownRows(kernel, table, request.targets) if len(table) else None
-    spaces = pattern_spaces(kernel, request, known if forms_of_database else None, table.path.parent)
+    spaces = pattern_spaces(kernel, request, known, table.path.parent)
     existing = table.signatures
     captured = {existing[at] for at in np.flatnonzero(table.captured.known)}
-    wanted: Iterable[_PlannedRows]
-    if request.sizes_per_shape:
-        queues = [_rows_of_sizes(space, request) for space in spaces if len(space)]
-        wanted = _parts(_choose(queues, captured, request.rows or sys.maxsize))
-    elif request.rows:
-        wanted = _sample(spaces, captured, request)
-    else:
-        wanted = map(_batch_rows, _all_batches(spaces))
-    accepts = acceptance_filter(table.path.parent, kernel.kernel_type)
-    before, seen = set(existing), set(existing)
-    kept, found, repeated, refused = [], [], 0, 0
-    for part in wanted:
-        fresh = np.zeros(len(part.frame), dtype=bool)
-        taken = accepts(part.frame)
-        refused += int(np.count_nonzero(~taken))
-        for i, signature in enumerate(part.signatures):
-            if taken[i] and signature not in seen:
-                seen.add(signature)
-                fresh[i] = True
-                found.append(signature)
-        repeated += len(before.intersection(part.signatures))
-        kept.append(_PlannedRows(part.frame[fresh], part.bytes[fresh], []))
-    sizes = np.concatenate([part.bytes for part in kept]) if kept else np.zeros(0, dtype=np.int64)
-    result = KernelResult(
+    batches, names, in_turn = _candidates(kernel.kernel_type, [space for space in spaces if len(space)], request)
+    chosen: dict[str, int] = {}
+    for place in in_turn:
+        if not (request.rows and names[place] in captured):
+            chosen.setdefault(names[place], place)
+        if request.rows and len(chosen) == request.rows:
+            break
+    missing = request.rows - len(chosen)
+    if missing > 0 and any(map(len, spaces)):
+        drawn = request.draw(spaces, missing, seed=request.seed, exclude=captured | chosen.keys())
+        chosen |= {name: len(names) + i for i, name in enumerate(drawn)}
+        frame = pd.DataFrame([row.cells for row in drawn.values()], dtype=object)
+        batches.append(Batch(frame, np.array([row.bytes for row in drawn.values()], dtype=np.int64)))
+    frame = pd.concat([batch.frame for batch in batches], ignore_index=True) if batches else pd.DataFrame()
+    places = list(chosen.values())
+    facts = KernelResult(
         kernel.kernel_type,
-        existing=repeated,
-        refused=refused,
         over_budget=sum(space.over_budget for space in spaces),
-        smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
+        smallest_bytes=min((space.smallest_over_budget for space in spaces if space.over_budget), default=0),
         missing=tuple(sorted({space.missing_source for space in spaces if space.missing_source})),
         unknown_dtypes=tuple(known.unknown_dtypes()) if known is not None else (),
-    ).with_new(sizes.tolist())
-    frame = pd.concat([part.frame for part in kept], ignore_index=True).fillna("") if kept else pd.DataFrame()
-    return KernelPlan(frame, found, sizes, result)
+    )
+    sizes = np.concatenate([batch.bytes for batch in batches]) if batches else np.zeros(0, dtype=np.int64)
+    plan = KernelPlan(frame.iloc[places].fillna(""), list(chosen), sizes[places], facts)
+    refused = _refused(table.path.parent, plan)
+    plan = plan.without(refused)
+    facts = replace(plan.facts, existing=0, refused=len(refused))
+    return replace(plan, facts=facts).without(set(existing))
 
 
-@dataclass
-class _PlannedRows:
-    """Rows of a run, with the bytes and the signature of each."""
+def _refused(database: Path, plan: KernelPlan) -> set[str]:
+    """Returns the signatures of rows that a database's device refuses, by the shapes that were tried.
 
-    frame: pd.DataFrame
-    bytes: np.ndarray
-    signatures: list[str]
+    Raises:
+        OpAtlasError: the table of these shapes cannot be read.
+    """
+    kernel_type = plan.facts.kernel_type
+    constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
+    if constraints is None or not constraints.trials or not plan.signatures:
+        return set()
+    cells = zip(plan.signatures, *(plan.frame[name] for name in (INPUT_SHAPES, INPUT_DTYPES, EP_SIZE)), strict=True)
+    return {
+        name
+        for name, shapes, dtypes, ep_size in cells
+        if not constraints.accepts(_shape(shapes), ep_size=int(ep_size), weights=split_cell(dtypes)[1])
+    }
 
 
-def _all_batches(spaces: Sequence[Space]) -> Iterator[Batch]:
+def _shape(shapes: str) -> MoeShape:
+    """Returns the sizes of a DispatchFFNCombine row: x is (M, H), slot 3 (M, k), slot 4 (E, N)."""
+    slots = [[int(size) for size in words.split(",")] for words in split_cell(shapes)]
+    (m, h), (_, top_k), (experts, n) = slots[0], slots[3], slots[4]
+    return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
+
+
+def _candidates(
+    kernel_type: str, spaces: Sequence[Space], request: Request
+) -> tuple[list[Batch], list[str], Iterator[int]]:
+    """Returns rows of the grids of some spaces, their signatures, and their places, the most important ones first.
+
+    These are all rows, or those that every sample holds. The spaces of a sample take turns.
+    """
+    batches: list[Batch] = []
+    orders: list[Iterable[int]] = []
+    count = 0
     for space in spaces:
-        yield from space.batches()
+        positions = np.array(space.required(), dtype=np.int64) if request.rows else None
+        if positions is None:
+            orders.append(range(count, count + len(space)))
+            batches += space.batches()
+        else:
+            # The rows of a batch are in the order of the grid.
+            order = np.argsort(positions, kind="stable")
+            orders.append((count + np.argsort(order, kind="stable")).tolist())
+            batches += space.batches(positions[order])
+        count += len(space) if positions is None else len(positions)
+    names = [name for batch in batches for name in signatures(kernel_type, batch.frame)]
+    if not request.rows:
+        return batches, names, chain.from_iterable(orders)
+    return batches, names, (place for places in zip_longest(*orders) for place in places if place is not None)
 
 
-def _batch_rows(batch: Batch) -> _PlannedRows:
-    frame = batch.frame()
-    return _PlannedRows(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
-
-
-#: Signature, part and position of a row.
-_Entry = tuple[str, _PlannedRows, int]
-
-
-def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_PlannedRows]:
-    """Yields the required rows, pattern by pattern in turn, then drawn rows, `request.rows` in all."""
-    queues = [_required(space) for space in spaces if len(space)]
-    chosen = _choose(queues, captured, request.rows)
-    yield from _parts(chosen)
-    missing = request.rows - len(chosen)
-    if missing <= 0 or not queues:
-        return
-    drawn = request.draw(spaces, missing, seed=request.seed, exclude=captured | chosen.keys())
-    if drawn:
-        frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
-        yield _PlannedRows(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
-
-
-def _choose(queues: Sequence[Iterable[_Entry]], captured: set[str], most: int) -> dict[str, tuple[_PlannedRows, int]]:
-    """Returns the first rows of the queues, which take turns, by signature."""
-    chosen: dict[str, tuple[_PlannedRows, int]] = {}
-    for in_turn in zip_longest(*queues):
-        for entry in in_turn:
-            if entry is None or entry[0] in captured:
-                continue
-            chosen.setdefault(entry[0], entry[1:])
-            if len(chosen) == most:
-                return chosen
-    return chosen
-
-
-def _parts(chosen: Mapping[str, tuple[_PlannedRows, int]]) -> Iterator[_PlannedRows]:
-    """Yields the chosen rows of each part."""
-    for part in {id(part): part for part, _ in chosen.values()}.values():
-        indices = [i for other, i in chosen.values() if other is part]
-        yield _PlannedRows(part.frame.iloc[indices], part.bytes[indices], [part.signatures[i] for i in indices])
-
-
-def _rows_of_sizes(space: Space, request: Request) -> Iterator[_Entry]:
-    """Yields the rows of `Space.rows_of_sizes`, dealt among the models and among their shapes by calls."""
-    lines: dict[tuple[int, int], list[tuple[int, _Entry]]] = {}
-    for number, rows in enumerate(space.rows_of_sizes(request.sizes_per_shape, edges=request.edges)):
-        part = _batch_rows(rows.batch)
-        for i, (shape, turn) in enumerate(zip(rows.shapes.tolist(), rows.turns.tolist(), strict=True)):
-            lines.setdefault((shape, number), []).append((turn, (part.signatures[i], part, i)))
-    queues = [iter(sorted(line, key=itemgetter(0))) for line in lines.values()]
-    for number in deal_by_calls([space.shapes[shape] for shape, _ in lines], [len(line) for line in lines.values()]):
-        yield next(queues[number])[1]
-
-
-def _required(space: Space) -> Iterator[_Entry]:
-    """Returns the rows that every sample holds, the most important rows first."""
-    positions = np.array(space.required(), dtype=np.int64)
-    # The rows of a batch are in the order of the grid.
-    order = np.argsort(positions, kind="stable")
-    parts = [_batch_rows(batch) for batch in space.batches(positions[order])]
-    entries = [(part.signatures[i], part, i) for part in parts for i in range(len(part.signatures))]
-    by_position = {int(positions[index]): entry for index, entry in zip(order, entries, strict=True)}
-    return (by_position[int(position)] for position in positions)
+#: A theory row has an empty duration, where it has no other.
+_COLUMNS = (*BASE, AVERAGE)
 
 
 def read_table(database: Database, kernel_type: str) -> RowTable:
     """Reads the rows of a kernel type; an empty table if there is no CSV. Raises OpAtlasError."""
-    path = database.csv_path(kernel_type)
-    if path.exists():
-        return database.read(kernel_type)
-    return RowTable(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in (*BASE, AVERAGE)}))
+    return database.read_or_empty(kernel_type, _COLUMNS)
 
 
-def add_theory_rows(
-    database: Database, kernel: CatalogKernel, request: Request, *, forms_of_database: bool = True
-) -> KernelPlan:
+def add_theory_rows(database: Database, kernel: CatalogKernel, request: Request) -> KernelPlan:
     """Appends the rows of a run that the database lacks, and returns them.
 
     The CSV is replaced in one step. Rows that another process adds meanwhile are not added twice.
 
-    Args:
-        forms_of_database: whether rows take the dtypes and formats of the rows in the database.
-
     Raises:
         OpAtlasError: a file cannot be read or written; the CSV is unchanged.
     """
-    path = database.csv_path(kernel.kernel_type)
-    # The stamp is taken before reading, so that every later change is noticed.
-    stamp = _stamp(path)
-    table = read_table(database, kernel.kernel_type)
-    plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
-    plan = plan.without(set(pruned_signatures(database, kernel.kernel_type)))
+    plan = plan_kernel(kernel, read_table(database, kernel.kernel_type), request)
     if not plan.signatures:
         return plan
     with database.lock():
-        if _stamp(path) != stamp:
-            table = read_table(database, kernel.kernel_type)
-            plan = plan.without(set(table.signatures))
+        # Read again: the plan took some seconds, in which another process may have added rows.
+        fold = TableFold(read_table(database, kernel.kernel_type))
+        plan = plan.without({*fold.positions, *pruned_signatures(database, kernel.kernel_type)})
         if plan.signatures:
-            fold = TableFold(table)
             for name, cells in zip(plan.signatures, row_cells(plan.frame), strict=True):
                 fold.append(cells, name)
             fold.write(database)
     return plan
-
-
-def append_rows(database: Database, kernel_type: str, rows: Sequence[Mapping[str, str]]) -> int:
-    """Appends rows that a database lacks and has not pruned, and returns their number. The caller holds the lock.
-
-    Args:
-        rows: the cells of each row, as `TheoryRow.cells` gives them.
-
-    Raises:
-        OpAtlasError: the CSV cannot be read or written; it is unchanged.
-    """
-    fold = TableFold(read_table(database, kernel_type))
-    added = fold.append_missing(rows, pruned_signatures(database, kernel_type))
-    if added:
-        fold.write(database)
-    return added
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Returns numbers that change whenever a file changes; None if there is no file."""
-    if not path.exists():
-        return None
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +31,6 @@ class ModelPart(NamedTuple):
     sizes: tuple[int, ...]
     calls: int
     division: str = ""
-
-
-#: Rows that each shape gets before the number of calls counts: the smallest and the largest size.
-_FIRST_ROWS = 2
 
 
 @dataclass(frozen=True)
@@ -116,61 +111,6 @@ def interleave_models(shapes: Sequence[Shape]) -> list[int]:
             else:
                 found[new] = None
     return [*found, *(number for number in range(len(shapes)) if number not in found)]
-
-
-def deal_by_calls(shapes: Sequence[Shape], counts: Sequence[int]) -> Iterator[int]:
-    """Deals the rows of shapes, the models in turn, so that each of them gets equally many.
-
-    Each shape of a model has two rows before any has three; after these, shapes get rows in proportion to the calls of
-    a step. Generic shapes come last. A row of a shape of several models counts for the model whose turn it is.
-
-    Args:
-        counts: the number of rows of each shape.
-
-    Yields:
-        The position of the shape of each row.
-    """
-    calls: dict[str, dict[int, int]] = {}
-    for number, shape in enumerate(shapes):
-        for origin in shape.origins:
-            of_model = calls.setdefault(origin.model, {})
-            of_model[number] = of_model.get(number, 0) + origin.calls
-    generic = {number: 1 for number, shape in enumerate(shapes) if not shape.origins}
-    dealt = [0] * len(shapes)
-    for together in (list(calls.values()), [generic]):
-        queues = [[(_turn(0, of_model[number]), number, 0) for number in of_model] for of_model in together]
-        waiting = list(zip(queues, together, strict=True))
-        for queue, _ in waiting:
-            heapify(queue)
-        while waiting:
-            for queue, of_model in list(waiting):
-                new = _next(queue, of_model, dealt, counts)
-                if new is None:
-                    waiting.remove((queue, of_model))
-                else:
-                    yield new
-
-
-#: The turn, the shape, and how many rows the shape has before it.
-_Turn = tuple[float, int, int]
-
-
-def _turn(row: int, calls: int) -> float:
-    return row - _FIRST_ROWS if row < _FIRST_ROWS else (row - _FIRST_ROWS + 1) / calls
-
-
-def _next(queue: list[_Turn], calls: Mapping[int, int], dealt: list[int], counts: Sequence[int]) -> int | None:
-    """Takes the next row out of a queue. Another model may have taken rows of a shape meanwhile."""
-    while queue:
-        _, number, row = heappop(queue)
-        done = dealt[number]
-        if done < counts[number]:
-            taken = row == done
-            dealt[number] += taken
-            heappush(queue, (_turn(dealt[number], calls[number]), number, dealt[number]))
-            if taken:
-                return number
-    return None
 
 
 def missing_source(pattern: Pattern, targets: Targets) -> str:

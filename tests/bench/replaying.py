@@ -15,10 +15,10 @@ import opatlas.run.runner
 from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS, OUTPUT_SHAPES
 from opatlas.row.errors import WrongResult
 from opatlas.row.status import Status
-from opatlas.run.device_errors import outcome_from_error
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
+from opatlas.run.outcome import outcome_of
 from opatlas.run.registry import replay_spec
 from opatlas.run.replay import Replay
 from opatlas.run.runner import Runner
@@ -109,10 +109,10 @@ def assert_wrong(kernel_type: str, row: str) -> None:
 
     def recorded(error: BaseException) -> RowOutcome:
         errors.append(error)
-        return outcome_from_error(error)
+        return outcome_of(error)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(opatlas.run.runner, "outcome_from_error", recorded)
+        patched.setattr(opatlas.run.runner, "outcome_of", recorded)
         outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.FAILED, outcome
     assert [type(error) for error in errors] == [WrongResult], outcome

@@ -322,7 +322,7 @@ def catalog_rows(kernel_type: str) -> tuple[str, ...]:
     found: list[str] = []
     for pattern in kernel.patterns if kernel is not None else ():
         for batch in Space(kernel_type, pattern, pattern.forms, resolve_targets([]), GB).batches():
-            smallest = batch.frame().iloc[batch.row_bytes().argsort(kind="stable")[:CATALOG_ROWS]]
+            smallest = batch.frame.iloc[batch.bytes.argsort(kind="stable")[:CATALOG_ROWS]]
             found += map(_text, smallest.to_dict("records"))
     return tuple(found)
 

@@ -11,7 +11,7 @@ from replaying import cells_of, job_of, replay_row, runner, types_of_replays
 from sample_rows import ROWS
 
 from opatlas.row.status import Status
-from opatlas.run.device_errors import outcome_from_error
+from opatlas.run.outcome import outcome_of
 from opatlas.run.registry import replays
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
@@ -128,7 +128,7 @@ def test_operators_that_torch_lacks_are_unsupported(kernel_type, row):
     ],
 )
 def test_a_missing_dtype_is_unsupported_and_other_errors_are_failures(error, status):
-    assert outcome_from_error(error).status is status
+    assert outcome_of(error).status is status
 
 
 @replays("Silent", npu=None)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
+from opatlas.row.columns import PIPE_UTILIZATION
 from tests.benchmarks.children import ROOT, load
 
 ROWS = 499_989

@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from opatlas.outer.cluster.dealer import BATCH_S, Dealer, DeviceAnswer
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.dealer import BATCH_S, Dealer, DeviceAnswer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -104,26 +104,22 @@ class WaitingDevice:
 
 def rate(devices: int, row_s: float, rows: int, head_s: float) -> float:
     """Rows that the head takes in a second."""
-    taken = 0
-
-    def take(job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
-        nonlocal taken
-        taken += 1
-        # Time of the core, so that other processes of the machine slow both rates alike.
-        until = time.thread_time() + head_s
-        while time.thread_time() < until:
-            pass
-
-    clock = Clock()
-    jobs = (Job("module", "module.py", "test", "Toy", {}, timeout_s=1.0) for _ in range(rows))
-    dealer = Dealer([WaitingDevice(n, row_s, clock) for n in range(devices)], jobs, rows, take, print)
+    clock, taken = Clock(), 0
+    dealer = Dealer([WaitingDevice(n, row_s, clock) for n in range(devices)], print)
     dealer.describe()
+    for _ in range(rows):
+        dealer.submit(Job("module", "module.py", "test", "Toy", {}, timeout_s=1.0))
     began = time.perf_counter()
     while taken < rows:
-        dealer.turn()
+        for _ in dealer.completed():
+            taken += 1
+            # Time of the core, so that other processes of the machine slow both rates alike.
+            until = time.thread_time() + head_s
+            while time.thread_time() < until:
+                pass
         time.sleep(0)
     seconds = time.perf_counter() - began
-    dealer.finish()
+    dealer.close()
     return rows / seconds
 
 

@@ -105,7 +105,7 @@ class ComparedCall:
         """Returns the cells of the row."""
         patterns = built_in_catalog().kernel(self.kernel_type).patterns
         pattern = next(each for each in patterns if each.name == self.pattern)
-        return pattern_row(self.kernel_type, pattern, pattern.forms[0].in_nd(), self.sizes).cells()
+        return dict(pattern_row(self.kernel_type, pattern, pattern.forms[0].in_nd(), self.sizes).cells)
 
     def __str__(self) -> str:
         return f"{self.kernel_type} {', '.join(f'{name} {size}' for name, size in self.sizes.items())}"

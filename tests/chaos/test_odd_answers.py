@@ -76,11 +76,14 @@ def odd(devices: list[DeviceProcess], way: str) -> tuple[DeviceProcess, Odd]:
         ("answers_unreadably", Status.CRASHED, 2),
         ("answers_half", Status.TIMEOUT, 2),
         ("ends_with_one", Status.CRASHED, 2),
+        ("kills_its_keeper", Status.CRASHED, 2),
     ],
 )
 def test_an_odd_answer_costs_its_row_at_most(
-    devices: list[DeviceProcess], way: str, status: Status, starts: int
+    devices: list[DeviceProcess], way: str, status: Status, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MALICE", str(tmp_path / "ran"))
+    monkeypatch.setenv("ORPHAN", str(tmp_path / "orphan"))
     device, launcher = odd(devices, way)
     of_odd_s = TIMEOUT_S if status is Status.TIMEOUT else PATIENT_S
     outcomes = {size: device.run(job(size, of_odd_s if size == ODD else PATIENT_S)) for size in (1, ODD, 3, 4)}
@@ -92,6 +95,11 @@ def test_an_odd_answer_costs_its_row_at_most(
     assert launcher.starts == starts
     if way == "ends_with_one":
         assert outcomes[ODD].reason.endswith("exit code 1")
+    # Nothing that the process sends is unpickled.
+    assert not (tmp_path / "ran").exists()
+    if way == "kills_its_keeper":
+        assert outcomes[ODD].reason == "the device process died: its keeper was killed"
+        assert not Path("/proc", (tmp_path / "orphan").read_text()).exists()
 
 
 class Interrupted(BaseException):

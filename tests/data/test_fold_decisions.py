@@ -66,7 +66,6 @@ from opatlas.row.columns import (
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import RowChoice, signature
 from opatlas.row.status import Status
-from opatlas.theory.plan import append_rows
 
 COUNTER = "MicroBench aic_mac_ratio"
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
@@ -120,7 +119,6 @@ def test_a_column_of_ours_is_there_for_a_cell_only(database: Database, other: Da
     write(other, [{**cells(3), AVERAGE: "", "Note": ""}])
     joined(database, other)
     add_rows(database, {"Neg": [cells(1)]})
-    append_rows(database, "Exp", [cells(1)])
     capture = write_capture(tmp_path / "capture/kernel_details.csv", [launch()])
     ingest_captures(database, [capture], IngestRequest(capture))
     for kernel_type in ("Abs", "Neg", "MatMulV3"):
@@ -160,7 +158,7 @@ def test_lengths_that_make_a_row_another_case_empty_its_pooled_cells(tmp_path: P
         assert not any(after.get(column) for column in (*POOLED, AVERAGE, STATUS, RUN_ID))
 
 
-@pytest.mark.parametrize("by", ["session", "combine", "restore", "theory", "copy"])
+@pytest.mark.parametrize("by", ["session", "combine", "restore", "copy"])
 def test_nobody_appends_a_pruned_row(database: Database, other: Database, by: str) -> None:
     session(database, record(1, run=OLD), prune=True)
     before = contents(database.pruned_dir)
@@ -172,8 +170,6 @@ def test_nobody_appends_a_pruned_row(database: Database, other: Database, by: st
     elif by == "restore":
         log.add(database, log.JournalHeader(NEW, "all", prune=False), [record(1, 1.0, run=NEW)])
         restored(database)
-    elif by == "theory":
-        append_rows(database, "Abs", [cells(1)])
     else:
         add_rows(database, {"Abs": [cells(1)]})
     assert [row[INPUT_SHAPES] for row in read(database)] == ["2,4"]
@@ -351,7 +347,7 @@ def test_a_run_that_appended_rows_and_replaced_a_typed_duration_appends_when_the
     assert csvs(database) == before
 
 
-@pytest.mark.parametrize("by", ["session", "combine", "theory", "copy", "unprune"])
+@pytest.mark.parametrize("by", ["session", "combine", "copy", "unprune"])
 def test_the_empty_shape_of_an_appended_row(database: Database, other: Database, by: str) -> None:
     name = signature("Abs", SCALAR)
     if by == "session":
@@ -360,8 +356,6 @@ def test_the_empty_shape_of_an_appended_row(database: Database, other: Database,
     elif by == "combine":
         write(other, [SCALAR])
         joined(database, other)
-    elif by == "theory":
-        append_rows(database, "Abs", [SCALAR])
     elif by == "copy":
         add_rows(database, {"Abs": [SCALAR]})
     else:

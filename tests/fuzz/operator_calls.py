@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.arguments import read_arguments
-from opatlas.outer.suites.trace_file import read_traces
+from opatlas.outer.suites.texts import read_arguments, read_traces
 
 from .target import Target, expect
 

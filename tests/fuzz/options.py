@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.plugins.options import OPTIONS as OF_REPLAYS
-from opatlas.plugins.theory import OPTIONS as OF_THEORY
+from opatlas.plugins.options import THEORY_ROWS as OF_THEORY
 
 from opatlas.errors import CellError
 from opatlas.options import Option

@@ -22,11 +22,12 @@ from opatlas.outer.suites.operators import (
     flat_tensors,
     functional_of,
     is_no_operator,
+    left_out,
     name_of,
     variants_of,
 )
 from opatlas.outer.suites.opinfo import recorded
-from opatlas.outer.suites.overload import folder_of, overload_of
+from opatlas.outer.suites.texts import folder_of, overload_of
 from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
@@ -55,7 +56,7 @@ LEAST_OPERATORS = 271
 
 @pytest.fixture(scope="module")
 def rows() -> listing.Rows:
-    return listing.opinfo_rows("cpu", OPINFOS)
+    return listing.suite_rows("opinfo", "cpu", OPINFOS)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_a_variant_is_derived_from_a_functional_kernel() -> None:
 def test_the_operators_that_are_left_out_are_operators_each_named_once() -> None:
     reasons = yaml.safe_load((Path(listing.__file__).with_name("left_out.yaml")).read_text())
     named = [name for names in reasons.values() for name in names]
-    assert len(named) == len(set(named)) == len(listing.left_out())
+    assert len(named) == len(set(named)) == len(left_out())
     # A name that is the fusion of two names is the name of no operator.
     assert not [name for name in named if find_overload(name) is None]
     rules = {name: is_no_operator(overload) for name in named if (overload := find_overload(name))}
@@ -227,10 +228,10 @@ def test_each_operator_runs_its_kernel_while_it_is_overridden(rows: listing.Rows
 @pytest.mark.slow
 def test_the_whole_suite(tmp_path: Path) -> None:
     """At least 271 operators have cases, each of which runs its kernel while it is overridden."""
-    rows = listing.opinfo_rows("cpu", dtypes=("bfloat16",))
+    rows = listing.suite_rows("opinfo", "cpu", dtypes=("bfloat16",))
     functional = {name for name, cells in cases(rows) if not cells[FUNCTIONAL]}
     assert len(functional) >= LEAST_OPERATORS
-    assert not {overload_of(name) for name in rows} & set(listing.left_out())
+    assert not {overload_of(name) for name in rows} & set(left_out())
     assert check_overrides(rows, tmp_path / "watermarks") > 2 * LEAST_OPERATORS
 
 

@@ -18,7 +18,6 @@ from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.implementations.directory import read_directory
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.executor import Executor
 from opatlas.run.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -54,7 +53,7 @@ def fits(found: str, expected: str) -> bool:
     return found == expected or found.startswith(f"{expected}/")
 
 
-class InThisProcess(Executor):
+class InThisProcess:
     """Runs candidates in this process, which none of them ends."""
 
     def __init__(self) -> None:

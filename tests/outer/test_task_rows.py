@@ -22,8 +22,8 @@ FILES = {
     "dynamic": "def get_inputs_dyn_list():\n    return [[torch.ones(n, 2, dtype=torch.bfloat16)] for n in (1, 3)]\n",
     "needs_values": "def get_inputs():\n    return [torch.ones(int(torch.ones(3).sum()), 2)]\n",
     "numpy_array": "def get_inputs():\n    return [np.random.rand(4, 5).astype(np.float16)]\n",
-    "of_mindspore": "import mindspore as ms\ndef get_inputs():\n    return [ms.ops.randn(6, 7).astype(ms.float16)]\n",
     "aborts": "def get_inputs():\n    os.abort()\n",
+    "lists": "def get_inputs():\n    return [[torch.ones(2, 3)], torch.ones(4, dtype=torch.int8)]\n",
     "no_list": "def get_inputs():\n    return 3\n",
     "missing": "import a_package_that_nobody_has as nobody\ndef get_inputs():\n    return [nobody.tensor()]\n",
 }
@@ -31,8 +31,8 @@ SHAPES = {
     "large": [("1048576,1048576;3", "FLOAT;INT64")],
     "dynamic": [("1,2", "BF16"), ("3,2", "BF16")],
     "needs_values": [("3,2", "FLOAT")],
+    "lists": [("2,3;4", "FLOAT;INT8")],
     "numpy_array": [("4,5", "FLOAT16")],
-    "of_mindspore": [("6,7", "FLOAT16")],
 }
 
 
@@ -61,7 +61,8 @@ def test_shapes_are_read_in_a_process_of_their_own(tmp_path: Path) -> None:
     assert len(signatures) == 3
 
 
-def test_nothing_that_has_a_row(tmp_path: Path) -> None:
+def test_nothing_that_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opatlas.outer.tasks.task_rows._describe", lambda tasks: ["its process ended"])
     (tmp_path / "aborts.py").write_text(HEAD + FILES["aborts"])
     with pytest.raises(OpAtlasError):
         task_rows(read_tasks(tmp_path))

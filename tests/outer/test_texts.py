@@ -10,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.arguments import DTYPES, ArgumentsText, TensorText, TorchConstant, read_arguments
-from opatlas.outer.suites.overload import folder_of, is_folder, overload_of, read_overload
-from opatlas.outer.suites.trace_file import read_traces
+from opatlas.outer.suites.texts import (
+    DTYPES,
+    ArgumentsText,
+    TensorText,
+    TorchConstant,
+    folder_of,
+    is_folder,
+    overload_of,
+    read_arguments,
+    read_overload,
+    read_traces,
+)
 
 _TRACE = """\
 Operator: aten.add.Tensor

@@ -30,6 +30,8 @@ def forge():
         if lines and "forged" not in path.name:
             forged = path.with_name(f"{path.stem}-forged.jsonl")
             forged.write_text(path.read_text())
+            other = path.with_name("20260101T000000-aaaaaa.jsonl")
+            other.write_text(path.read_text().replace(path.stem[:22], other.stem))
 
 
 @replays("Toy", npu=None)
@@ -54,7 +56,8 @@ def test_records_that_a_kernel_writes_into_journals_do_not_count_and_fail_the_se
     journals = sessions.database / "journal"
     kept = sorted(journals.glob("*.refused*"))
     assert any("-forged" in path.name for path in kept)
-    kept = [path for path in kept if "-forged" not in path.name]
+    assert any(path.name.startswith("20260101") for path in kept)
+    kept = [path for path in kept if "-forged" not in path.name and not path.name.startswith("20260101")]
     assert kept
     assert done.has_line(f"{kept[0].name.partition('.refused')[0]}:", "Toy")
     assert any(str(path) in done for path in kept)

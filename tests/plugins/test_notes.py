@@ -13,8 +13,8 @@ import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
 from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
+from opatlas.plugins.choice import Shard, requested_rows
 from opatlas.plugins.notes import crowded_folders, named_targets, plan_lines
-from opatlas.plugins.select import Shard, meant, requested_rows
 from opatlas.plugins.session import Session
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
@@ -81,19 +81,6 @@ def test_the_captured_time_is_that_of_the_default_whatever_its_place() -> None:
     own, other = table_of(captured_time_us=7.0), table_of(target=1, suffix="-mine")
     assert Plan({each.key: each for each in (own, other)}).captured_time_us() == {"Mul": 7.0}
     assert Plan({each.key: each for each in (other, own)}).captured_time_us() == {"Mul": 7.0}
-
-
-@pytest.mark.parametrize(
-    ("expression", "hint"),
-    [
-        ("RmsNrm", " (did you mean RmsNorm?)"),
-        ("not Mul and (rmsnrm or softmx)", " (did you mean RmsNorm?) (did you mean SoftmaxV2?)"),
-        ("Mul", ""),
-        ("zzzzzz", ""),
-    ],
-)
-def test_the_words_of_k_that_are_in_no_name_are_told_what_is_near(expression: str, hint: str) -> None:
-    assert meant(expression, ["Mul", "RmsNorm", "SoftmaxV2"]) == hint
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from opatlas.plugins.cases import Plan
-from opatlas.plugins.shared_folder import SharedFolder
+from opatlas.plugins.session_context import SharedFolder
 
 from opatlas.errors import OpAtlasError
 

@@ -12,8 +12,7 @@ from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
 from opatlas.data.header import misspelt_columns
 from opatlas.errors import TableError
-from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, OWN, microbench_counter, profiling_counter
-from opatlas.row.pipe_utilization import PIPE_UTILIZATION
+from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, OWN, PIPE_UTILIZATION, microbench_counter, profiling_counter
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
 

@@ -17,11 +17,10 @@ from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.device_pool import ExcludedDevices
+from opatlas.run.scheduler import ExcludedDevices, InTurn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 MODULE = ROOT / "bench" / "test_collectives.py"
@@ -155,18 +154,19 @@ def test_they_are_collected_when_they_are_named(sessions: Sessions) -> None:
     assert "--where, --in-process" in useless
 
 
-class Absent:
+class Absent(InTurn):
     """A group that does not come together, or one that does."""
 
     tries: list[GroupSpec]
 
     def __init__(self, spec: GroupSpec, devices: object, settings: object) -> None:
+        super().__init__()
         self._spec = spec
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription("of a group", {})
 
-    def run(self, job: Job) -> RowOutcome:
+    def _run(self, job: Job) -> RowOutcome:
         self.tries.append(self._spec)
         if self._spec.nnodes > 1:
             raise GroupTimeout("no node 1", nodes=True)

@@ -20,7 +20,7 @@ from opatlas.run.devices import cuda
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvml import group_islands
 from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
@@ -29,7 +29,7 @@ NPUS = [DeviceSpec("npu", index=index, name="ATLAS_800_A3_752T_128G_DIE") for in
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opatlas.run.groups.nodes.available_cores", lambda: 2)
+    monkeypatch.setattr("opatlas.run.groups.pool.available_cores", lambda: 2)
     for name in [name for name in os.environ if name.startswith(("NCCL_", "HCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)
 

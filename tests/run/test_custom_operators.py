@@ -11,7 +11,6 @@ import torch
 
 from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.row.status import Status
-from opatlas.run.device_errors import outcome_from_error
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import DeviceSpec, device_environment
 from opatlas.run.devices.npu_operators import (
@@ -22,7 +21,8 @@ from opatlas.run.devices.npu_operators import (
     registration_obstacle,
     remedy,
 )
-from opatlas.run.process.child import start
+from opatlas.run.outcome import outcome_of
+from opatlas.run.process.child import Child
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"
 
@@ -150,9 +150,8 @@ def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
     _, opp = vllm_ascend
     seen = tmp_path / "seen"
     code = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(os.environ['LD_LIBRARY_PATH'])"
-    process, channel = start(lambda fd: [sys.executable, "-c", code], device_environment(DeviceSpec("npu")))
-    channel.close()
-    assert process.wait(60) == 0
+    child = Child(lambda fd: [sys.executable, "-c", code], device_environment(DeviceSpec("npu")))
+    assert child.end(60) == 0
     assert seen.read_text().split(":")[0] == f"{opp}/op_api/lib"
 
 
@@ -301,7 +300,7 @@ def test_atb_that_cannot_be_loaded_is_reported_with_the_script_to_source(reason,
     try:
         _not_loaded(reason)
     except OSError as error:
-        outcome = outcome_from_error(error)
+        outcome = outcome_of(error)
     assert outcome.status is Status.SKIPPED
     assert words in outcome.reason
 

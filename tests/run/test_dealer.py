@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from opatlas.outer.cluster import dealer
+from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process import dealer
-from opatlas.run.process.dealer import Dealer, DeviceAnswer
 
 
 class Lost(Exception):
@@ -71,44 +71,38 @@ class ThreadDevice:
         self.killed += 1
 
 
-def job(number: int) -> Job:
-    return Job("module", "module.py", "test", f"Toy{number}", {}, timeout_s=1.0)
+def job(number: int, together: str = "") -> Job:
+    return Job("module", "module.py", "test", f"Toy{number}", {}, timeout_s=1.0, together=together)
 
 
 class Session:
     """A dealer with its outcomes and messages."""
 
     def __init__(
-        self,
-        devices: Sequence[ThreadDevice],
-        count: int,
-        may_deal: Callable[[], bool] = lambda: True,
-        row_of: Callable[[Job], str | None] = lambda job: None,
+        self, devices: Sequence[ThreadDevice], count: int, row_of: Callable[[int], str] = lambda _: ""
     ) -> None:
-        self.jobs = [job(number) for number in range(count)]
+        self.jobs = [job(number, row_of(number)) for number in range(count)]
         self.outcomes: dict[int, RowOutcome] = {}
-        self.hosts: set[str] = set()
-        self.hosts_of: dict[str | None, set[str]] = {}
+        self.hosts_of: dict[str, set[str]] = {}
         self.messages: list[str] = []
-        self._row_of = row_of
-        self.dealer = Dealer(devices, iter(self.jobs), count, self._take, self.messages.append, may_deal, row_of)
-        self.dealer.describe()
-        self.dealer.turn()
+        self.dealer = Dealer(devices, self.messages.append)
+        for each in self.jobs:
+            self.dealer.submit(each)
 
-    def _take(self, job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
-        assert job.id not in self.outcomes, "a second outcome"
-        self.outcomes[job.id] = outcome
-        self.hosts.add(str(device.facts["host"]))
-        self.hosts_of.setdefault(self._row_of(job), set()).add(str(device.facts["host"]))
+    @property
+    def hosts(self) -> set[str]:
+        return set().union(*self.hosts_of.values())
+
+    def take(self, wanted: int | None = None) -> None:
+        for done in self.dealer.completed(wanted):
+            assert done.job.id not in self.outcomes, "a second outcome"
+            self.outcomes[done.job.id] = done.outcome
+            self.hosts_of.setdefault(done.job.together, set()).add(str(done.device.facts["host"]))
 
     def run_all(self) -> None:
         for each in self.jobs:
-            if each.id not in self.outcomes:
-                self.dealer.wait_for(each.id)
-                # The dealer reads jobs as it deals them.
-                while each.id not in self.outcomes:
-                    self.dealer.turn()
-        self.dealer.finish()
+            self.take(each.id)
+        self.dealer.close()
 
 
 def test_all_devices_work_each_job_runs_once_and_short_ones_come_in_batches() -> None:
@@ -194,28 +188,16 @@ def test_a_silent_device_is_lost_and_its_late_answer_does_not_count(monkeypatch:
     silent.silent = True
     session = Session([silent, well], 20)
     while not silent.killed:
-        session.dealer.turn()
+        session.take()
     go.set()
     session.run_all()
     assert len(session.outcomes) == 20
     assert "well" in session.hosts
 
 
-def test_a_session_that_stops_gets_running_rows_and_starts_no_others() -> None:
-    stops: list[bool] = []
-    device = ThreadDevice("a", lambda each: stops.append(True))
-    session = Session([device], 100, may_deal=lambda: not stops)
-    # Not dealt yet when the session stops, but pytest has reached it.
-    asked = job(1000)
-    session.dealer.run(asked)
-    session.dealer.finish()
-    assert asked.id in session.outcomes
-    assert len(session.outcomes) < 10
-
-
-def row_of_three(each: Job) -> str:
+def row_of_three(number: int) -> str:
     """The row of a job: each row has three implementations, and Toy0, Toy7 and Toy14 are those of one row."""
-    return f"row {int(each.kernel_type[3:]) % 7}"
+    return f"row {number % 7}"
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.2, 10.0], ids=["short", "long", "longer than a batch"])
@@ -227,7 +209,7 @@ def test_the_implementations_of_a_row_run_on_one_device_in_any_order(seconds: fl
             all_begin.wait(60)
 
     devices = [ThreadDevice(name, first_waits, seconds) for name in "abc"]
-    session = Session(devices, 21, row_of=row_of_three)
+    session = Session(devices, 21, row_of_three)
     session.run_all()
     assert sorted(session.outcomes) == [each.id for each in session.jobs]
     assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
@@ -243,7 +225,7 @@ def test_the_implementations_of_a_row_stay_on_a_device_that_was_lost_and_opened_
             raise Lost("killed")
 
     devices = [ThreadDevice(name, dies_once) for name in "ab"]
-    session = Session(devices, 21, row_of=row_of_three)
+    session = Session(devices, 21, row_of_three)
     session.run_all()
     assert {outcome.status for outcome in session.outcomes.values()} == {Status.FAILED}
     assert len(session.outcomes) == 21
@@ -255,33 +237,19 @@ def test_another_device_takes_the_implementations_of_one_that_is_left_out() -> N
         if each.kernel_type == "Toy7":
             raise Gone("poisoned")
 
-    session = Session([ThreadDevice("a", fails), ThreadDevice("b"), ThreadDevice("c")], 21, row_of=row_of_three)
+    session = Session([ThreadDevice("a", fails), ThreadDevice("b"), ThreadDevice("c")], 21, row_of_three)
     session.run_all()
     assert len(session.outcomes) == 21
 
 
 def test_a_row_that_a_plugin_runs_again_goes_to_the_device_of_its_other_implementations() -> None:
-    stops: list[bool] = []
-    devices = [ThreadDevice(name) for name in "abc"]
-    session = Session(devices, 21, may_deal=lambda: not stops, row_of=row_of_three)
+    session = Session([ThreadDevice(name) for name in "abc"], 21, row_of_three)
     for each in session.jobs:
-        if each.id not in session.outcomes:
-            session.dealer.wait_for(each.id)
-    stops.append(True)
+        session.take(each.id)
     for number in range(7):
-        session.dealer.run(job(number))
-    session.dealer.finish()
+        again = job(number, row_of_three(number))
+        session.dealer.submit(again)
+        session.take(again.id)
+    session.dealer.close()
     assert len(session.outcomes) == 28
     assert all(len(hosts) == 1 for hosts in session.hosts_of.values())
-
-
-def test_an_interrupted_wait_ends_the_devices_at_once() -> None:
-    def interrupt(job: Job, outcome: RowOutcome, device: DeviceDescription) -> None:
-        raise KeyboardInterrupt
-
-    device = ThreadDevice("a")
-    interrupted = Dealer([device], iter([]), 0, interrupt, print)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted.run(job(1))
-    assert device.killed
-    interrupted.finish()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from opatlas.row.errors import InvalidRow
 from opatlas.row.status import Status
-from opatlas.run.device_errors import error_text, outcome_from_error
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.run.outcome import error_text, outcome_of
 
 # As torch 2.11 with CUDA 13.0 raised them on an H100; torch 2.6 to 2.8 leave out the line about the search.
 TORCH_HINTS = """
@@ -368,7 +368,7 @@ def test_text_of_ends_where_exceptions_go_in_a_circle():
     ],
 )
 def test_outcome(error, status, reason):
-    outcome = outcome_from_error(error)
+    outcome = outcome_of(error)
     assert outcome.status is status
     assert outcome.reason.startswith(reason)
     if status is Status.DEVICE_ERROR:

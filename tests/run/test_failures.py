@@ -12,9 +12,9 @@ from replaying import job_of, runner
 
 from opatlas.row.errors import InvalidRow
 from opatlas.row.status import Status
-from opatlas.run.device_errors import error_text, outcome_from_error
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.run.job import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, RowOutcome
+from opatlas.run.outcome import error_text, outcome_of
 from opatlas.run.registry import replays
 from opatlas.text import cut_middle
 
@@ -32,7 +32,7 @@ class Mute(Exception):
 )
 @pytest.mark.parametrize("kind", [RuntimeError, InvalidRow])
 def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Exception], text: str) -> None:
-    outcome = outcome_from_error(kind(text))
+    outcome = outcome_of(kind(text))
     assert outcome.reason.isprintable()
     assert len(outcome.reason) <= MOST_CHARACTERS
     assert len(outcome.detail) <= MOST_CHARACTERS_OF_DETAIL
@@ -40,22 +40,22 @@ def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Ex
 
 
 def test_escaped_text_stays_readable() -> None:
-    assert outcome_from_error(RuntimeError("a\udcffb\x1bc")).reason == r"RuntimeError: a\udcffb\x1bc"
-    assert outcome_from_error(InvalidRow("Größe in µs 行")).reason == "Größe in µs 行"
+    assert outcome_of(RuntimeError("a\udcffb\x1bc")).reason == r"RuntimeError: a\udcffb\x1bc"
+    assert outcome_of(InvalidRow("Größe in µs 行")).reason == "Größe in µs 行"
 
 
 def test_a_refusal_of_several_lines_becomes_one() -> None:
-    assert outcome_from_error(InvalidRow("first\nsecond")).reason == "first second"
+    assert outcome_of(InvalidRow("first\nsecond")).reason == "first second"
 
 
 def test_an_exception_without_a_readable_message_fails_its_row() -> None:
-    outcome = outcome_from_error(Mute())
+    outcome = outcome_of(Mute())
     assert outcome.status is Status.FAILED
     assert outcome.reason.startswith("Mute: ")
 
 
 def test_an_outcome_that_was_cleaned_stays_as_it_is() -> None:
-    once = outcome_from_error(RuntimeError("\x1b" * 200_000))
+    once = outcome_of(RuntimeError("\x1b" * 200_000))
     again = RowOutcome(once.status, once.reason, once.detail)
     assert again == once
 
@@ -110,7 +110,7 @@ class TestGroupsOfExceptions:
 
     @pytest.mark.parametrize("depth", [1, 2, 40])
     def test_a_device_error_in_one_counts(self, depth: int) -> None:
-        outcome = outcome_from_error(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
+        outcome = outcome_of(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
         assert outcome.status is Status.DEVICE_ERROR
 
     def test_the_cause_of_a_member_counts(self) -> None:
@@ -119,12 +119,12 @@ class TestGroupsOfExceptions:
         assert fatal_device_error(error_text(self.group(member)))
 
     def test_running_out_of_memory_in_one_counts(self) -> None:
-        outcome = outcome_from_error(self.group(RuntimeError(FULL)))
+        outcome = outcome_of(self.group(RuntimeError(FULL)))
         assert outcome.status is Status.OOM
         assert is_out_of_memory(error_text(self.group(MemoryError(), depth=2)))
 
     def test_members_other_than_device_errors_fail_the_row(self) -> None:
-        assert outcome_from_error(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
+        assert outcome_of(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
 
 
 @replays("Neg", npu=None)

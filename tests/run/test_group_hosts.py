@@ -10,7 +10,7 @@ from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.job import RowOutcome
 
 GPUS = [DeviceSpec("cuda", index=index) for index in range(8)]

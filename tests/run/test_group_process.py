@@ -33,12 +33,12 @@ from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups import running as module
-from opatlas.run.groups.messages import connect, listen
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.groups.running import end_reason
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.process.channel import Channel, NotReady
+from opatlas.run.process.channel import Channel, connect, listen
+from opatlas.run.process.messages import NotReady
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.row.errors import DeviceGone
-from opatlas.run.msprof.command import accepts_profiles, msprof_command
+from opatlas.run.msprof.sessions import accepts_profiles, msprof_command
 
 
 @pytest.mark.parametrize("character", "'\"\\%><|&$;`")

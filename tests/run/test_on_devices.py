@@ -15,8 +15,8 @@ from opatlas.run.group_spec import GroupSpec
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.msprof.executor import msprof_on_group
-from opatlas.run.process.executor import Executor
+from opatlas.run.msprof.sessions import msprof_on_group
+from opatlas.run.scheduler import Scheduler
 
 DEVICES = [device for device in available_devices(None) if device.kind != "cpu"]
 SPEC = GroupSpec(2)
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs 2 GPUs or NPUs")
 @pytest.fixture(
     scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in kind_named(kind).instruments] or [""]
 )
-def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
+def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     if request.param == TORCH_NPU_PROFILER:
         pytest.skip("starts and stops CANN's profiler for each row, which ends the processes of a group")
     settings = MeasureSettings(repeat_count=5, instrument=request.param)
-    group: Executor = GroupProcess(SPEC, DEVICES[:2], settings)
+    group: Scheduler = GroupProcess(SPEC, DEVICES[:2], settings)
     if request.param == MSPROF:
         group = msprof_on_group(SPEC, DEVICES[:2], settings, tmp_path_factory.mktemp("profiles"))
     try:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from cyclopts import App
-from opatlas.plugins import options, theory
+from opatlas.plugins import options
 
 from opatlas.cli.app import make_app
 from opatlas.cli.commands import all_commands
@@ -36,8 +36,7 @@ class _PytestParser:
 def pytest_parser() -> argparse.ArgumentParser:
     """Returns a parser of the options that OpAtlas adds to pytest."""
     recorded: Any = _PytestParser()
-    for module in (options, theory):
-        module.pytest_addoption(recorded)
+    options.pytest_addoption(recorded)
     parser: argparse.ArgumentParser = recorded.parser
     return parser
 

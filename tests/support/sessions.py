@@ -65,14 +65,15 @@ import os
 import simulated
 from opatlas.run.devices.device import pin_devices
 from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.process import dealer, device_process
-from opatlas.run.msprof import command
+from opatlas.outer.cluster import dealer
+from opatlas.run.process import device_process
+from opatlas.run.msprof import sessions
 
 # Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
 # A device that is cut off from its head ends soon.
 dealer.LONELY_S = float(os.environ.get("LONELY_S", dealer.LONELY_S))
-command.SESSION_ROWS = int(os.environ.get("SESSION_ROWS", command.SESSION_ROWS))
+sessions.SESSION_ROWS = int(os.environ.get("SESSION_ROWS", sessions.SESSION_ROWS))
 # No driver resets a simulated device.
 device_process.PAUSES_S = (0.1, 0.1)
 pytest_plugins = ("opatlas.plugins",)

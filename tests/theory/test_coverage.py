@@ -10,11 +10,9 @@ from opatlas.shapes.models import DEEPSEEK_V3, QWEN3_0_6B
 from tests_of_shapes import request
 
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog, database_kernels
-from opatlas.theory.known_rows import model_coverage
+from opatlas.theory.coverage import ShapeCoverage, model_coverage
 from opatlas.theory.plan import add_theory_rows, read_table
-from opatlas.theory.report import ShapeCoverage
 from opatlas.theory.sources import Targets
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
@@ -73,15 +71,6 @@ def test_a_row_of_any_number_of_tokens_is_not_enough(database: Database) -> None
     assert {name for name, shape in coverage(database, sizes=8).items() if shape.is_enough} == {"qkv", "o_proj", "down"}
 
 
-@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
-def test_rows_of_enough_sizes_are_enough(database: Database, kernel_type: str) -> None:
-    wanted = replace(request(DEEPSEEK_V3, QWEN3_0_6B), sizes_per_shape=16)
-    kernel = built_in_catalog().kernel(kernel_type)
-    add_theory_rows(database, kernel, wanted)
-    for found in model_coverage(kernel, read_table(database, kernel_type), wanted.targets):
-        assert [str(shape) for shape in found.shapes if not shape.is_enough] == []
-
-
 def test_patterns_that_differ_in_scales_only_have_their_shapes_in_common(database: Database) -> None:
     kernel = built_in_catalog().kernel("QuantBatchMatmulV3")
     (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
@@ -89,7 +78,7 @@ def test_patterns_that_differ_in_scales_only_have_their_shapes_in_common(databas
     assert not any(shape.has_rows for shape in found.shapes)
     for pattern in kernel.patterns[:4]:
         only = CatalogKernel(kernel.kernel_type, (pattern,))
-        add_theory_rows(database, only, replace(request(QWEN3_0_6B), sizes_per_shape=16), forms_of_database=False)
+        add_theory_rows(database, only, replace(request(QWEN3_0_6B), forms_of_database=False))
         (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
         assert all(shape.is_enough for shape in found.shapes)
         database.csv_path("QuantBatchMatmulV3").unlink()
@@ -150,10 +139,3 @@ operator_mappings:
     found = database_kernels(database, built_in_catalog())
     assert set(found) - set(built_in_catalog().kernels) == {"BatchMatMulNd", "OtherRope", "OwnAdd"}
     assert found["OwnAdd"].patterns == built_in_catalog().kernel("Add").patterns
-
-
-@pytest.mark.parametrize("text", ["a: [", "other: {}", "- 1"])
-def test_a_mapping_that_cannot_be_read_is_named(database: Database, text: str) -> None:
-    (database.path / "op_mapping.yaml").write_text(text)
-    with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml"):
-        database_kernels(database, built_in_catalog())

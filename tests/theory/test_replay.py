@@ -17,9 +17,8 @@ from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.job import Job
 from opatlas.run.registry import select_arguments
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets
-from opatlas.theory.space import FLUSH_BUFFER_BYTES
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, TheoryRow
 
 #: Small heads, experts and widths; an embedding table of 66 MB is the least of its kernel.
 TARGETS = Targets((QWEN3_0_6B,), tp_sizes=(16,), generic=True)
@@ -41,7 +40,7 @@ def test_drawn_rows_replay(kernel_type: str) -> None:
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         row: TheoryRow = data.draw(rows)
-        outcome = runner().run(Job(module, "", name, kernel_type, row.cells(), timeout_s=60))
+        outcome = runner().run(Job(module, "", name, kernel_type, row.cells, timeout_s=60))
         assert outcome.status is Status.MEASURED, outcome
 
     check()
@@ -59,7 +58,7 @@ def test_a_call_is_built_from_drawn_rows_of_any_size(kernel_type: str, monkeypat
     @given(row=rows)
     def check(row: TheoryRow) -> None:
         calls = []
-        cells = row.cells()
+        cells = row.cells
         function(
             **select_arguments(
                 function,

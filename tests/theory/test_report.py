@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from opatlas.shapes.report import coverage_page, summary_parts
 
-from opatlas.data.manifest import Manifest
-from opatlas.data.pace import Pace, replay_pace
+from opatlas.data.manifest import Manifest, Pace, replay_pace
 from opatlas.show.result import Table
-from opatlas.theory.report import KernelResult, ModelCoverage, ShapeCoverage, coverage_page, summary_parts
+from opatlas.theory.coverage import ModelCoverage, ShapeCoverage
+from opatlas.theory.plan import KernelResult
 
 
 def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:

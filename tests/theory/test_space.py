@@ -11,11 +11,11 @@ from tests_of_shapes import catalog_of
 
 from opatlas.row.columns import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets, model_shapes
-from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Space, row_bytes
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Near, Space
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
+_NEAR = [Near(part=0.5)]
 
 
 def space_of(kernel_type: str, targets: Targets = TARGETS, gb: float = 32.0) -> Space:
@@ -24,7 +24,7 @@ def space_of(kernel_type: str, targets: Targets = TARGETS, gb: float = 32.0) -> 
 
 
 def all_cells(space: Space) -> pd.DataFrame:
-    return pd.concat([batch.frame() for batch in space.batches()], ignore_index=True)
+    return pd.concat([batch.frame for batch in space.batches()], ignore_index=True)
 
 
 @pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
@@ -35,22 +35,20 @@ def test_rows_one_by_one_are_those_of_all_at_once(kernel_type: str) -> None:
             continue
         table = all_cells(space)
         assert len(table) == len(space)
-        known = set(map(tuple, table.to_numpy().tolist()))
-        codes = space.size // len(space)
-        rows = [space.row(number) for number in range(0, space.size, max(1, space.size // 60))]
-        # Without sizes between those of the grid, every row is a point of the grid.
-        points = rows if codes == 1 else [space.row(0)]
-        assert {tuple(row.cells().values()) for row in points} <= known
-        assert all(list(row.cells()) == list(table.columns) for row in rows)
+        bytes_ = [size for batch in space.batches() for size in batch.bytes.tolist()]
+        for position in range(0, len(space), max(1, len(space) // 20)):
+            row = space.row(position)
+            assert row.cells == table.iloc[position].to_dict()
+            assert row.bytes == bytes_[position]
 
 
 def test_bytes_at_once_are_those_of_each_row() -> None:
     space = space_of("MatMulV2")
     first = next(iter(space.batches()))
-    frame = first.frame()
-    for place in (0, 5, first.count - 1):
+    frame = first.frame
+    for place in (0, 5, len(frame) - 1):
         m, k, n = (int(word) for word in frame[INPUT_SHAPES][place].replace(";", ",").split(",")[:3])
-        assert first.row_bytes()[place] == 2 * (m * k + n * k + m * n)
+        assert first.bytes[place] == 2 * (m * k + n * k + m * n)
 
 
 def test_rows_beyond_the_budget_are_left_out_and_counted() -> None:
@@ -58,7 +56,7 @@ def test_rows_beyond_the_budget_are_left_out_and_counted() -> None:
     assert everything.over_budget == 0
     assert small.over_budget == len(everything) - len(small) > 0
     assert small.smallest_over_budget + FLUSH_BUFFER_BYTES > 0.6 * GB
-    assert all(row_bytes(small.row(i * 977)) + FLUSH_BUFFER_BYTES <= 0.6 * GB for i in range(200))
+    assert all(small.row(i * 7, _NEAR).bytes + FLUSH_BUFFER_BYTES <= 0.6 * GB for i in range(200))
 
 
 def test_each_shape_comes_first_then_the_ends_of_its_range_and_edges_of_tiles() -> None:
@@ -94,46 +92,31 @@ def test_a_model_without_the_layer_gives_nothing() -> None:
     assert (len(space), space.missing_source) == (0, "latent")
 
 
-def test_sizes_between_those_of_the_grid_are_drawn_too() -> None:
+def test_a_size_is_near_that_of_the_grid() -> None:
     space = space_of("SwiGlu")
-    (grid,) = (axis.grid for axis in space.pattern.axes if axis.name == "m")
-    tokens = {space.row(number).inputs[0].shape[0] for number in range(0, space.size, 101)}
-    assert tokens - set(grid)
-    assert max(tokens) <= grid[-1]
+    (axis,) = space.free
+    assert [near.size(axis, 24) for near in (Near(), Near(32), Near(32, -1), Near(part=0.5))] == [24, 32, 31, 27]
+    last = axis.grid[-1]
+    assert [near.size(axis, last) for near in (Near(16, 1), Near(part=0.5))] == [last, last]
 
 
-def test_conditions_hold_for_sizes_between_too(tmp_path: Path) -> None:
-    catalog = catalog_of(
-        tmp_path,
-        """
-        grids: {tokens: [1, 3, 9, 27, 81]}
-        patterns:
-          odd: {axes: {m: tokens}, where: [m % 2 == 1], inputs: [[m]], outputs: [[m * m]], forms: [FLOAT -> FLOAT]}
-        kernels: {Odd: odd}
-        """,
-    )
-    (pattern,) = catalog.kernel("Odd").patterns
-    space = Space("Odd", pattern, pattern.forms, TARGETS, GB)
-    rows: list[TheoryRow] = [space.row(number) for number in range(space.size)]
-    assert all(row.inputs[0].shape[0] % 2 == 1 for row in rows)
-    assert len({row.inputs[0].shape[0] for row in rows}) > len(pattern.axes[0].grid)
-
-
-def test_sizes_between_fit_the_budget_too(tmp_path: Path) -> None:
-    """10 MB fit, and 100 MB do not: sizes on the way there reach beyond the budget."""
-    catalog = catalog_of(
-        tmp_path,
-        """
-        grids: {tokens: [1, 10, 100]}
-        patterns: {wide: {axes: {m: tokens}, inputs: [["1000000 * m"]], outputs: [[m]], forms: [INT8 -> INT8]}}
-        kernels: {Wide: wide}
-        """,
-    )
-    (pattern,) = catalog.kernel("Wide").patterns
-    space = Space("Wide", pattern, pattern.forms, TARGETS, FLUSH_BUFFER_BYTES + 40 * 10**6)
-    rows = [space.row(number) for number in range(space.size)]
-    assert max(row_bytes(row) for row in rows) <= 40 * 10**6
-    assert any(row.inputs[0].shape[0] > 10 * 10**6 for row in rows)
+@pytest.mark.parametrize(
+    ("pattern", "grid", "near"),
+    [
+        ("where: [m % 2 == 1], inputs: [[m]], outputs: [[m * m]]", [1, 3, 9], Near(part=0.5)),
+        # 10 MB fit, and 100 MB do not: sizes on the way there reach beyond the budget.
+        ('inputs: [["1000000 * m"]], outputs: [[m]]', [1, 10, 100], Near(part=0.9)),
+    ],
+)
+def test_a_size_between_that_is_not_legal_is_that_of_the_grid(
+    tmp_path: Path, pattern: str, grid: list[int], near: Near
+) -> None:
+    pattern = f"{{axes: {{m: t}}, {pattern}, forms: [INT8 -> INT8]}}"
+    text = f"grids: {{t: {grid}}}\npatterns: {{p: {pattern}}}\nkernels: {{K: p}}"
+    (legal,) = catalog_of(tmp_path, text).kernel("K").patterns
+    space = Space("K", legal, legal.forms, TARGETS, FLUSH_BUFFER_BYTES + 40 * 10**6)
+    sizes = [int(space.row(at, [near]).cells[OUTPUT_SHAPES]) for at in range(len(space))]
+    assert sizes == ([1, 9, 81] if near.part == 0.5 else [9, 10])
 
 
 def test_shapes_of_several_sources_are_those_of_a_model_first(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from opatlas.data.database import Database, expect_tables
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
 from opatlas.row.columns import STATUS, STATUS_REASON
-from opatlas.row.named_databases import named_folder
+from opatlas.row.location import named_folder
 from opatlas.row.record import Record
 from opatlas.row.table import RowTable
 from opatlas.text import shortened, suggest

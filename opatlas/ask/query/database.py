@@ -14,7 +14,7 @@ from opatlas.ask.query.question import Shapes, Words, ask
 from opatlas.ask.query.result import QueryResult
 from opatlas.errors import OpAtlasError
 from opatlas.row.communication import BY_NAME, is_communication
-from opatlas.row.named_databases import database_folder
+from opatlas.row.location import database_folder
 from opatlas.row.siblings import MATMUL_FAMILY
 from opatlas.text import suggest
 

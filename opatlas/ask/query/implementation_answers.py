@@ -42,8 +42,7 @@ from opatlas.row.columns import (
     RUNTIME,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.location import communication_library, device_kind, parse_path
-from opatlas.row.named_databases import newness
+from opatlas.row.location import communication_library, device_kind, newness, parse_path
 from opatlas.row.signature import row_cells, signature
 from opatlas.run.implementations.implementation import default_name
 

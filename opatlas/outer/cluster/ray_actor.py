@@ -16,6 +16,8 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
+from opatlas.outer.cluster.dealer import BATCH_S, BEAT_S, DeviceAnswer
+from opatlas.outer.cluster.ray_api import sent
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
@@ -26,9 +28,7 @@ from opatlas.run.implementations.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.child import print_to_stderr
-from opatlas.run.process.dealer import BATCH_S, BEAT_S, DeviceAnswer
 from opatlas.run.process.device_process import DeviceProcess
-from opatlas.run.process.executor import run_job
 from opatlas.run.process.process_end import die_with_parent
 
 #: The most bytes that are kept of the output of a row.
@@ -96,7 +96,12 @@ class HostActor:
         for descriptor in (1, 2):
             os.dup2(self._printed.fileno(), descriptor)
 
+    @sent
     def beat(self) -> str:
+        """Returns a line for the user; "" mostly."""
+        return self._line()
+
+    def _line(self) -> str:
         """Returns for whom a row waits; "" if none does."""
         self._heard = time.monotonic()
         wait = self._waits.current
@@ -144,8 +149,12 @@ class DeviceActor(HostActor):
         self._process: DeviceProcess | None = None
         self._folder: TemporaryFolder | None = None
 
+    @sent
     def look(self) -> HostFacts:
         """Returns the facts of the host, and finds the device. Imports no torch."""
+        return self._facts()
+
+    def _facts(self) -> HostFacts:
         known = software()
         try:
             self._spec = self._spec or available_devices(self._device)[0]
@@ -154,15 +163,17 @@ class DeviceActor(HostActor):
         driver = kind_named(self._spec.kind).driver_version() or ""
         return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
 
+    @sent
     def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Islands:
         """Returns the islands of GPUs of this host."""
         return kind_named(devices[0].kind).islands(devices)
 
+    @sent
     def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:
         """Opens the device, and ends this process when the head has not called for some seconds."""
         self._heard = time.monotonic()
         threading.Thread(target=self._end_without_head, args=(patience_s,), daemon=True).start()
-        if self._spec is None and (problem := self.look().problem):
+        if self._spec is None and (problem := self._facts().problem):
             return DeviceAnswer(gone=problem)
         assert self._spec is not None
         self._process = DeviceProcess(self._spec, settings, waits=self._waits)
@@ -172,6 +183,7 @@ class DeviceActor(HostActor):
             return DeviceAnswer(gone=f"{error}\n{self._take_printed()}".strip())
         return DeviceAnswer(device=replace(found, facts={**found.facts, "host": self._host}))
 
+    @sent
     def run(self, jobs: Sequence[Job]) -> DeviceAnswer:
         """Runs jobs until `BATCH_S` is over; the others have not begun."""
         assert self._process is not None
@@ -181,7 +193,7 @@ class DeviceActor(HostActor):
             if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):
                 break
             try:
-                outcome = run_job(self._process, self._with_own_files(job))
+                outcome = self._process.run(self._with_own_files(job))
             except DeviceGone as error:
                 return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
             outcomes.append((job.id, self._with_printed(outcome)))

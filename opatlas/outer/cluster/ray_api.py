@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
 from opatlas.run.devices.device_lock import SESSION_VARIABLE
 from opatlas.run.process.fresh_python import import_paths
+from opatlas.run.process.messages import decode, encode
 
 #: Ray's part of an actor that answers signs of life.
 WATCH = "watch"
@@ -46,15 +48,33 @@ def start_actor(kind: type, resources: Mapping[str, float], strategy: Any, *argu
     return actor.remote(*arguments, os.environ.get(SESSION_VARIABLE, ""), import_paths())
 
 
-def future(reference: Any) -> Future[Any]:
-    """Returns the future of a call."""
-    made: Future[Any] = reference.future()
-    return made
+def sent(method: Callable[..., Any]) -> Callable[..., bytes]:
+    """Makes a method of an actor return its answer as bytes, which Ray does not pickle."""
+
+    @wraps(method)
+    def send(*arguments: Any) -> bytes:
+        return encode(method(*arguments))
+
+    return send
+
+
+def future(reference: Any, kind: Any) -> Future[Any]:
+    """Returns the future of a call of a method that is marked with `sent`; `kind` is the type of its answer."""
+    answer: Future[Any] = Future()
+
+    def take(done: Future[bytes]) -> None:
+        try:
+            answer.set_result(decode(bytes(done.result()), kind))
+        except Exception as error:
+            answer.set_exception(error)
+
+    reference.future().add_done_callback(take)
+    return answer
 
 
 def beat(actor: Any) -> Future[str]:
     """Asks an actor for a sign of life."""
-    return future(actor.beat.options(concurrency_group=WATCH).remote())
+    return future(actor.beat.options(concurrency_group=WATCH).remote(), str)
 
 
 def first_line(error: BaseException) -> str:

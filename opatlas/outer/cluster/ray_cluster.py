@@ -12,17 +12,17 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
+from opatlas.outer.cluster import dealer
+from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
 from opatlas.outer.cluster.ray_actor import DeviceActor, HostFacts, software
 from opatlas.outer.cluster.ray_api import WATCH, beat, future, ray, start_actor
 from opatlas.outer.cluster.ray_group import GroupHost, RayGroup
 from opatlas.outer.cluster.ray_group_actor import in_order
 from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, Islands, device_kinds
-from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.process import dealer
-from opatlas.run.process.dealer import DeviceAnswer
+from opatlas.run.scheduler import ExcludedDevices, Scheduler, SingleOrGroup
 from opatlas.text import pluralize
 
 #: Address of a cluster of this machine alone, which begins and ends with the session.
@@ -54,7 +54,7 @@ class _Place:
 
 
 class RayDevice:
-    """A RemoteDevice (opatlas/run/process/dealer.py) behind an actor.
+    """A RemoteDevice (dealer.py) behind an actor.
 
     Attributes:
         place: where it is.
@@ -70,11 +70,11 @@ class RayDevice:
 
     def look(self) -> Future[HostFacts]:
         """Returns the facts of the host."""
-        return future(self._actor.look.remote())
+        return future(self._actor.look.remote(), HostFacts)
 
     def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[Islands]:
         """Returns the islands of GPUs of the same host."""
-        return future(self._actor.nvlink_islands.remote(devices))
+        return future(self._actor.nvlink_islands.remote(devices), Islands)
 
     def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
         """Takes the name of the device, and how rows are measured."""
@@ -84,10 +84,10 @@ class RayDevice:
     def open(self) -> Future[DeviceAnswer]:
         if self._actor is None:
             self._actor = self._start()
-        return future(self._actor.open.remote(self._settings, dealer.LONELY_S))
+        return future(self._actor.open.remote(self._settings, dealer.LONELY_S), DeviceAnswer)
 
     def run(self, jobs: Sequence[Any]) -> Future[DeviceAnswer]:
-        return future(self._actor.run.remote(jobs))
+        return future(self._actor.run.remote(jobs), DeviceAnswer)
 
     def beat(self) -> Future[str]:
         return beat(self._actor)
@@ -155,16 +155,17 @@ class RayCluster:
         found = {facts.cores for _, facts in self._used}
         return found.pop() if len(found) == 1 else None
 
-    def devices(self, settings: MeasureSettings) -> list[RayDevice]:
-        """Returns the devices that are used."""
+    def scheduler(self, settings: MeasureSettings, tell: Callable[[str], None]) -> Scheduler:
+        """Returns the scheduler of all rows, those of groups included; `tell` shows the user a line."""
+        groups = GroupPool(
+            self.group_nodes,
+            settings,
+            ExcludedDevices(None),
+            lambda spec, _, measure: RayGroup(spec, self.group_nodes, self.group_hosts, self._device, measure, tell),
+        )
         for device, facts in self._used:
             device.accept(facts, settings)
-        return [device for device, _ in self._used]
-
-    def free(self) -> None:
-        """Ends the actors of all devices, so that groups may use the devices."""
-        for device, _ in self._used:
-            device.kill()
+        return SingleOrGroup(Dealer([device for device, _ in self._used], tell), groups)
 
     @cached_property
     def group_hosts(self) -> Sequence[GroupHost]:
@@ -187,10 +188,6 @@ class RayCluster:
         devices = self.group_hosts[0].devices
         islands: Islands = self._used[0][0].nvlink_islands(devices).result(_START_S)
         return islands
-
-    def group(self, spec: GroupSpec, settings: MeasureSettings, tell: Callable[[str], None]) -> RayGroup:
-        """Returns a group on the number of hosts that it names; `tell` shows the user a line."""
-        return RayGroup(spec, self.group_nodes, self.group_hosts, self._device, settings, tell)
 
     def close(self) -> None:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""

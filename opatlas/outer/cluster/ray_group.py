@@ -13,17 +13,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opatlas.outer.cluster.dealer import BEAT_S, SILENCE_S
 from opatlas.outer.cluster.ray_api import beat, first_line, future, ray, start_actor
 from opatlas.outer.cluster.ray_group_actor import GroupActor, HostAnswer
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group_spec import GroupSpec, communication_variables
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
+from opatlas.run.outcome import ProcessDied
 from opatlas.run.process.child import EndIfInterrupted
-from opatlas.run.process.dealer import BEAT_S, SILENCE_S
+from opatlas.run.scheduler import InTurn
 
 #: Longest time in which hosts become free, and in which an actor gives its first sign of life, in seconds.
 _START_S = 300.0
@@ -90,8 +92,8 @@ class _Member:
         return ""
 
 
-class RayGroup:
-    """An Executor of a group on hosts of a cluster."""
+class RayGroup(InTurn):
+    """The scheduler of a group on hosts of a cluster."""
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class RayGroup:
             device: name or kind of the devices.
             tell: shows the user a line.
         """
+        super().__init__()
         self._spec = spec
         self._nodes = nodes
         self._hosts = hosts
@@ -137,7 +140,7 @@ class RayGroup:
             if not self._is_open:
                 self._open()
 
-    def run(self, job: Job) -> RowOutcome:
+    def _run(self, job: Job) -> RowOutcome:
         for _ in range(_TRIES):
             self.prepare()
             with self._release_if_interrupted:
@@ -150,11 +153,11 @@ class RayGroup:
                 self._is_open = self._is_open and (alone or all(answer.leaves_open for answer in answers))
                 return combined([answer for answer in answers if answer.outcome is not None])
             self._tell(f"{lost}; the row runs again")
-        return RowOutcome(Status.CRASHED, f"{lost}, as in the try before")
+        raise ProcessDied(f"{lost}, as in the try before")
 
     def close(self) -> None:
         """Lets the ranks end, and frees the hosts."""
-        wait([future(member.actor.close.remote()) for member in self._members], _END_S)
+        wait([future(member.actor.close.remote(), str) for member in self._members], _END_S)
         self._release()
 
     def _open(self) -> None:
@@ -232,7 +235,7 @@ class RayGroup:
         pending: dict[Future[HostAnswer], int] = {}
         for rank, member in enumerate(self._members):
             member.since = time.monotonic()
-            pending[future(call(rank, member.actor))] = rank
+            pending[future(call(rank, member.actor), HostAnswer)] = rank
         looked, deadline = time.monotonic(), math.inf
         while pending and time.monotonic() < deadline:
             done, _ = wait(pending, min(BEAT_S, max(deadline - time.monotonic(), 0.0)), FIRST_COMPLETED)

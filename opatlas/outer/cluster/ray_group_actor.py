@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.cluster.ray_actor import HostActor
-from opatlas.outer.cluster.ray_api import ray
+from opatlas.outer.cluster.ray_api import ray, sent
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -79,16 +79,18 @@ class GroupActor(HostActor):
         super().__init__(device, session, paths)
         os.environ.update(variables)
         self._specs = specs
-        self._line = ""
+        self._said = ""
         self._waits = DeviceWaits(self._keep_line)
         self._group: GroupProcess | None = None
 
+    @sent
     def meet(self) -> HostAnswer:
         """Returns the address of this host, and a free port."""
         with socket.socket() as free:
             free.bind(("", 0))
             return HostAnswer(address=ray().util.get_node_ip_address(), port=free.getsockname()[1])
 
+    @sent
     def open(self, spec: GroupSpec, nodes: GroupNodes, settings: MeasureSettings) -> HostAnswer:
         """Launches the ranks of this host, and waits until the group has met.
 
@@ -96,7 +98,7 @@ class GroupActor(HostActor):
             spec: the group, with the number of this host.
             nodes: the facts that the hosts have in common.
         """
-        self.close()
+        self._end()
         try:
             found = self._specs or in_order(available_devices(self._device))
             if len(found) < len(nodes.devices):
@@ -109,11 +111,13 @@ class GroupActor(HostActor):
             return self._gone(error)
         return HostAnswer(device=device)
 
+    @sent
     def look(self) -> HostAnswer:
         """Looks whether all ranks of this host wait for a job."""
         is_idle = self._group is not None and self._group.is_idle()
         return HostAnswer(gone="" if is_idle else "a rank has ended")
 
+    @sent
     def run(self, job: Job) -> HostAnswer:
         """Runs a job."""
         group = self._group
@@ -125,19 +129,24 @@ class GroupActor(HostActor):
             return self._gone(error)
         return HostAnswer(outcome, group.describe(), group.failed_after_s, group.late_step)
 
-    def close(self) -> None:
+    @sent
+    def close(self) -> str:
         """Lets the ranks end."""
+        self._end()
+        return ""
+
+    def _end(self) -> None:
         if self._group is not None:
             self._group.close()
             self._group = None
 
-    def beat(self) -> str:
+    def _line(self) -> str:
         """Returns whom a row or the start of the group waits for; "" if nothing was said since the last call."""
-        line, self._line = self._line, ""
-        return super().beat() or line
+        said, self._said = self._said, ""
+        return super()._line() or said
 
     def _keep_line(self, text: str) -> None:
-        self._line = text
+        self._said = text
 
     def _gone(self, error: OpAtlasError) -> HostAnswer:
         is_late = isinstance(error, GroupTimeout)

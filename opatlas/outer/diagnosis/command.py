@@ -13,7 +13,7 @@ from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.row.errors import ReplayError
-from opatlas.row.named_databases import meant_device, named_folder
+from opatlas.row.location import meant_device, named_folder
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Part, Result, Table

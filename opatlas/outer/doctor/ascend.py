@@ -28,7 +28,7 @@ from opatlas.run.devices.npu_operators import OR
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.msprof.command import msprof_executable
+from opatlas.run.msprof.pending import msprof_executable
 from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line, first_line, last_line, pluralize
 

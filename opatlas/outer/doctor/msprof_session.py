@@ -26,8 +26,8 @@ from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.attribution import BEGIN_MARK, END_MARK, MARK_TYPE, PendingSamples, dimensions, row_mark
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import RowOutcome
-from opatlas.run.msprof.executor import MsprofSession
 from opatlas.run.msprof.pending import MsprofOutput, read_output
+from opatlas.run.msprof.sessions import MsprofSession
 from opatlas.run.process.device_process import DeviceProcess
 
 _ENDED_PROCESS = {Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR}
@@ -102,21 +102,20 @@ def record_session(spec: DeviceSpec, settings: MeasureSettings, folder: Path) ->
         session.close()
         raise
     opened = monotonic()
-    ended_rows = opened
-    launched: list[RowOutcome] = []
-
-    def note(outcome: RowOutcome) -> bool:
-        nonlocal ended_rows
-        ended_rows = monotonic()
-        launched.append(outcome)
-        return False
-
     jobs = [job_of(kernel_type) for kernel_type in ROWS]
-    outcomes = session.run(jobs, note).outcomes
+    launched: dict[int, RowOutcome] = {}
+    try:
+        # Where the device fails meanwhile, the rows before have their outcomes.
+        with suppress(DeviceGone):
+            launched.update((job.id, session.launch(job)) for job in jobs)
+    finally:
+        ended_rows = monotonic()
+        session.end()
+    outcomes = launched | {job.id: outcome for job, outcome in session.read()[0]}
     exported = monotonic()
     return RecordedSession(
         {job.kernel_type: outcomes[job.id] for job in jobs if job.id in outcomes},
-        {job.kernel_type: one.pending for job, one in zip(jobs, launched, strict=False) if one.pending is not None},
+        {job.kernel_type: pending for job in jobs if job.id in launched and (pending := launched[job.id].pending)},
         read_output(folder, exports=False),
         opened_s=opened - began,
         rows_s=ended_rows - opened,

@@ -9,7 +9,7 @@ from opatlas.outer.doctor import ascend, implementations, machine, replays, surr
 from opatlas.outer.doctor.probe import PRINTS_S, Probe, Target, Verdict, passed
 from opatlas.run.devices import cuda, npu
 from opatlas.run.devices.device import available_devices, device_environment
-from opatlas.run.msprof.command import PARSE_TIMEOUT_S
+from opatlas.run.msprof.pending import PARSE_TIMEOUT_S
 
 #: Deadline of an import of torch, perhaps from a cold remote disk.
 _IMPORTS_S = 180.0

@@ -21,8 +21,7 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named, open_device
 from opatlas.run.group import RANK_SPREAD
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
-from opatlas.run.groups.pool import GroupPool
+from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledSamples, dimensions
 from opatlas.run.instruments.instrument import (
@@ -32,10 +31,9 @@ from opatlas.run.instruments.instrument import (
     StopRule,
 )
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.executor import msprof_on_group
-from opatlas.run.process.device_pool import ExcludedDevices
+from opatlas.run.msprof.sessions import msprof_on_group
 from opatlas.run.process.device_process import DeviceProcess
-from opatlas.run.process.executor import Executor
+from opatlas.run.scheduler import ExcludedDevices, Scheduler
 
 _RANKS = 2
 _BYTES = 1 << 20
@@ -169,12 +167,12 @@ def _all_reduce(
     settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument)
     with TemporaryFolder("doctor-group") as folder:
 
-        def executor_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Executor:
+        def scheduler_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Scheduler:
             if settings.instrument == MSPROF:
                 return msprof_on_group(spec, devices, settings, folder / "profiles")
             return GroupProcess(spec, devices, settings)
 
-        pool = GroupPool(GroupNodes(devices), settings, ExcludedDevices(None), executor_of)
+        pool = GroupPool(GroupNodes(devices), settings, ExcludedDevices(None), scheduler_of)
         try:
             return pool.run(job), pool.describe()
         finally:

@@ -26,7 +26,7 @@ from opatlas.row.status import Status
 from opatlas.run.group_spec import GroupSpec
 from opatlas.run.inputs.experts import hccl_buffer_mib, needed_bytes
 from opatlas.run.job import Job
-from opatlas.run.process.executor import Executor
+from opatlas.run.scheduler import Scheduler
 from opatlas.show.output import print_note
 from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
 
@@ -47,7 +47,7 @@ class ShapeProbe:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Scheduler,
         spec: GroupSpec,
         weights: str,
         weight_format: str,

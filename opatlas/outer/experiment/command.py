@@ -71,7 +71,7 @@ def _suite_result(path: Path) -> Result:
     tried.sort(key=lambda each: (each.is_right, each.speed_up or 0.0, each.operator))
     operators = Table(
         ("operator", "right cases", "cases", Column("speed-up", ratio)),
-        [(each.operator, each.right, len(each.cases), each.speed_up) for each in tried[:_SHOWN]],
+        [(each.operator, each.right, each.cases, each.speed_up) for each in tried[:_SHOWN]],
         title="operators, the worst first",
         left_out=len(tried[_SHOWN:]),
     )
@@ -86,7 +86,7 @@ def _suite_result(path: Path) -> Result:
         "faster_operators": found.faster(FAST[0]),
         "statuses": dict(found.statuses),
         "by_operator": [
-            {"operator": each.operator, "cases": len(each.cases), "right_cases": each.right, "speed_up": each.speed_up}
+            {"operator": each.operator, "cases": each.cases, "right_cases": each.right, "speed_up": each.speed_up}
             for each in found.operators
         ],
     }
@@ -96,7 +96,7 @@ def _suite_result(path: Path) -> Result:
 def _is_of_suite(path: Path) -> bool:
     try:
         # A package of its own, which may have been deleted.
-        from opatlas.outer.suites.overload import is_folder
+        from opatlas.outer.suites.texts import is_folder
     except ModuleNotFoundError:
         return False
     return any(is_folder(file.stem) for file in path.glob("*.csv"))

@@ -34,12 +34,12 @@ from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.roofline import device_peak
 from opatlas.row.status import Status
-from opatlas.run.device_errors import error_text, outcome_from_error, user_traceback
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome
 from opatlas.run.kernel_call import load_kernel
+from opatlas.run.outcome import error_text, outcome_of, user_traceback
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle, without_build_command
@@ -106,7 +106,7 @@ class JudgedReplay(ABC):
             with logged(self._job.log):
                 outcome = self._judge()
         except (MissingPrecondition, ReferenceFailed, Unsupported) as error:
-            outcome = outcome_from_error(error)
+            outcome = outcome_of(error)
         except CandidateRejected as error:
             passed = Level.STATIC if self._phase in (Phase.IMPORT, Phase.CONSTRUCTION) else Level.COMPILE
             text = f"{self._phase}: {error}" if error.error_class is not ErrorClass.MISMATCH else str(error)

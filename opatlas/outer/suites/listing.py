@@ -1,23 +1,20 @@
-"""Lists the rows of a suite. Samples of OpInfo are made in a process of their own, which imports torch."""
+"""Lists the rows of a suite, in a process of its own, which imports torch: `python -m opatlas.outer.suites.listing`."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+import sys
+import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.outer.suites.overload import folder_of
-from opatlas.outer.suites.trace_file import LARGEST_BYTES, trace_files
+from opatlas.outer.suites.texts import LARGEST_BYTES, OPINFO, ListedCase, folder_of, text_digest, trace_files
 from opatlas.row.columns import (
     ARGUMENTS,
     FUNCTIONAL,
@@ -35,19 +32,14 @@ from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.run.process.fresh_python import import_environment, module_command
 from opatlas.text import suggest
 
-_LISTER = "opatlas.outer.suites.lister"
-_LEFT_OUT = Path(__file__).with_name("left_out.yaml")
 #: The listing takes half a minute; a machine may be slow.
 _DEADLINE_S = 1800
-_DIGITS = 12
-#: The suites, and the first part of the name of a sample of a trace.
-OPINFO, TRACES, TRACE = "opinfo", "traces", "trace"
-_SHIPPED_TRACES = Path(__file__).with_name("traces")
+#: The traces that ship.
+TRACES = "traces"
+_HERE = Path(__file__).parent
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.+]+")
 
 Rows = dict[str, list[Mapping[str, str]]]
-#: A tensor of a call: shape, and the name of the dtype in torch.
-SlotText = tuple[Sequence[int], str]
 
 
 def suite_name(suite: str) -> str:
@@ -65,62 +57,30 @@ def suite_name(suite: str) -> str:
     return f"{_NOT_IN_NAMES.sub('_', path.stem).strip('_') or TRACES}_{digest.hexdigest()}"
 
 
-def suite_rows(suite: str, device_kind: str) -> Rows:
-    """Returns the rows of a suite by kernel type.
-
-    Args:
-        suite: OPINFO, TRACES for the traces that OpAtlas ships, or a file or folder of traces.
-        device_kind: the kind of device.
-
-    Raises:
-        OpAtlasError: there is no such suite, or its cases cannot be listed.
-    """
-    return opinfo_rows(device_kind) if suite == OPINFO else trace_rows(_trace_path(suite))
-
-
 def _trace_path(suite: str) -> Path:
-    path = _SHIPPED_TRACES if suite == TRACES else Path(suite)
+    path = _HERE / "traces" if suite == TRACES else Path(suite)
     if not path.exists():
         meant = suggest(suite, [OPINFO, TRACES]) or f": give {OPINFO}, {TRACES}, or a file or folder of traces"
         raise OpAtlasError(f"--suite {suite}: there is no such suite, file or folder{meant}")
     return path
 
 
-@cache
-def left_out() -> Mapping[str, str]:
-    """Returns why operators are no operators of the suite of OpInfo, by overload."""
-    reasons = msgspec.yaml.decode(_LEFT_OUT.read_bytes(), type=dict[str, list[str]])
-    return {overload: reason for reason, overloads in reasons.items() for overload in overloads}
-
-
-def opinfo_rows(device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Rows:
-    """Returns the rows of the suite of OpInfo by kernel type.
+def suite_rows(suite: str, device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Rows:
+    """Returns the rows of a suite by kernel type.
 
     Args:
+        suite: OPINFO, TRACES, or a file or folder of traces.
         device_kind: a kind of device ("cuda"); OpInfo knows the dtypes of each operator there.
-        names: the only OpInfos ("nn.functional.relu"); empty: all.
-        dtypes: the only dtypes ("float32"); empty: all.
+        names, dtypes: of OpInfo the only functions ("nn.functional.relu") and dtypes ("float32"); empty: all.
 
     Raises:
-        OpAtlasError: torch is missing, or the samples cannot be made.
+        OpAtlasError: there is no such suite, torch is missing, or its cases cannot be listed.
     """
-    return _run_lister({"device_kind": device_kind, "opinfos": list(names), "dtypes": list(dtypes)})
-
-
-def trace_rows(path: Path) -> Rows:
-    """Returns the rows of the calls in a file or folder of traces, by kernel type.
-
-    Raises:
-        OpAtlasError: the files cannot be read, a line is not one of a trace, or torch is missing.
-    """
-    return _run_lister({"traces": str(path)})
-
-
-def _run_lister(request: Mapping[str, Any]) -> Rows:
+    request = [device_kind, names, dtypes] if suite == OPINFO else str(_trace_path(suite))
     try:
         done = subprocess.run(
-            module_command(_LISTER),
-            input=json.dumps({**request, "left_out": dict(left_out())}),
+            module_command("opatlas.outer.suites.listing"),
+            input=json.dumps(request),
             capture_output=True,
             text=True,
             timeout=_DEADLINE_S,
@@ -142,49 +102,42 @@ def _run_lister(request: Mapping[str, Any]) -> Rows:
     return dict(sorted(rows.items()))
 
 
-def row_line(
-    source: str,
-    overload: str,
-    functional: str,
-    arguments: str,
-    inputs: Iterable[SlotText],
-    outputs: Iterable[SlotText],
-    *,
-    torch_version: str,
-    count: int | None = None,
-) -> str:
-    """Returns a row as a line of JSON.
+def _main() -> None:
+    import torch
 
-    Args:
-        source: OPINFO and the sample ("opinfo/add/float32/3"), or TRACE.
-        overload, functional: the operator, and the functional operator of which it is a variant ("" for no variant).
-        arguments: the text of the arguments, whose digest is a part of the sample's name.
-        inputs, outputs: shapes and dtypes of the tensors.
-        torch_version: the torch whose OpInfo has the sample.
-        count: how often models make the call; None: unknown.
-    """
+    from opatlas.outer.suites.case import trace_cases
+    from opatlas.outer.suites.operators import left_out
+    from opatlas.outer.suites.opinfo import list_cases
+
+    request = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        for case in trace_cases(Path(request)) if isinstance(request, str) else list_cases(*request):
+            if case.overload not in left_out():
+                print(json.dumps({"row": (folder_of(case.overload), _cells(case, torch.__version__))}))
+    except OpAtlasError as error:
+        sys.exit(str(error))
+
+
+def _cells(case: ListedCase, torch_version: str) -> dict[str, str]:
     cells = {
-        **_slot_cells(inputs, (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)),
-        **_slot_cells(outputs, (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)),
-        SAMPLE: f"{source}/{text_digest(arguments)}",
-        ARGUMENTS: arguments,
-        FUNCTIONAL: functional and folder_of(functional),
-        TRACE_COUNT: "" if count is None else str(count),
+        SAMPLE: f"{case.sample}/{text_digest(case.arguments)}",
+        ARGUMENTS: case.arguments,
+        FUNCTIONAL: case.functional and folder_of(case.functional),
+        TRACE_COUNT: "" if case.count is None else str(case.count),
         SAMPLE_TORCH: torch_version,
     }
-    return json.dumps({"row": (folder_of(overload), cells)})
+    for slots, (shapes, dtypes, formats) in (
+        (case.inputs, (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)),
+        (case.outputs, (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)),
+    ):
+        joined = ";".join(",".join(map(str, shape)) for shape, _ in slots)
+        cells[shapes] = joined or (EMPTY_SHAPE if slots else "")
+        cells[dtypes] = ";".join(dtype_of_torch(dtype) for _, dtype in slots)
+        cells[formats] = ";".join("ND" for _ in slots)
+    return cells
 
 
-def text_digest(arguments: str) -> str:
-    """Returns the digest of the text of arguments, which is a part of the name of a sample."""
-    return blake2b(arguments.encode(), digest_size=_DIGITS // 2).hexdigest()
-
-
-def _slot_cells(slots: Iterable[SlotText], columns: tuple[str, str, str]) -> dict[str, str]:
-    slots = list(slots)
-    shapes = ";".join(",".join(map(str, shape)) for shape, _ in slots)
-    return {
-        columns[0]: shapes or (EMPTY_SHAPE if slots else ""),
-        columns[1]: ";".join(dtype_of_torch(dtype) for _, dtype in slots),
-        columns[2]: ";".join("ND" for _ in slots),
-    }
+if __name__ == "__main__":
+    _main()

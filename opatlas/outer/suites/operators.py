@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from opatlas.outer.suites.arguments import ABBREVIATIONS, ArgumentsText, TensorText, TorchConstant
+from opatlas.outer.suites.texts import ABBREVIATIONS, ArgumentsText, SlotText, TensorText, TorchConstant
 from opatlas.run.implementations.implementation import Prepared
 
 #: Why an overload is no operator of a suite, by what torch says of it.
@@ -110,6 +112,13 @@ def is_no_operator(overload: torch._ops.OpOverload) -> str:
     is_written = any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
     returns_tensor = any("Tensor" in str(each.type) for each in schema.returns)
     return "" if returns_tensor or is_written else NO_TENSOR
+
+
+@cache
+def left_out() -> Mapping[str, str]:
+    """Returns why operators are no operators of the suites, by overload."""
+    reasons = msgspec.yaml.decode(Path(__file__).with_name("left_out.yaml").read_bytes(), type=dict[str, list[str]])
+    return {overload: reason for reason, overloads in reasons.items() for overload in overloads}
 
 
 @dataclass(frozen=True)
@@ -242,6 +251,11 @@ def text_of_tensor(tensor: torch.Tensor) -> TensorText:
         raise NoText(f"dtype {dtype}")
     stride = None if tensor.is_contiguous() else tuple(tensor.stride())
     return TensorText(tuple(tensor.shape), dtype, stride)
+
+
+def slots_of(tensors: Iterable[torch.Tensor]) -> list[SlotText]:
+    """Returns shapes and dtypes of tensors."""
+    return [(tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors]
 
 
 def text_of(call: Call) -> ArgumentsText:

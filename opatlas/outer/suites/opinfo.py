@@ -22,19 +22,21 @@ from unittest.mock import patch
 
 import torch
 
-from opatlas.outer.suites.arguments import ArgumentsText
 from opatlas.outer.suites.operators import (
     Call,
     NoText,
     find_overload,
     flat_tensors,
     is_no_operator,
+    left_out,
     name_of,
     out_arguments,
+    slots_of,
     text_of,
     text_of_tensor,
     variants_of,
 )
+from opatlas.outer.suites.texts import OPINFO, ArgumentsText, ListedCase
 from opatlas.run.call_watch import OperatorMode
 
 #: Cases of an operator for each dtype: spread over the samples of OpInfo, which has up to 1,440 of one.
@@ -47,28 +49,6 @@ _MOST_VARIANTS = 2
 _KNOWN_DEVICES = ("cpu", "cuda")
 #: Samples of infinities and NaN that are drawn for an elementwise function.
 _EXTREME = 4
-
-
-@dataclass(frozen=True)
-class SampleCase:
-    """A case of an operator.
-
-    Attributes:
-        overload: the operator ("add_.Tensor").
-        functional: the functional operator of which `overload` is a variant; "" if `overload` is no variant.
-        opinfo, dtype, number: name of the OpInfo, dtype, and number of the sample.
-        arguments: the text of the arguments.
-        results: the shapes and dtypes of the results.
-    """
-
-    overload: str
-    functional: str
-    opinfo: str
-    dtype: str
-    number: int
-    arguments: str
-    inputs: tuple[tuple[tuple[int, ...], str], ...]
-    results: tuple[tuple[tuple[int, ...], str], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,14 +161,11 @@ def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch
     return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
 
 
-def list_cases(
-    device_kind: str, left_out: Mapping[str, str], names: Sequence[str] = (), dtypes: Sequence[str] = ()
-) -> Iterator[SampleCase]:
+def list_cases(device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Iterator[ListedCase]:
     """Yields the cases of all operators.
 
     Args:
         device_kind: a device ("cuda"), whose dtypes count as OpInfo knows them; the samples are made on the CPU.
-        left_out: reasons by overload.
         names, dtypes: the only OpInfos and dtypes; empty: all.
     """
     known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
@@ -200,10 +177,9 @@ def list_cases(
             if (not names or name in names) and getattr(torch, dtype) in info.supported_dtypes(known):
                 for sample in _recordable(name, dtype):
                     by_operator[name_of(sample.call.overload)].append(sample)
-        for operator in sorted(by_operator):
-            if operator not in left_out:
-                chosen = map(_checked, _chosen(by_operator[operator], most))
-                yield from _cases_of(operator, dtype, [each for each in chosen if each is not None])
+        for operator in sorted(by_operator.keys() - left_out().keys()):
+            chosen = map(_checked, _chosen(by_operator[operator], most))
+            yield from _cases_of(operator, dtype, [each for each in chosen if each is not None])
 
 
 def _recordable(opinfo: str, dtype: str) -> Iterator[_Sample]:
@@ -276,7 +252,7 @@ def _spread(samples: Sequence[_Sample], most: int) -> list[_Sample]:
     return [samples[number * len(samples) // most] for number in range(most)]
 
 
-def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator[SampleCase]:
+def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator[ListedCase]:
     for sample in samples:
         yield _case(operator, "", dtype, sample, sample.call, sample.results)
     overload = find_overload(operator)
@@ -288,7 +264,7 @@ def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator
         yield from itertools.islice(filter(None, made), _MOST_VARIANTS)
 
 
-def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> SampleCase | None:
+def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> ListedCase | None:
     """Returns the case of a variant; None if torch refuses an in-place call with a larger result, or resizes `self`."""
     try:
         call = variant_call(variant, sample.call, sample.results)
@@ -310,17 +286,6 @@ def variant_call(variant: torch._ops.OpOverload, call: Call, results: Sequence[t
 
 def _case(
     operator: str, functional: str, dtype: str, sample: _Sample, call: Call, results: Sequence[torch.Tensor]
-) -> SampleCase:
-    def slots(tensors: Iterable[torch.Tensor]) -> tuple[tuple[tuple[int, ...], str], ...]:
-        return tuple((tuple(each.shape), str(each.dtype).removeprefix("torch.")) for each in tensors)
-
-    return SampleCase(
-        operator,
-        functional,
-        sample.opinfo,
-        dtype,
-        sample.number,
-        str(text_of(call)),
-        slots(flat_tensors([*call.positional, *call.keywords.values()])),
-        slots(results),
-    )
+) -> ListedCase:
+    name = f"{OPINFO}/{sample.opinfo}/{dtype}/{sample.number}"
+    return ListedCase(operator, functional, name, str(text_of(call)), slots_of(call.tensors()), slots_of(results))

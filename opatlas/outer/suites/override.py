@@ -12,7 +12,7 @@ import torch
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, name_of, variants_of
-from opatlas.outer.suites.overload import is_folder, overload_of
+from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.errors import ReplayError, Unsupported
 from opatlas.run.implementations.directory import read_directory
 from opatlas.run.implementations.implementation import Implementation, KernelSource, Prepared

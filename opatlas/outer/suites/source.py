@@ -9,8 +9,8 @@ from pathlib import Path
 from opatlas.data.database import Database
 from opatlas.data.row_copy import add_rows
 from opatlas.outer.suites.listing import suite_name, suite_rows
-from opatlas.outer.suites.overload import folder_of
 from opatlas.outer.suites.score import read_score
+from opatlas.outer.suites.texts import folder_of
 from opatlas.row.location import default_database_of, suite_path
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementations.implementation import Implementation

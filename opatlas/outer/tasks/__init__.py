@@ -2,10 +2,7 @@
 
 task.py              reads task files without running them
 candidate_files.py   finds candidates for tasks by the names of files
-task_rows.py         the rows of tasks, read by a process
-modules.py           imports task files and candidates
-inputs.py            makes the inputs of a task
-read_inputs.py       the process that reads the shapes of inputs before a session
-reference.py         the results of a task's Model in float64
+task_rows.py         the rows of tasks, which a process of its own reads
+model.py             a task file as a module: inputs, Model, its results in float64
 task_replay.py       `row` and `replay` of a task: the steps of a judgement, in order
 """

@@ -12,7 +12,6 @@ tasks/*.py                                      a folder of one's own, with subf
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Iterator
@@ -39,11 +38,15 @@ _AKG_SETS = {"akg_kernels_bench": "akg", "akg_kernels_bench_lite": "akg_lite"}
 _AKG_TWINS = "kernelbench"
 #: A file of robust-kbench, and the file of its arguments next to it.
 _ROBUST = re.compile(r"func_(forward|backward)")
-#: The definitions of each task file; a file without both is not a task, one with either may be meant as one.
-_DEFINES_MODEL = re.compile(rf"^class {MODEL}\b".encode(), re.MULTILINE)
-_DEFINES_INPUTS = re.compile(rf"^def {GET_INPUTS}".encode(), re.MULTILINE)
-#: Words in the text of each task file, which may import these names.
-_WORDS = (MODEL.encode(), GET_INPUTS.encode())
+#: What a task file defines or imports at its top. A file with one of the two may be meant as a task.
+_PARTS = {
+    f"class {MODEL}": re.compile(rb"^(?:class Model\b|Model\s*=|from\s.+\simport\s.*\bModel\b)", re.MULTILINE),
+    f"function {GET_INPUTS}": re.compile(
+        rb"^(?:def\s+|from\s.+\simport\s.*\b)?get_inputs(?:_dyn_list)?\b", re.MULTILINE
+    ),
+}
+_DYNAMIC = re.compile(rf"^(?:def\s+|from\s.+\simport\s.*\b)?{GET_INPUTS_LIST}\b".encode(), re.MULTILINE)
+_IMPORTED = re.compile(rb"^(?:import|from)\s+(\w+)", re.MULTILINE)
 _IS_OTHER_FILE = f"has no class {MODEL} with a function {GET_INPUTS}"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_+-]+")
 
@@ -111,14 +114,6 @@ class Task:
         return content.decode("utf-8-sig")
 
 
-@dataclass(frozen=True)
-class _Globals:
-    """The names that a file defines or imports at its top, and the packages that it imports."""
-
-    defined: frozenset[str]
-    imported: frozenset[str]
-
-
 def kernel_type_of(task_set: str, name: str) -> str:
     """Returns the kernel type of the rows of a task ("kernelbench.level1.19_ReLU")."""
     return f"{task_set}/{name}".replace("/", ".")
@@ -163,25 +158,17 @@ def read_tasks(path: Path, incomplete: list[str] | None = None) -> list[Task]:
 
 
 def _read_task(path: Path, root: Path) -> tuple[Task | None, str]:
-    """Returns the task in a file, or None and the missing part."""
+    """Returns the task in a file, or None and the missing part. Raises OpAtlasError unless a task is Python."""
     content = _read(path)
-    if not all(word in content for word in _WORDS):
-        # Any other file of a large checkout, which need not even be Python of this version.
-        if _DEFINES_MODEL.search(content):
-            return None, f"has no function {GET_INPUTS}"
-        return None, f"has no class {MODEL}" if _DEFINES_INPUTS.search(content) else _IS_OTHER_FILE
-    names = _names(path, content)
-    has_inputs = bool(names.defined & {GET_INPUTS, GET_INPUTS_LIST})
-    if MODEL not in names.defined:
-        return None, f"has no class {MODEL}" if has_inputs else _IS_OTHER_FILE
-    if not has_inputs:
-        return None, f"has no function {GET_INPUTS}"
+    missing = [what for what, pattern in _PARTS.items() if not pattern.search(content)]
+    if missing:
+        return None, f"has no {missing[0]}" if len(missing) == 1 else _IS_OTHER_FILE
+    parse_python(path, content)
     name, task_set = _name_and_set(path, root)
     configuration = path.with_name(f"{path.stem.replace('func_', 'config_')}.json")
-    has_configuration = bool(_ROBUST.fullmatch(path.stem)) and configuration.is_file()
-    own = configuration if has_configuration else None
-    is_dynamic = GET_INPUTS_LIST in names.defined
-    return Task(name, task_set, path, _kind(names), _digest(content, own), is_dynamic, own), ""
+    own = configuration if _ROBUST.fullmatch(path.stem) and configuration.is_file() else None
+    is_dynamic = _DYNAMIC.search(content) is not None
+    return Task(name, task_set, path, _kind(content), _digest(content, own), is_dynamic, own), ""
 
 
 def _name_and_set(path: Path, root: Path) -> tuple[str, str]:
@@ -217,33 +204,10 @@ def part_of_name(text: str) -> str:
     return _NOT_IN_NAMES.sub("_", text).strip("_") or "_"
 
 
-def _kind(names: _Globals) -> TaskKind:
-    if "mindspore" in names.imported:
-        return TaskKind.MINDSPORE
-    if "torch" in names.imported or "numpy" not in names.imported:
-        return TaskKind.TORCH
-    return TaskKind.NUMPY
-
-
-def _names(path: Path, content: bytes) -> _Globals:
-    """Raises OpAtlasError unless the file is Python."""
-    tree = parse_python(path, content)
-    defined: set[str] = set()
-    imported: set[str] = set()
-    for node in tree.body:
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                defined.add(name)
-            case ast.Assign(targets=targets):
-                defined.update(target.id for target in targets if isinstance(target, ast.Name))
-            case ast.Import(names=names):
-                imported.update(alias.name.partition(".")[0] for alias in names)
-            case ast.ImportFrom(module=module, names=names):
-                imported.add((module or "").partition(".")[0])
-                defined.update(alias.asname or alias.name for alias in names)
-            case _:
-                pass
-    return _Globals(frozenset(defined), frozenset(imported))
+def _kind(content: bytes) -> TaskKind:
+    imported = {name.decode() for name in _IMPORTED.findall(content)}
+    kinds = [kind for kind in (TaskKind.MINDSPORE, TaskKind.TORCH, TaskKind.NUMPY) if kind.value in imported]
+    return kinds[0] if kinds else TaskKind.TORCH
 
 
 def _python_files(root: Path) -> Iterator[Path]:

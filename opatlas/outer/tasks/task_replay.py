@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from opatlas.outer.judging.compare import Compared, compare_results, interface_problem
 from opatlas.outer.judging.failures import Phase
@@ -22,17 +22,15 @@ from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import FlatResults
 from opatlas.outer.judging.trial import CandidateTrial
-from opatlas.outer.tasks.inputs import (
+from opatlas.outer.tasks.model import (
+    Reference,
+    TaskModule,
     as_arrays,
     as_tensors,
     drop_gradients,
-    make_inputs,
-    needed_bytes,
     needs_gradients,
     set_seeds,
 )
-from opatlas.outer.tasks.modules import load_task
-from opatlas.outer.tasks.reference import Reference
 from opatlas.outer.tasks.task import Task, TaskKind
 from opatlas.row.columns import TASK_INPUTS
 from opatlas.row.errors import MissingPrecondition, Unsupported
@@ -82,11 +80,11 @@ class TaskReplay(JudgedReplay):
         super().__init__(job, device, instrument, settings, group)
         self._row = row
         self._file = self._file or str(row.task.path)
-        self._module: ModuleType | None = None
+        self._module: TaskModule | None = None
 
     def _prepare(self) -> None:
         try:
-            self._module = load_task(self._row.task)
+            self._module = TaskModule(self._row.task)
         except ImportError as error:
             raise MissingPrecondition(f"the task cannot be imported ({error}): install its packages") from error
         except Exception as error:
@@ -98,7 +96,7 @@ class TaskReplay(JudgedReplay):
         row, source, device = self._row, self._job.source, self._device.torch_device
         own_files = [row.task.path, *([Path(source.path)] if source else [])]
         guard = ProcessGuard(device, own_files) if source is not None else None
-        reference = Reference(module, row.task, self._seed, device, self._notes)
+        reference = Reference(module, self._seed, device, self._notes)
         self._step(Phase.IMPORT)
         function = reference.make if source is None else self._load(reference.make if source.wraps else _nothing)
         examine(guard, "its import")
@@ -168,14 +166,14 @@ class TaskReplay(JudgedReplay):
 
         return call
 
-    def _inputs(self, module: ModuleType, weights: dict[str, torch.Tensor]) -> InputSets:
+    def _inputs(self, module: TaskModule, weights: dict[str, torch.Tensor]) -> InputSets:
         row, device = self._row, self._device.torch_device
 
         def make(seed: int) -> list[Any]:
-            return make_inputs(module, row.task, row.number, seed, device)
+            return module.inputs(row.number, seed, device)
 
         try:
-            first = needed_bytes(make(self._seed))
+            first = sum(each.nbytes for each in tree_leaves(make(self._seed)) if isinstance(each, torch.Tensor))
         except Exception as error:
             raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
         self._sampling.expect_memory(_MEMORY_FACTOR * first)

@@ -6,22 +6,28 @@ A task whose rows a database has is not run again: the digest of the file says w
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from opatlas.data.database import Database
 from opatlas.data.row_copy import read_rows
 from opatlas.errors import OpAtlasError
-from opatlas.outer.tasks.task import Task
+from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, TASK_DIGEST, TASK_INPUTS
+from opatlas.row.slots import dtype_of_torch
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.text import pluralize
+from opatlas.text import exception_line, pluralize
 
 #: Deadline of one task, in seconds. Inputs have no values, so that only files that compute something take long.
 _DEADLINE_S = 60.0
-#: The module that runs the files, and the seconds that its start may take.
-_READER, _START_S = "opatlas.outer.tasks.read_inputs", 120.0
+#: Seconds that the start of the process may take.
+_START_S = 120.0
 _SHOWN = 3
 
 
@@ -94,29 +100,97 @@ def _cells(task: Task, number: int, tensors: Sequence[tuple[str, str]]) -> Mappi
     return {**cells, TASK_DIGEST: task.digest, TASK_INPUTS: str(number)}
 
 
-def _describe(tasks: Sequence[Task]) -> Iterator[list[list[tuple[str, str]]] | str]:
-    """Yields shapes and dtypes of the tensors in each list of inputs of each task, or why a task has none."""
-    wanted = [
-        {"path": str(task.path), "digest": task.digest, "configuration": str(task.configuration or "")}
-        for task in tasks
-    ]
+def _describe(tasks: Sequence[Task]) -> list[list[list[tuple[str, str]]] | str]:
+    """Returns shapes and dtypes of the tensors in each list of inputs of each task, or why a task has none."""
     try:
         done = subprocess.run(
-            module_command(_READER),
-            input=json.dumps({"tasks": wanted, "deadline_s": _DEADLINE_S}),
+            module_command("opatlas.outer.tasks.task_rows"),
+            input=json.dumps([(str(task.path), task.digest) for task in tasks]),
             capture_output=True,
             text=True,
             timeout=_START_S + _DEADLINE_S * len(tasks),
             env=import_environment(),
             check=False,
         )
+        found: list[list[list[tuple[str, str]]] | str] = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OpAtlasError(f"--tasks: the process that reads the inputs of tasks did not run ({error})") from None
-    try:
-        answers = json.loads(done.stdout)
     except ValueError:
         said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise OpAtlasError(f"--tasks: the process that reads the inputs of tasks ended early ({said})") from None
-    for answer in answers:
-        reason = answer.get("error")
-        yield str(reason) if reason else [[(shape, dtype) for shape, dtype in each] for each in answer["inputs"]]
+    return found
+
+
+def _main() -> None:
+    """The process that reads inputs: gets paths and digests on stdin, and prints what `_describe` returns.
+
+    Each task runs in a fork, which is killed at its deadline. torch makes the inputs on device "meta", where tensors
+    have no values and take no memory; files that need values get them. What the tasks print goes to stderr.
+    """
+    import torch
+
+    # Each fork would import it again.
+    import opatlas.outer.tasks.model  # noqa: F401
+
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    # A fork must not inherit threads.
+    torch.set_num_threads(1)
+    # A task that loads a model from a hub must find the files on this machine: the hub would be asked for minutes.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Loads the parts of torch that device "meta" needs: each fork would load it again.
+    torch.randint(0, 2, (2, 2), device="meta").bool().tril().T.contiguous()
+    found = [_in_fork(Path(path), digest) for path, digest in json.load(sys.stdin)]
+    with os.fdopen(answers, "w", encoding="utf-8") as stream:
+        json.dump(found, stream)
+
+
+def _in_fork(path: Path, digest: str) -> object:
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    fork = context.Process(target=lambda: writer.send_bytes(json.dumps(_inputs(path, digest)).encode()))
+    fork.start()
+    writer.close()
+    try:
+        if not reader.poll(_DEADLINE_S):
+            return f"still running after {_DEADLINE_S:g} s"
+        return json.loads(reader.recv_bytes())
+    except EOFError:
+        fork.join(_DEADLINE_S)
+        how = f" by signal {-fork.exitcode}" if fork.exitcode and fork.exitcode < 0 else ""
+        return f"its process ended{how} without inputs"
+    finally:
+        fork.kill()
+        fork.join()
+
+
+def _inputs(path: Path, digest: str) -> list[list[tuple[str, str]]] | str:
+    """Returns the inputs of a task, or why it has none."""
+    import torch
+
+    from opatlas.outer.tasks.model import TaskModule
+
+    reason = ""
+    for device in ("meta", "cpu"):
+        try:
+            [task] = read_tasks(path)
+            if task.digest != digest:
+                return "the file was changed meanwhile: run the session again"
+            with torch.device(device):
+                return [list(_described(each)) for each in TaskModule(task).input_lists()]
+        except BaseException as error:
+            reason = exception_line(error)
+    return reason
+
+
+def _described(value: Any) -> Iterator[tuple[str, str]]:
+    """Yields shape and dtype of each tensor and array in inputs, also in nested lists."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _described(each)
+    elif hasattr(value, "shape"):
+        yield ",".join(map(str, value.shape)), dtype_of_torch(str(value.dtype).removeprefix("torch."))
+
+
+if __name__ == "__main__":
+    _main()

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.messages import LauncherReady, LaunchFailed, LaunchRequest, RanksEnded
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.fresh_python import module_command
+from opatlas.run.process.messages import LauncherReady, LaunchRanks, NotReady, RanksEnded
 from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup
 
 #: Seconds that the launcher gives ranks to end by themselves.
@@ -31,14 +31,14 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(_SHUTDOWN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:
-        launch: LaunchRequest = channel.receive()
+        launch: LaunchRanks = channel.receive()
         if launch.spec.hccl_buffer_mib is not None:
             os.environ.setdefault(HCCL_BUFFER_VARIABLE, str(launch.spec.hccl_buffer_mib))
         channel.send(_run(launch, lambda: channel.send(LauncherReady())))
     exit_without_cleanup()
 
 
-def _run(launch: LaunchRequest, when_imported: Callable[[], None]) -> RanksEnded | LaunchFailed:
+def _run(launch: LaunchRanks, when_imported: Callable[[], None]) -> RanksEnded | NotReady:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -47,10 +47,10 @@ def _run(launch: LaunchRequest, when_imported: Callable[[], None]) -> RanksEnded
     when_imported()
     # The rank inherits the keeper's standard input, which is empty.
     keeper = module_command(
-        "opatlas.run.groups.rank_keeper",
-        launch.folder,
+        "opatlas.run.process.keeper",
         str(os.getpid()),
         str(sys.stdin.fileno()),
+        launch.folder,
         *launch.command,
     )
     try:
@@ -58,11 +58,11 @@ def _run(launch: LaunchRequest, when_imported: Callable[[], None]) -> RanksEnded
     except ChildFailedError as error:
         return RanksEnded({failure.local_rank: failure.exitcode for failure in error.failures.values()})
     except (DistError, RendezvousError, OSError, RuntimeError) as error:
-        return LaunchFailed(_failure_text(error, launch.spec))
+        return NotReady(_failure_text(error, launch.spec))
     return RanksEnded(dict.fromkeys(range(launch.spec.local_ranks), 0))
 
 
-def _config(launch: LaunchRequest) -> Any:
+def _config(launch: LaunchRanks) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 

@@ -1,26 +1,25 @@
-"""The executor of rows that need a group: launches the group of each row, one group at a time."""
+"""Rows that need a group: the nodes that groups run on, and the scheduler that launches one group at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
 
-from opatlas.row.errors import DeviceGone, GroupTimeout
-from opatlas.row.status import Status
+from opatlas.errors import OpAtlasError
+from opatlas.row.errors import DeviceGone, GroupTimeout, MissingPrecondition
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
+from opatlas.run.devices.system import available_cores
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.nodes import GroupNodes
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import (
     MSPROF,
     TORCH_NPU_PROFILER,
     MeasureSettings,
 )
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.device_pool import ExcludedDevices
-from opatlas.run.process.executor import BatchExecutor, Executor
+from opatlas.run.job import Job
+from opatlas.run.outcome import GroupGone
+from opatlas.run.scheduler import Done, ExcludedDevices, Relay, Scheduler
 
 #: A group that has failed to start so often is given up. After a timeout, which may take minutes, a group is given up
 #: at once.
@@ -31,27 +30,106 @@ _NO_PROFILER = (
 )
 
 
-class GroupPool:
-    """Runs jobs in the groups that they name. A BatchExecutor."""
+#: Default number of ranks that share a CPU: enough to try a kernel that communicates.
+_CPU_RANKS = 2
+#: With more ranks on a core, durations would show how the system shares its cores.
+RANKS_PER_CORE = 4
+
+
+@dataclass(frozen=True)
+class GroupNodes:
+    """The nodes that groups run on, which are all alike.
+
+    Attributes:
+        devices: of one node.
+        cores: of one node; the ranks of a CPU share them.
+        hosts: number of hosts of a cluster, of which a group takes as few as hold it; None: each group says on how many
+            nodes it runs (--nnodes).
+    """
+
+    devices: Sequence[DeviceSpec]
+    cores: int = field(default_factory=lambda: available_cores())
+    hosts: int | None = None
+
+    @property
+    def places(self) -> Sequence[DeviceSpec]:
+        """The devices of one node, one for each rank that it can hold; ranks share the cores of a CPU."""
+        return list(self.devices[:1]) * (RANKS_PER_CORE * self.cores) if self._share_cores else self.devices
+
+    def placed(self, spec: GroupSpec) -> GroupSpec:
+        """Returns the group with the number of hosts that it takes, or the most that there are."""
+        if self.hosts is None:
+            return spec
+        if spec.members is not None:
+            return replace(spec, nnodes=min(max(spec.members) // len(self.places) + 1, self.hosts))
+        counts = [count for count in range(1, self.hosts + 1) if spec.ranks % count == 0]
+        most = len(self._for_ranks(spec, self.devices))
+        return replace(spec, nnodes=next((count for count in counts if most * count >= spec.ranks), counts[-1]))
+
+    def shortage(self, spec: GroupSpec, working: Sequence[DeviceSpec]) -> str:
+        """Returns why there is no device for each rank of a group; "" if there is.
+
+        Args:
+            working: the devices of this node that the session uses.
+        """
+        if spec.members is not None:
+            return self.placement_problem(spec)
+        if spec.ranks % spec.nnodes:
+            return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
+        available = len(self._for_ranks(spec, working))
+        if spec.local_ranks <= available:
+            return ""
+        nodes = f" on each of {spec.nnodes} nodes" if spec.nnodes > 1 else ""
+        limit = f" (no more than {spec.nproc_per_node} may be used)" if spec.nproc_per_node == available else ""
+        return f"needs {spec.local_ranks} devices{nodes}, {available} {'is' if available == 1 else 'are'} there{limit}"
+
+    def placement_problem(self, spec: GroupSpec) -> str:
+        """Returns why the nodes cannot hold the members of a group; "" if they can."""
+        return spec.placement_problem(len(self.places), self.cores if self._share_cores else None)
+
+    def devices_of(self, spec: GroupSpec, working: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+        """Returns the devices of this node for its ranks of a group without a shortage, one for each rank."""
+        if spec.members is not None:
+            places = self.places
+            return [places[member] for member in spec.local_members(len(places))]
+        return self._for_ranks(spec, working)[: spec.local_ranks]
+
+    @property
+    def _share_cores(self) -> bool:
+        return bool(self.devices) and kind_named(self.devices[0].kind).ranks_share
+
+    def _for_ranks(self, spec: GroupSpec, working: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+        """Returns the devices that the ranks of a node may own; ranks share a CPU."""
+        if working and self._share_cores:
+            return list(working[:1]) * (spec.nproc_per_node or _CPU_RANKS)
+        return working[: spec.nproc_per_node]
+
+
+class GroupPool(Relay):
+    """Runs jobs in the groups that they name."""
 
     def __init__(
         self,
         nodes: GroupNodes,
         settings: MeasureSettings,
         excluded: ExcludedDevices,
-        executor_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Executor] = GroupProcess,
+        scheduler_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Scheduler] = GroupProcess,
+        at_once: int = 1,
     ) -> None:
         """
         Args:
             nodes: where the groups run, with the devices of this node.
             excluded: devices that the session does not use.
-            executor_of: makes the executor of a group.
+            scheduler_of: makes the scheduler of a group.
         """
+        super().__init__()
+        self.at_once = at_once
         self._nodes = nodes
         self._settings = settings
         self._excluded = excluded
-        self._executor_of = executor_of
-        self._current: tuple[GroupSpec, Executor] | None = None
+        self._scheduler_of = scheduler_of
+        #: The group of the current scheduler, and the one that the last job asked for.
+        self._group = self._asked = GroupSpec(0)
         self._description: DeviceDescription | None = None
         self._failed_starts: Counter[GroupSpec] = Counter()
         #: Groups that are not tried again, and why they did not start.
@@ -68,61 +146,51 @@ class GroupPool:
             return DeviceDescription(device.name or device.kind, {}, kind=device.kind)
         return self._description
 
-    def prepare(self) -> None:
-        """Does nothing: each job names its group."""
-
-    def run(self, job: Job) -> RowOutcome:
-        return self.run_all([job], lambda outcome: True)[job.id]
-
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
-        """Runs the first jobs that need the same group, as BatchExecutor says."""
-        first = jobs[0]
-        assert first.group is not None
-        spec = self._nodes.placed(first.group)
-        if reason := self._nodes.shortage(spec, self._working):
-            return {first.id: RowOutcome(Status.SKIPPED, reason)}
-        if self._settings.instrument == TORCH_NPU_PROFILER:
-            return {first.id: RowOutcome(Status.SKIPPED, _NO_PROFILER)}
-        if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
-            return {first.id: RowOutcome(Status.SKIPPED, f"not tried again: {given_up}")}
-        if self._current is None or not self._current[0].serves(spec):
-            self.close()
-            devices = self._nodes.devices_of(spec, self._working)
-            self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))
-        group, executor = self._current
-        try:
-            if isinstance(executor, BatchExecutor):
-                served = takewhile(
-                    lambda job: job.group is not None and group.serves(self._nodes.placed(job.group)), jobs
-                )
-
-                def described(outcome: RowOutcome) -> bool:
-                    self._description = executor.describe()
-                    return enough(outcome)
-
-                outcomes = executor.run_all(list(served), described)
-            else:
-                outcomes = {first.id: executor.run(first)}
-            self._description = executor.describe()
-        except DeviceGone as error:
-            self.close()
-            self._failed_starts[spec] += 1
-            if isinstance(error, GroupTimeout) or self._failed_starts[spec] >= _MOST_FAILED_STARTS:
-                self._given_up[spec] = str(error)
-            if isinstance(error, GroupTimeout) and error.nodes:
-                self._nodes_absent = str(error)
-            return {first.id: RowOutcome(Status.DEVICE_ERROR, str(error))}
-        self._failed_starts[spec] = 0
-        return {job_id: self._with_fallback(outcome) for job_id, outcome in outcomes.items()}
-
     def shortage(self, spec: GroupSpec) -> str:
         """Returns why there is no device for each rank of a group; "" if there is."""
         return self._nodes.shortage(self._nodes.placed(spec), self._working)
 
-    def close(self) -> None:
-        if self._current is not None:
-            self._current[1].close()
-            self._current = None
+    def _choose(self, job: Job) -> None:
+        assert job.group is not None
+        spec = self._asked = self._nodes.placed(job.group)
+        if reason := self._nodes.shortage(spec, self._working):
+            raise MissingPrecondition(reason)
+        if self._settings.instrument == TORCH_NPU_PROFILER:
+            raise MissingPrecondition(_NO_PROFILER)
+        if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
+            raise MissingPrecondition(f"not tried again: {given_up}")
+        if self._current is None or not self._group.serves(spec):
+            self._release()
+            devices = self._nodes.devices_of(spec, self._working)
+            self._group = spec
+            self._current = self._scheduler_of(spec, devices, self._settings_for(devices[0].kind))
+
+    def _suits(self, job: Job) -> bool:
+        return job.group is not None and self._group.serves(self._nodes.placed(job.group))
+
+    def _gives_up(self, error: DeviceGone) -> bool:
+        spec = self._asked
+        self._failed_starts[spec] += 1
+        if isinstance(error, GroupTimeout) or self._failed_starts[spec] >= _MOST_FAILED_STARTS:
+            self._given_up[spec] = str(error)
+        if isinstance(error, GroupTimeout) and error.nodes:
+            self._nodes_absent = str(error)
+        return True
+
+    def _refused(self, error: OpAtlasError) -> Done:
+        done = super()._refused(GroupGone(str(error)) if isinstance(error, DeviceGone) else error)
+        # It ran nowhere, and the description may be that of an earlier group.
+        return done._replace(device=replace(done.device, facts={}))
+
+    def _changed(self, done: Done) -> Done:
+        """Adds a remark if another instrument than the default took the samples."""
+        self._description = done.device
+        self._failed_starts[self._asked] = 0
+        measurement = done.outcome.measurement
+        if not self._fallback or measurement is None:
+            return done
+        measurement = replace(measurement, assumptions=(*measurement.assumptions, self._fallback))
+        return done._replace(outcome=replace(done.outcome, measurement=measurement))
 
     @property
     def _working(self) -> Sequence[DeviceSpec]:
@@ -135,48 +203,3 @@ class GroupPool:
         chosen = device_kind.group_instrument(named)
         self._fallback = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)
-
-    def _with_fallback(self, outcome: RowOutcome) -> RowOutcome:
-        """Returns the outcome with a remark if another instrument than the default took the samples."""
-        if not self._fallback or outcome.measurement is None:
-            return outcome
-        assumptions = (*outcome.measurement.assumptions, self._fallback)
-        return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
-
-
-class ExclusiveExecutor:
-    """Runs jobs of one device and jobs of groups, and closes one executor before it opens the other. A BatchExecutor.
-
-    The order of the jobs (plugins/scheduling.py) makes this happen once, but any order works.
-    """
-
-    def __init__(self, single: BatchExecutor, groups: GroupPool) -> None:
-        self._single = single
-        self._groups = groups
-        self._current: BatchExecutor = single
-
-    def describe(self) -> DeviceDescription:
-        return self._current.describe()
-
-    def prepare(self) -> None:
-        self._current.prepare()
-
-    def run(self, job: Job) -> RowOutcome:
-        return self.run_all([job], lambda outcome: True)[job.id]
-
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
-        """Runs the first jobs that all need one device, or all need a group, as BatchExecutor says."""
-        group = jobs[0].group
-        if group is not None and (reason := self._groups.shortage(group)):
-            return {jobs[0].id: RowOutcome(Status.SKIPPED, reason)}
-        executor = self._single if group is None else self._groups
-        self._use(executor)
-        return executor.run_all(list(takewhile(lambda job: (job.group is None) == (group is None), jobs)), enough)
-
-    def close(self) -> None:
-        self._current.close()
-
-    def _use(self, executor: BatchExecutor) -> None:
-        if executor is not self._current:
-            self._current.close()
-            self._current = executor

@@ -1,4 +1,4 @@
-"""An executor of a group: launches its ranks, sends them one job at a time, and combines their outcomes.
+"""The scheduler of a group: launches its ranks, sends them one job at a time, and combines their outcomes.
 
 A rank that dies, hangs or sends nonsense costs the row that runs, as in a device process: all processes of the group
 are ended, and the next row gets a new group.
@@ -10,20 +10,24 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
-from opatlas.row.errors import DeviceGone
+from msgspec import structs
+
+from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.messages import StepReport
 from opatlas.run.groups.running import RanksDied, RunningGroup, UnexpectedMessage
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.channel import Answer, ChannelBroken, LockTaken, NotReady, Start, Waiting
-from opatlas.run.process.child import PAUSES_S, TRIES, ChildExecutor, print_to_stderr
-from opatlas.run.process.device_process import Launcher
+from opatlas.run.outcome import ProcessDied, RanTooLong
+from opatlas.run.process.channel import ChannelBroken
+from opatlas.run.process.child import PAUSES_S, TRIES
+from opatlas.run.process.device_process import Launcher, Opened
 from opatlas.run.process.fresh_python import import_paths
+from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Start, StepReport, Waiting
 
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0
@@ -31,8 +35,8 @@ _OTHERS_FAIL_WITHIN_S = 5.0
 _READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
 
-class GroupProcess(ChildExecutor):
-    """Runs jobs on all ranks of a group, which is launched on first use. An Executor.
+class GroupProcess(Opened):
+    """Runs jobs on all ranks of a group, which is launched on first use.
 
     Attributes:
         failed_after_s: seconds from the begin of the last job to the first failure of a rank of this node; infinite
@@ -57,10 +61,9 @@ class GroupProcess(ChildExecutor):
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
-        super().__init__()
+        super().__init__(waits)
         self.spec = spec
         self._launcher = launcher
-        self._waits = waits or DeviceWaits(print_to_stderr)
         #: Why each rank sees all devices; "" while it sees only its own.
         self._all_visible = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
@@ -78,7 +81,7 @@ class GroupProcess(ChildExecutor):
             return False
         return self._running is not None
 
-    def run(self, job: Job) -> RowOutcome:
+    def _run(self, job: Job) -> RowOutcome:
         with self._end_if_interrupted, self._waits:
             for _ in range(TRIES):
                 running = self._running or self._open()
@@ -89,7 +92,8 @@ class GroupProcess(ChildExecutor):
                     # A rank died before it took the job; the row did not cause it.
                     self._end(running)
                     continue
-                return self._wait_for_answers(job, running)
+                with running.used():
+                    return self._wait_for_answers(job, running)
         raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {TRIES} times")
 
     def close(self) -> None:
@@ -118,7 +122,7 @@ class GroupProcess(ChildExecutor):
             DeviceGone: another session has held a device for too long.
         """
         outcomes: dict[int, RowOutcome] = {}
-        steps = dict.fromkeys(range(self.spec.local_ranks), StepReport(0, "before its first call"))
+        steps = dict.fromkeys(range(self.spec.local_ranks), StepReport(job.id, 0, "before its first call"))
         # No rank begins while one of them waits for its device.
         waiting: dict[int, LockWait] = {}
         self._began, self.failed_after_s, self.late_step = time.monotonic(), math.inf, 0
@@ -128,32 +132,32 @@ class GroupProcess(ChildExecutor):
             failed = any(outcome.status is not Status.MEASURED for outcome in outcomes.values())
             waits = [] if failed else list(waiting.values())
             if now >= deadline and not waits:
-                return self._combine(running, outcomes) if failed else self._timed_out(job, running, steps, outcomes)
+                if failed:
+                    return self._combine(running, outcomes)
+                self._timed_out(job, running, steps, outcomes)
             try:
                 messages = running.messages(min((lock.left_s() for lock in waits), default=deadline - now))
             except RanksDied as died:
-                return self._died(running, died.local_ranks)
+                self._died(running, died.local_ranks)
             except UnexpectedMessage as message:
-                return self._misunderstood(running, message)
+                self._misunderstood(running, message)
             for lock in waits:
                 if not messages and lock.left_s() == 0:
                     lock.check_limit()
             for local_rank, answer in messages:
-                if not isinstance(answer, Answer) or answer.job_id != job.id or local_rank in outcomes:
-                    unexpected = UnexpectedMessage(local_rank, "an unexpected answer")
-                    return self._misunderstood(running, unexpected)
-                content = answer.content
-                if isinstance(content, Waiting):
-                    waiting[local_rank] = self._waits.begin(content.holder)
-                elif isinstance(content, LockTaken):
+                if not isinstance(answer, OfJob) or answer.job_id != job.id or local_rank in outcomes:
+                    self._misunderstood(running, UnexpectedMessage(local_rank, "an unexpected answer"))
+                if isinstance(answer, Waiting):
+                    waiting[local_rank] = self._waits.begin(answer.holder)
+                elif isinstance(answer, LockTaken):
                     if local_rank in waiting:
                         waiting.pop(local_rank).end()
                     deadline = time.monotonic() + job.timeout_s
-                elif isinstance(content, StepReport):
-                    steps[local_rank] = content
-                else:
-                    outcomes[local_rank] = content
-                    if content.status is not Status.MEASURED:
+                elif isinstance(answer, StepReport):
+                    steps[local_rank] = answer
+                elif isinstance(answer, Finished):
+                    outcomes[local_rank] = answer.whole
+                    if answer.outcome.status is not Status.MEASURED:
                         self._note_failure()
                         deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)
         return self._combine(running, outcomes)
@@ -175,7 +179,7 @@ class GroupProcess(ChildExecutor):
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
             if len({outcome.pending for outcome in outcomes.values()}) > 1:
-                return RowOutcome(Status.FAILED, "the ranks launched different numbers of samples of the same call")
+                raise ReplayError("the ranks launched different numbers of samples of the same call")
             assert first.measurement is not None
             of_ranks = {rank: o.measurement for rank, o in sorted(outcomes.items()) if o.measurement is not None}
             throttled = [f"{name(rank)}: {one.throttled}" for rank, one in of_ranks.items() if one.throttled]
@@ -193,7 +197,7 @@ class GroupProcess(ChildExecutor):
             return replace(outcome, changed=changed)
         return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
 
-    def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> RowOutcome:
+    def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> NoReturn:
         self._note_failure()
         # A launcher does not report how its rank ended.
         how = (
@@ -202,17 +206,17 @@ class GroupProcess(ChildExecutor):
             else f"{self.spec.rank_names(local_ranks)} died"
         )
         self._end(running)
-        return RowOutcome(Status.CRASHED, f"{how}; the group was ended")
+        raise ProcessDied(f"{how}; the group was ended")
 
-    def _misunderstood(self, running: RunningGroup, message: UnexpectedMessage) -> RowOutcome:
+    def _misunderstood(self, running: RunningGroup, message: UnexpectedMessage) -> NoReturn:
         self._note_failure()
         self._end(running)
         who = self.spec.rank_name(message.local_rank)
-        return RowOutcome(Status.CRASHED, f"{who}: {message.text}; the group was ended")
+        raise ProcessDied(f"{who}: {message.text}; the group was ended")
 
     def _timed_out(
         self, job: Job, running: RunningGroup, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
-    ) -> RowOutcome:
+    ) -> NoReturn:
         left = {rank: step for rank, step in sorted(steps.items()) if rank not in outcomes}
         self._note_failure()
         self.late_step = least = min(step.step for step in left.values())
@@ -222,10 +226,9 @@ class GroupProcess(ChildExecutor):
         where = " or ".join(dict.fromkeys(left[rank].text for rank in late))
         running.write_stacks(left)
         self._end(running)
-        return RowOutcome(
-            Status.TIMEOUT,
+        raise RanTooLong(
             f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
-            "the output)",
+            "the output)"
         )
 
     def _is_open(self) -> bool:
@@ -239,7 +242,7 @@ class GroupProcess(ChildExecutor):
                 answer = running.launch()
             except OSError as error:
                 # No more processes or files can be made.
-                answer = NotReady(str(error), unhealthy=False)
+                answer = NotReady(str(error))
             if not isinstance(answer, NotReady):
                 self._device = self._described(answer)
                 return running
@@ -263,7 +266,7 @@ class GroupProcess(ChildExecutor):
         if any(kind_named(spec.kind).backend != "hccl" or not spec.pinned for spec in specs):
             return False
         self._all_visible = reason
-        self._starts = [replace(each, spec=replace(each.spec, sees_no_other=False)) for each in self._starts]
+        self._starts = [structs.replace(each, spec=replace(each.spec, sees_no_other=False)) for each in self._starts]
         self._waits.tell(
             f"the {self.spec} did not meet: {reason}; it is tried again with all devices visible to its ranks"
         )

@@ -18,15 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
-from opatlas.row.status import Status
 from opatlas.run.devices.device import device_environment, kind_named
+from opatlas.run.devices.device_lock import LockHolder
 from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
-from opatlas.run.groups.messages import DeviceOpened, RankHello, RankJoined, StepReport, connect
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
-from opatlas.run.process.child import show_stacks
-from opatlas.run.process.device_process import UNDER_LAUNCHER
+from opatlas.run.outcome import outcome_of
+from opatlas.run.process.channel import ChildChannel, connect
+from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
+from opatlas.run.process.messages import (
+    DeviceOpened,
+    Finished,
+    LockTaken,
+    NotReady,
+    RankHello,
+    Ready,
+    Start,
+    StepReport,
+    Waiting,
+)
 from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup, flush_streams
 
 if TYPE_CHECKING:
@@ -59,10 +69,7 @@ def main(address: str, *, under_launcher: bool) -> None:
         missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
         if missing:
             channel.send(
-                NotReady(
-                    f"{', '.join(missing)}: not set; torchrun sets them, through which agent.py starts each rank",
-                    unhealthy=False,
-                )
+                NotReady(f"{', '.join(missing)}: not set; torchrun sets them, through which agent.py starts each rank")
             )
             return
         rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
@@ -84,17 +91,15 @@ def main(address: str, *, under_launcher: bool) -> None:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
             return
         try:
-            answers = _JobMessages(channel)
-            group = _join_group(
-                rank, size, runner.torch_device, lambda step, text: answers.give(StepReport(step, text))
-            )
+            messages = _JobMessages(channel)
+            group = _join_group(rank, size, runner.torch_device, messages.step)
             runner.join(group)
-            channel.send(RankJoined(runner.describe()))
+            channel.send(Ready(runner.describe(), os.getpid()))
         except Exception as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, did_not_meet=True))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", did_not_meet=True))
             return
         locks_device = not kind_named(start.spec.kind).ranks_share or _is_first_of_host(group)
-        _serve(channel, answers, runner, group, locks_device=locks_device)
+        _serve(channel, messages, runner, group, locks_device=locks_device)
     if not under_launcher:
         exit_without_cleanup()
 
@@ -136,10 +141,18 @@ class _JobMessages:
         self.job: Job | None = None
         self._channel = channel
 
-    def give(self, content: object) -> None:
+    def step(self, step: int, text: str) -> None:
         # While the group starts there is no job.
         if self.job is not None:
-            self._channel.send(Answer(self.job.id, content))
+            self._channel.send(StepReport(self.job.id, step, text))
+
+    def waiting(self, holder: LockHolder) -> None:
+        assert self.job is not None
+        self._channel.send(Waiting(self.job.id, holder))
+
+    def taken(self) -> None:
+        assert self.job is not None
+        self._channel.send(LockTaken(self.job.id))
 
 
 def _is_first_of_host(group: Group) -> bool:
@@ -162,7 +175,7 @@ def _with_shared_cores(settings: MeasureSettings) -> MeasureSettings:
 
 def _serve(
     channel: ChildChannel,
-    answers: _JobMessages,
+    messages: _JobMessages,
     runner: Runner,
     group: Group,
     *,
@@ -175,16 +188,16 @@ def _serve(
     """
     while True:
         try:
-            job: Job = channel.receive()
+            job: Job = channel.receive().whole
         except EOFError:
             _leave_group()
             return
-        answers.job = job
-        with _all_devices_locked(answers, runner, group, locks_device), channel.end_forks():
+        messages.job = job
+        with _all_devices_locked(messages, runner, group, locks_device), channel.end_forks():
             if _is_same_job(job, group):
                 outcome = runner.run(job)
             else:
-                outcome = RowOutcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
+                outcome = outcome_of(ReplayError("the nodes are not at the same row: run the same command on each"))
             # The ranks of a collective have combined their samples already.
             if outcome.pending is not None:
                 outcome = _with_node_remark(outcome, group)
@@ -193,7 +206,7 @@ def _serve(
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
         flush_streams()
-        answers.give(outcome)
+        channel.send(Finished.of(job, outcome))
 
 
 def _with_changes_elsewhere(outcome: RowOutcome, group: Group) -> RowOutcome:
@@ -221,13 +234,12 @@ def _is_same_job(job: Job, group: Group) -> bool:
 
 
 @contextlib.contextmanager
-def _all_devices_locked(answers: _JobMessages, runner: Runner, group: Group, locks_device: bool) -> Iterator[None]:
+def _all_devices_locked(messages: _JobMessages, runner: Runner, group: Group, locks_device: bool) -> Iterator[None]:
     """Locks the devices of all ranks, one after the other, so that two groups cannot block each other."""
     with contextlib.ExitStack() as held:
         for rank in range(group.size):
             if rank == group.rank and locks_device:
-                lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(LockTaken()))
-                held.enter_context(lock)
+                held.enter_context(runner.locked(messages.waiting, messages.taken))
             group.barrier()
         yield
 
@@ -238,7 +250,7 @@ def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group) -> RowOut
     try:
         samples_us = group.gather_samples(outcome.measurement.samples_us)
     except ReplayError as error:
-        return RowOutcome(error.status, str(error))
+        return outcome_of(error)
     measurement = replace(
         outcome.measurement,
         samples_us=slowest_us(kernel_type, samples_us)[1],

@@ -8,38 +8,42 @@ pytest ── keeper ── agent (torchrun's) ─┬─ keeper ── rank 0
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from enum import IntEnum
 from multiprocessing.connection import wait
 from typing import Any
+
+import msgspec
 
 from opatlas.files import TemporaryFolder
 from opatlas.row.errors import GroupTimeout
 from opatlas.run.devices.device import DeviceDescription, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.messages import (
+from opatlas.run.job import Job
+from opatlas.run.process.channel import Channel, ChannelBroken, listen
+from opatlas.run.process.child import UNDER_LAUNCHER, Child, describe_exit, open_pidfd, write_stacks
+from opatlas.run.process.device_process import PROFILED_END_TIMEOUT_S, Launcher
+from opatlas.run.process.fresh_python import module_command
+from opatlas.run.process.keeper import mark_group_ended
+from opatlas.run.process.messages import (
     DeviceOpened,
     LauncherReady,
-    LaunchFailed,
-    LaunchRequest,
+    LaunchRanks,
+    NotReady,
     RankHello,
-    RankJoined,
     RanksEnded,
-    listen,
+    Ready,
+    Run,
+    Start,
 )
-from opatlas.run.groups.rank_keeper import mark_group_ended
-from opatlas.run.job import Job
-from opatlas.run.process.channel import Channel, ChannelBroken, NotReady, Start
-from opatlas.run.process.child import describe_exit, end, open_pidfd, start, write_stacks
-from opatlas.run.process.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
-from opatlas.run.process.fresh_python import module_command
 
 #: When the user first sees the reason of the wait of a starting group; most groups have started by then.
 SHOWN_AFTER_S = 10.0
@@ -123,10 +127,9 @@ class RunningGroup:
         self._starts = starts
         self._waits = waits
         self._launcher = launcher
-        self._process: subprocess.Popen[bytes] | None = None
         self._folder: TemporaryFolder | None = None
         self._listener: socket.socket | None = None
-        self._agent: Channel | None = None
+        self._agent: Child | None = None
         #: By local rank.
         self._ranks: dict[int, Channel] = {}
         self._hellos: dict[int, RankHello] = {}
@@ -150,15 +153,15 @@ class RunningGroup:
         address = self._folder.path / "ranks"
         self._listener = listen(address, self._spec.local_ranks)
         # rank_main.py shows each rank only the device that its Start names.
-        environment = device_environment(replace(self._starts[0].spec, pinned=None))
+        environment = device_environment(dataclasses.replace(self._starts[0].spec, pinned=None))
         rank = module_command("opatlas.run.groups.rank_main", str(address))
         command = rank if self._launcher is None else self._launcher.command([*rank, UNDER_LAUNCHER])
-        self._process, self._agent = start(lambda fd: module_command("opatlas.run.groups.agent", fd), environment)
+        self._agent = Child(lambda fd: module_command("opatlas.run.groups.agent", fd), environment)
         try:
             join_timeout_s = self._spec.join_limit_s + _LAUNCHER_LATER_S
-            self._agent.send(LaunchRequest(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
+            self._agent.channel.send(LaunchRanks(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
         except OSError:
-            return NotReady("the launcher ended at once", unhealthy=False)
+            return NotReady("the launcher ended at once")
         return self._wait_for_ranks(time.monotonic())
 
     def expect_idle(self) -> None:
@@ -170,7 +173,12 @@ class RunningGroup:
     def send(self, job: Job) -> None:
         """Sends a job to all ranks. Raises ChannelBroken or OSError."""
         for channel in self._ranks.values():
-            channel.send(job)
+            channel.send(Run.of(job))
+
+    def used(self) -> AbstractContextManager[None]:
+        """Returns a context in which the ranks run a job."""
+        assert self._agent is not None
+        return self._agent.used()
 
     def messages(self, limit_s: float | None) -> list[tuple[int, Any]]:
         """Waits for messages of ranks; returns none after `limit_s`. Raises RanksDied, UnexpectedMessage."""
@@ -195,7 +203,7 @@ class RunningGroup:
         # The launcher reports no exit code of a rank that ends with 0, and lets the others go on.
         codes = dict.fromkeys(local_ranks, 0)
         with contextlib.suppress(ChannelBroken, EOFError, OSError):
-            while self._agent is not None and (message := self._agent.receive(_REPORT_TIMEOUT_S)) is not None:
+            while self._agent is not None and (message := self._agent.channel.receive(_REPORT_TIMEOUT_S)) is not None:
                 codes |= message.exit_codes if isinstance(message, RanksEnded) else {}
         return ", ".join(f"{self._spec.rank_name(rank)} died: {describe_exit(codes[rank])}" for rank in local_ranks)
 
@@ -207,7 +215,7 @@ class RunningGroup:
 
     def wait_for_end(self) -> None:
         """Waits until the ranks and their launchers have ended by themselves, with any exit codes."""
-        assert self._process is not None
+        assert self._agent is not None
         assert self._folder is not None
         with contextlib.suppress(OSError):
             mark_group_ended(self._folder.path)
@@ -217,7 +225,7 @@ class RunningGroup:
         if self._launcher is not None:
             patience_s = self._launcher.patience_s if self._have_ended(PROFILED_END_TIMEOUT_S) else 0.0
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
+            self._agent.keeper.wait(patience_s)
 
     def kill_ranks(self) -> None:
         """Kills the ranks, but not their launchers."""
@@ -227,17 +235,15 @@ class RunningGroup:
 
     def kill(self) -> None:
         """Ends all processes of the group, and waits until they are gone and their devices are free."""
-        if self._process is not None:
-            # The agent, the keepers, the ranks, and all processes that kernels have started.
-            end(self._process)
-        self._close_ranks(list(self._ranks))
         if self._agent is not None:
-            self._agent.close()
+            # The agent, the keepers, the ranks, and all processes that kernels have started.
+            self._agent.end()
+        self._close_ranks(list(self._ranks))
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:
             self._folder.remove()
-        self._process = self._agent = self._listener = self._folder = None
+        self._agent = self._listener = self._folder = None
         self._hellos.clear()
 
     def _have_ended(self, within_s: float) -> bool:
@@ -264,7 +270,7 @@ class RunningGroup:
         unknown: list[Channel] = []
         deadline, tell_at = began + self._spec.join_limit_s, began + SHOWN_AFTER_S
         while len(joined) < self._spec.local_ranks:
-            channels = [agent, *unknown, *self._ranks.values()]
+            channels = [agent.channel, *unknown, *self._ranks.values()]
             waited = [listener.fileno(), *(channel.fileno() for channel in channels)]
             now = time.monotonic()
             ready = wait(waited, max(min(tell_at, deadline) - now, 0))
@@ -304,16 +310,16 @@ class RunningGroup:
                     self._start_rank(channel, message)
                     unknown.remove(channel)
                 elif isinstance(message, NotReady):
-                    return replace(message, reason=f"{who}: {message.reason}")
+                    return msgspec.structs.replace(message, reason=f"{who}: {message.reason}")
                 elif local_rank is not None:
-                    if isinstance(message, RankJoined):
+                    if isinstance(message, Ready):
                         joined[local_rank] = message.device
                     self._steps[local_rank] = _Step.OPENED if isinstance(message, DeviceOpened) else _Step.JOINED
         except ChannelBroken as broken:
-            return NotReady(f"{who}: {broken}", unhealthy=False)
+            return NotReady(f"{who}: {broken}")
         except (EOFError, OSError):
             if local_rank is not None:
-                return NotReady(f"{self.describe_ends([local_rank])} before it had joined", unhealthy=False)
+                return NotReady(f"{self.describe_ends([local_rank])} before it had joined")
             unknown.remove(channel)
         return None
 
@@ -330,17 +336,19 @@ class RunningGroup:
         """Receives a message of the launcher; returns why the group cannot start, if so."""
         assert self._agent is not None
         try:
-            message: LauncherReady | RanksEnded | LaunchFailed | None = self._agent.take()
+            message = self._agent.channel.take()
         except (ChannelBroken, EOFError, OSError):
-            return NotReady("the launcher died", unhealthy=False)
+            return NotReady("the launcher died")
         if message is None:
             return None
         if isinstance(message, LauncherReady):
             self._launching = True
             return None
-        if isinstance(message, LaunchFailed):
-            return NotReady(message.reason, unhealthy=False)
-        return NotReady(end_reason(self._spec, message.exit_codes, set(self._steps) - set(joined)), unhealthy=False)
+        if isinstance(message, NotReady):
+            return message
+        if not isinstance(message, RanksEnded):
+            return NotReady("the launcher sent a wrong answer")
+        return NotReady(end_reason(self._spec, message.exit_codes, set(self._steps) - set(joined)))
 
     def _waits_for_other_nodes(self) -> bool:
         """Returns whether the launcher waits for other nodes; it starts no rank before."""

@@ -57,6 +57,11 @@ class KernelInFile:
 Finder = Callable[[Path, Sequence[Path]], Iterable[KernelInFile | str]]
 
 
+def is_overload(name: str) -> bool:
+    """Returns whether a kernel type is an operator of torch."""
+    return _OVERLOAD.fullmatch(name) is not None
+
+
 def read_directory(place: Path, find: Finder | None = None) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
@@ -129,7 +134,7 @@ def _kernels(root: Path) -> Iterator[KernelInFile | str]:
     """Yields the kernels of kernel types in a file, or in a folder and its folders, and a note on each other file."""
     entries = [root] if root.is_file() else sorted(root.iterdir())
     for entry in entries:
-        is_operator = entry.is_dir() and _OVERLOAD.fullmatch(entry.name) is not None
+        is_operator = entry.is_dir() and is_overload(entry.name)
         if entry.name.startswith((".", "_")) and not is_operator:
             continue
         if not entry.is_dir():

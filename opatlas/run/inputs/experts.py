@@ -17,8 +17,7 @@ from opatlas.errors import CellError
 from opatlas.options import Scope, at_least, declare
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import InvalidRow, MissingPrecondition
-from opatlas.row.optional_slots import ALL_SLOTS
-from opatlas.row.slots import Slot, row_slots, slot_words
+from opatlas.row.slots import ALL_SLOTS, Slot, row_slots, slot_words
 from opatlas.run.group_spec import GroupSpec, group_on_nodes, node_options_problem
 from opatlas.text import parse_whole
 

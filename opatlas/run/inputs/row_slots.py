@@ -12,8 +12,16 @@ import torch
 from opatlas.errors import CellError
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_SLOTS
 from opatlas.row.errors import InvalidRow, Unsupported
-from opatlas.row.optional_slots import SlotNumbers, optional_inputs, optional_outputs
-from opatlas.row.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
+from opatlas.row.slots import (
+    DTYPE_NAMES,
+    Dtype,
+    Slot,
+    SlotNumbers,
+    known_dtype,
+    optional_inputs,
+    optional_outputs,
+    parse_slots,
+)
 from opatlas.run.inputs import shape_rules
 from opatlas.text import suggest
 

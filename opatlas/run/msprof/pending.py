@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,19 +27,50 @@ from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import UnsafePath, read_safely, safe_file
+from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.row.record import Execution, Measurement, Record
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.run.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledRow, ProfiledSamples, attribute
-from opatlas.run.job import Job, RowOutcome, add_profiled_samples
-from opatlas.run.msprof.command import export
+from opatlas.run.job import Job, RowOutcome
+from opatlas.run.outcome import add_profiled_samples, outcome_of
+from opatlas.text import last_line
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
+#: Longest time to parse a profile. Parsing takes seconds to minutes, depending on the number of kernels.
+PARSE_TIMEOUT_S = 600.0
 #: Part of a reason before the folder of the profile.
 KEPT = "; msprof's output is kept in "
 #: Maximum number of problems of a profile in the reason of a row.
 _PROBLEMS_TOLD = 2
+
+
+def msprof_executable() -> str:
+    """Returns the path of msprof. Raises DeviceGone if it is not on PATH."""
+    found = shutil.which("msprof")
+    if found is None:
+        raise DeviceGone(
+            "msprof is not on PATH: source CANN's set_env.sh (such as /usr/local/Ascend/ascend-toolkit/set_env.sh), "
+            "or choose another --instrument"
+        )
+    return found
+
+
+def export(profile: Path) -> str:
+    """Makes msprof write the summaries of a PROF_* folder; returns the failure, "" for success.
+
+    Raises:
+        DeviceGone: msprof is missing.
+    """
+    command = [msprof_executable(), "--export=on", f"--output={profile}", "--type=text"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PARSE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"`msprof --export` took more than {PARSE_TIMEOUT_S:g} s"
+    if done.returncode:
+        return f"`msprof --export` ended with exit code {done.returncode}: {last_line(done.stderr or done.stdout)}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -165,7 +197,7 @@ def _of_slowest(kernel_type: str, outcomes: Sequence[RowOutcome]) -> RowOutcome:
     of_ranks = [measurement.samples_us for measurement in measured]
     if len(set(map(len, of_ranks))) > 1:
         counts = ", ".join(str(len(samples)) for samples in of_ranks)
-        return RowOutcome(Status.FAILED, f"the profiles of the ranks hold {counts} samples of one and the same call")
+        return outcome_of(ReplayError(f"the profiles of the ranks hold {counts} samples of one and the same call"))
     slowest, samples_us = slowest_us(kernel_type, of_ranks)
     spread = {RANK_SPREAD: spread_us(of_ranks)} if len(of_ranks) > 1 else {}
     counters = {**measured[slowest].counters, **spread}

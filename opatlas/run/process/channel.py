@@ -1,30 +1,27 @@
 """Transfers messages between pytest and a process that pytest has started, whose kernels may misuse any descriptor.
 
-A frame is a random token of the channel, the length of the message, and the pickled message. The token distinguishes
-messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a frame. Processes
-that the started process forks or executes do not inherit its end of the channel.
+A frame is a random token of the channel, the length of the message, and the message (messages.py). The token
+distinguishes messages from bytes that a kernel writes to a wrong descriptor. pytest never waits for the rest of a
+frame. Processes that the started process forks or executes do not inherit its end of the channel.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 import select
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.devices.device_lock import LockHolder
-from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.process.messages import TO_PROCESS, TO_PYTEST, ProcessMessage, decode, encode
 
 _TOKEN_BYTES = 16
 _LENGTH = struct.Struct("!I")
@@ -44,8 +41,9 @@ class ChannelBroken(Exception):
 class _Frames:
     """Parses messages from bytes."""
 
-    def __init__(self, token: bytes) -> None:
+    def __init__(self, token: bytes, kinds: Any) -> None:
         self._token = token
+        self._kinds = kinds
         self._bytes = bytearray()
 
     def __len__(self) -> int:
@@ -70,13 +68,14 @@ class _Frames:
         content = bytes(self._bytes[header : header + length])
         del self._bytes[: header + length]
         try:
-            return pickle.loads(content)
-        except Exception as error:
+            return decode(content, self._kinds)
+        except (ValueError, RecursionError) as error:
             raise ChannelBroken(f"an unreadable message came over the connection ({error!r})") from error
 
 
-def _frame(token: bytes, message: object) -> bytes:
-    content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+def frame(token: bytes, message: ProcessMessage) -> bytes:
+    """Returns a message as it goes over the channel with this token."""
+    content = encode(message)
     if len(content) > _MOST_BYTES:
         raise ValueError(f"a message of {len(content)} bytes exceeds the limit of {_MOST_BYTES} bytes")
     return token + _LENGTH.pack(len(content)) + content
@@ -91,16 +90,16 @@ class Channel:
         self._socket = end
         self._socket.setblocking(False)
         self._token = token
-        self._frames = _Frames(token)
+        self._frames = _Frames(token, TO_PYTEST)
         self._write(token)
 
     def fileno(self) -> int:
         """Returns the descriptor, for `multiprocessing.connection.wait`."""
         return self._socket.fileno()
 
-    def send(self, message: object) -> None:
+    def send(self, message: ProcessMessage) -> None:
         """Sends a message. Raises OSError if the other end is closed, or does not read the message in time."""
-        self._write(_frame(self._token, message))
+        self._write(frame(self._token, message))
 
     def take(self) -> Any | None:
         """Returns the next message if it has arrived completely, else None.
@@ -120,20 +119,20 @@ class Channel:
             self._frames.add(data)
         return message
 
-    def receive(self, limit_s: float | None, end: int | None = None) -> Any | None:
+    def receive(self, limit_s: float | None, ends: Sequence[int] = ()) -> Any | None:
         """Waits for the next message, and returns None if the message does not arrive completely in time.
 
         Args:
             limit_s: longest wait in seconds; None: no limit.
-            end: a descriptor that becomes readable when the other process has ended; the channel alone does not show
-                the end if a fork of the process holds the channel open.
+            ends: descriptors of which one becomes readable when the other process has ended; the channel alone does
+                not show the end if a fork of the process holds the channel open.
 
         Raises:
             EOFError: the other end was closed, or the process has ended.
             OSError, ChannelBroken: as in `take`.
         """
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        own, ends = self.fileno(), [] if end is None else [end]
+        own = self.fileno()
         while (message := self.take()) is None:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
@@ -181,19 +180,19 @@ class ChildChannel:
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_fork)
         self._token = self._read(_TOKEN_BYTES)
-        self._frames = _Frames(self._token)
+        self._frames = _Frames(self._token, TO_PROCESS)
 
-    def send(self, message: object) -> None:
+    def send(self, message: ProcessMessage) -> None:
         """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""
         self._expect_own()
-        self._socket.sendall(_frame(self._token, message))
+        self._socket.sendall(frame(self._token, message))
 
     def receive(self) -> Any:
         """Waits for the next message.
 
         Raises:
             EOFError: the other end was closed.
-            ChannelBroken: other code has read from this descriptor, or this process cannot unpickle the message.
+            ChannelBroken: other code has read from this descriptor.
         """
         while (message := self._frames.next()) is None:
             self._frames.add(self._read(_READ_BYTES, at_least=1))
@@ -262,73 +261,35 @@ def _end_process(why: str) -> NoReturn:
         os._exit(1)
 
 
-@dataclass(frozen=True)
-class Start:
-    """The first message to a device process.
+def listen(path: Path, backlog: int) -> socket.socket:
+    """Returns a socket that listens at a path. Raises OSError."""
+    end = _with_short_name(path, socket.socket.bind)
+    end.listen(backlog)
+    return end
 
-    Attributes:
-        spec: the device to open.
-        settings: settings of the measurement.
-        sys_path: pytest's import path.
+
+def connect(path: Path) -> socket.socket:
+    """Returns a socket that is connected to the one at a path.
+
+    Raises:
+        FileNotFoundError, ConnectionRefusedError: no socket listens there.
     """
-
-    spec: DeviceSpec
-    settings: MeasureSettings
-    sys_path: tuple[str, ...]
+    return _with_short_name(path, socket.socket.connect)
 
 
-@dataclass(frozen=True)
-class Ready:
-    """The answer of a device process after the device has passed its probe.
-
-    Attributes:
-        device: description of the device.
-        pid: id of the device process.
-    """
-
-    device: DeviceDescription
-    pid: int
-
-
-@dataclass(frozen=True)
-class NotReady:
-    """The answer of a device process that cannot run rows.
-
-    Attributes:
-        reason: reason in words.
-        unhealthy: whether the device exists, but fails its probe.
-        did_not_meet: whether the device works, but its rank did not meet the other ranks of its group.
-    """
-
-    reason: str
-    unhealthy: bool
-    did_not_meet: bool = False
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Reports that a job waits for its device, whose lock another process holds.
-
-    Attributes:
-        holder: the holder of the lock.
-    """
-
-    holder: LockHolder
-
-
-@dataclass(frozen=True)
-class LockTaken:
-    """Reports that a waiting job has its device. The job's deadline begins with this message."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Any message of a process about a job.
-
-    Attributes:
-        job_id: id of the job; answers to other jobs than the current job are discarded.
-        content: a RowOutcome, Waiting, LockTaken or, from a rank of a group, StepReport.
-    """
-
-    job_id: int
-    content: Any
+def _with_short_name(path: Path, use: Callable[[socket.socket, str], object]) -> socket.socket:
+    """Uses a short name for a path: names of sockets have some 100 characters at most. Linux names open folders."""
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        if sys.platform != "linux":
+            use(end, str(path))
+            return end
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            use(end, f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+    except BaseException:
+        end.close()
+        raise
+    return end

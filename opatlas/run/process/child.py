@@ -11,20 +11,21 @@ import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.devices.system import read_text
 from opatlas.run.process.channel import Channel
-from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.process.keeper import END, END_TIMEOUT_S
+from opatlas.run.process.fresh_python import import_environment, module_command, remove_changed_caches
+from opatlas.run.process.keeper import END, KILLED
+from opatlas.run.process.process_end import END_TIMEOUT_S, adopt_orphans, end_orphans, own_children
 from opatlas.text import printable_lines
 
 #: Pauses between attempts to start a process, in seconds: a driver may need time to reset a device.
 PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
+#: Last word on the command line of a process whose parent is not its keeper, but a launcher such as msprof.
+UNDER_LAUNCHER = "--under-launcher"
 #: Time that a keeper may take to end on a loaded machine, besides that of its descendants.
 _KEEPER_TIMEOUT_S = 10.0
 #: Asks a process for its stacks, which takes faulthandler so many seconds to write.
@@ -32,39 +33,103 @@ _SHOW_STACKS = signal.SIGUSR1
 _STACKS_S = 0.2
 
 
-def start(
-    command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], Channel]:
-    """Starts a process under a keeper (opatlas/run/process/keeper.py) in a process group of its own.
+class _All:
+    """All processes."""
 
-    The process inherits stdout and stderr: pytest captures the output, or shows the output with -s.
+    def __contains__(self, pid: object) -> bool:
+        return True
 
-    Args:
-        command_of: returns the command, given the descriptor of the process's end of the channel.
-        environment: variables in addition to those of this process.
 
-    Returns:
-        The keeper, and the channel to the process.
+_ALL = _All()
 
-    Raises:
-        OSError: the system cannot start the process, for instance because too many processes exist.
+
+class Child:
+    """A command under a keeper (keeper.py) in a process group of its own, and the channel to it.
+
+    It inherits stdout and stderr: pytest captures the output, or shows the output with -s.
     """
-    ours, theirs = socket.socketpair()
-    channel, fd = Channel(ours), str(theirs.fileno())
-    try:
-        process = subprocess.Popen(
-            module_command("opatlas.run.process.keeper", str(os.getpid()), fd, *command_of(fd)),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env={**import_environment(), **environment},
-            start_new_session=True,
-        )
-    except BaseException:
-        channel.close()
-        raise
-    finally:
-        theirs.close()
-    return process, channel
+
+    def __init__(self, command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> None:
+        """Starts the command.
+
+        Args:
+            command_of: returns the command, given the descriptor of its end of the channel.
+            environment: variables in addition to those of this process.
+
+        Raises:
+            OSError: the system cannot start the process, for instance because too many processes exist.
+        """
+        # The descendants of a keeper that a kernel has killed become children of this process.
+        adopt_orphans()
+        self._memory_kills = memory_kills()
+        self._others: Container[int] = _ALL
+        #: When a kernel first ran, in nanoseconds since the epoch.
+        self._used_ns: int | None = None
+        ours, theirs = socket.socketpair()
+        self.channel, fd = Channel(ours), str(theirs.fileno())
+        try:
+            self.keeper = subprocess.Popen(
+                module_command("opatlas.run.process.keeper", str(os.getpid()), fd, "", *command_of(fd)),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**import_environment(), **environment},
+                start_new_session=True,
+            )
+        except BaseException:
+            self.channel.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the keeper has ended."""
+        return self.keeper.poll() is not None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """A context in which kernels run, and in which this process starts no other processes."""
+        self._used_ns = self._used_ns or time.time_ns()
+        self._others = own_children()
+        yield
+        self._others = _ALL
+
+    def end(self, patience_s: float = 0.0) -> int | None:
+        """Ends the command with all its descendants, and waits for their end.
+
+        Args:
+            patience_s: time in seconds for it to end by itself, so that its exit code is known and a profiler can write
+                its records.
+
+        Returns:
+            The exit code, below 0 for a signal; None if it had to be ended.
+        """
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.keeper.wait(patience_s)
+        for number in (END, signal.SIGCONT):
+            # SIGCONT continues a stopped keeper.
+            self.keeper.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.keeper.wait(END_TIMEOUT_S + _KEEPER_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            # If a kernel has killed the keeper, processes of its group may be left.
+            os.killpg(self.keeper.pid, signal.SIGKILL)
+        if self.keeper.wait() == -signal.SIGKILL:
+            end_orphans(self._others, self.keeper.pid)
+        self.channel.close()
+        if self._used_ns is not None:
+            remove_changed_caches(self._used_ns)
+        return -signal.SIGKILL if code == KILLED else code
+
+    def describe_end(self, code: int | None) -> str:
+        """Returns how it ended, with the exit code that `end` has returned: "died: SIGSEGV (signal 11)"."""
+        if code is None:
+            return "closed its connection and was ended"
+        is_killed = code == -signal.SIGKILL
+        how = "its keeper was killed" if is_killed and self.keeper.returncode != KILLED else describe_exit(code)
+        for_memory = is_killed and memory_kills() > self._memory_kills
+        return f"died: {how}" + (", killed by the system for lack of memory" if for_memory else "")
 
 
 class EndIfInterrupted:
@@ -88,54 +153,6 @@ class EndIfInterrupted:
         if kind is not None:
             self._end_process()
         self._entered = False
-
-
-class ChildExecutor(ABC):
-    """The part that executors with processes share: describes their device, and starts them when they are needed."""
-
-    def __init__(self) -> None:
-        #: The description of the device, since the processes were started first.
-        self._device: DeviceDescription | None = None
-        self._end_if_interrupted = EndIfInterrupted(self._kill)
-
-    def describe(self) -> DeviceDescription:
-        """Returns the device's description; starts the processes if they never ran. Raises DeviceGone."""
-        if self._device is None:
-            with self._end_if_interrupted:
-                self._open()
-        assert self._device is not None
-        return self._device
-
-    def prepare(self) -> None:
-        """Starts the processes if they do not run. Raises DeviceGone."""
-        if not self._is_open():
-            with self._end_if_interrupted:
-                self._open()
-
-    @abstractmethod
-    def _is_open(self) -> bool:
-        """Returns whether the processes run."""
-
-    @abstractmethod
-    def _open(self) -> object:
-        """Starts the processes, and sets the description of the device. Raises DeviceGone."""
-
-    @abstractmethod
-    def _kill(self) -> object:
-        """Ends the processes, if any."""
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process of `start` with all its descendants, and waits for their end."""
-    for number in (END, signal.SIGCONT):
-        # SIGCONT continues a stopped keeper.
-        process.send_signal(number)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_TIMEOUT_S + _KEEPER_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        # If a kernel has killed the keeper, processes of its group may be left.
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def write_stacks(pid: int) -> None:

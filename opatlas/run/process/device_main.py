@@ -17,9 +17,9 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy
 from opatlas.row.status import Status
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.channel import Answer, ChildChannel, LockTaken, NotReady, Ready, Start, Waiting
-from opatlas.run.process.child import show_stacks
-from opatlas.run.process.device_process import UNDER_LAUNCHER
+from opatlas.run.process.channel import ChildChannel
+from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
+from opatlas.run.process.messages import Finished, LockTaken, NotReady, Ready, Start, Waiting
 from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup, flush_streams
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
         gc.enable()
         while True:
             try:
-                job: Job = channel.receive()
+                job: Job = channel.receive().whole
             except EOFError:
                 return
             outcome = _run(channel, runner, job)
@@ -67,17 +67,15 @@ def main(fd: int, *, under_launcher: bool) -> None:
 def _run(channel: ChildChannel, runner: Runner, job: Job) -> RowOutcome:
     """Runs a job and sends its answers over the channel."""
 
-    def answer(content: object) -> None:
-        channel.send(Answer(job.id, content))
-
     if (refused := runner.refused(job)) is not None:
         # Answered without waiting for the device.
-        answer(refused)
+        channel.send(Finished.of(job, refused))
         return refused
-    with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(LockTaken())), channel.end_forks():
+    taken, waiting = (lambda: channel.send(LockTaken(job.id))), (lambda holder: channel.send(Waiting(job.id, holder)))
+    with runner.locked(waiting, taken), channel.end_forks():
         outcome = runner.run(job)
     flush_streams()
-    answer(outcome)
+    channel.send(Finished.of(job, outcome))
     return outcome
 
 

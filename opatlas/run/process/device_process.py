@@ -7,35 +7,34 @@ device is probed first.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceSpec, device_environment
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.channel import Answer, Channel, ChannelBroken, LockTaken, NotReady, Ready, Start, Waiting
+from opatlas.run.outcome import ProcessDied, RanTooLong
+from opatlas.run.process.channel import Channel, ChannelBroken
 from opatlas.run.process.child import (
     PAUSES_S,
     TRIES,
-    ChildExecutor,
-    describe_exit,
-    end,
-    memory_kills,
+    UNDER_LAUNCHER,
+    Child,
+    EndIfInterrupted,
     open_pidfd,
     print_to_stderr,
-    start,
     write_stacks,
 )
 from opatlas.run.process.fresh_python import import_paths, module_command
+from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Ready, Run, Start, Waiting
+from opatlas.run.scheduler import InTurn
 
 #: Maximum time that a process takes to start. Imports of torch (and torch_npu) from a cold disk take tens of seconds.
 _START_TIMEOUT_S = 300.0
@@ -45,8 +44,6 @@ _END_TIMEOUT_S = 10.0
 PROFILED_END_TIMEOUT_S = 60.0
 #: Maximum time between the end of a connection and the end of its process, after which the exit code is known.
 _LAST_WORDS_S = 0.2
-#: Last word on the command line of a device process whose parent is not its keeper.
-UNDER_LAUNCHER = "--under-launcher"
 
 
 class Launcher(Protocol):
@@ -67,8 +64,46 @@ class _LateAnswer(ChannelBroken):
     """An answer to an earlier job arrived."""
 
 
-class DeviceProcess(ChildExecutor):
-    """An Executor that runs jobs in a process of their own, started on first use."""
+class Opened(InTurn):
+    """A scheduler whose processes are started when they are needed, and ended where a wait for them is interrupted."""
+
+    def __init__(self, waits: DeviceWaits | None) -> None:
+        """`waits` times the waits for devices, and shows the user lines; None: lines go to stderr."""
+        super().__init__()
+        self._waits = waits or DeviceWaits(print_to_stderr)
+        #: The description of the device, since the processes were started first.
+        self._device: DeviceDescription | None = None
+        self._end_if_interrupted = EndIfInterrupted(self._kill)
+
+    def describe(self) -> DeviceDescription:
+        if self._device is None:
+            self._open_now()
+        assert self._device is not None
+        return self._device
+
+    def prepare(self) -> None:
+        if not self._is_open():
+            self._open_now()
+
+    def _open_now(self) -> None:
+        with self._end_if_interrupted:
+            self._open()
+
+    @abstractmethod
+    def _is_open(self) -> bool:
+        """Returns whether the processes run."""
+
+    @abstractmethod
+    def _open(self) -> object:
+        """Starts the processes, and sets the description of the device. Raises DeviceGone."""
+
+    @abstractmethod
+    def _kill(self) -> object:
+        """Ends the processes, if any."""
+
+
+class DeviceProcess(Opened):
+    """Runs jobs in a process of their own, started on first use."""
 
     def __init__(
         self,
@@ -77,64 +112,57 @@ class DeviceProcess(ChildExecutor):
         launcher: Launcher | None = None,
         waits: DeviceWaits | None = None,
     ) -> None:
-        """
-        Args:
-            spec: the device.
-            settings: how rows are measured.
-            launcher: the program under which the process runs; None: no program.
-            waits: measures the waits for the device; None: the waits are only shown to the user.
-        """
-        super().__init__()
+        """`launcher` is the program under which the process runs; None: no program."""
+        super().__init__(waits)
         self._launcher = launcher
-        self._waits = waits or DeviceWaits(print_to_stderr)
         self._start_message = Start(spec, settings, import_paths())
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._child: Child | None = None
         #: The process itself, which a keeper, and perhaps a launcher, has started.
         self._device_pid: int | None = None
-        #: Readable when the process has ended (`open_pidfd`).
-        self._pidfd: int | None = None
-        self._memory_kills = 0
+        #: Of its keeper, and under a launcher of the process itself: readable when they have ended (`open_pidfd`).
+        self._ends: list[int] = []
+        self._exit_code: int | None = None
 
-    def run(self, job: Job) -> RowOutcome:
+    def _run(self, job: Job) -> RowOutcome:
         with self._end_if_interrupted, self._waits:
             for attempt in range(TRIES):
-                channel = self._channel or self._open()
+                child = self._child or self._open()
                 try:
-                    self._expect_idle(channel)
-                    channel.send(job)
+                    self._expect_idle(child)
+                    child.channel.send(Run.of(job))
                 except (ChannelBroken, EOFError, OSError) as error:
-                    code = self._kill(0.0 if isinstance(error, ChannelBroken) else _LAST_WORDS_S)
+                    how = self._kill(0.0 if isinstance(error, ChannelBroken) else _LAST_WORDS_S)
                     continue
                 try:
-                    outcome = self._await(channel, job)
+                    with child.used():
+                        outcome = self._await(child.channel, job)
                 except ConnectionResetError:
                     # The process died before it received the job, so the row is not the cause.
-                    code = self._kill(_LAST_WORDS_S)
+                    how = self._kill(_LAST_WORDS_S)
                     continue
                 except ChannelBroken as broken:
                     self._kill()
                     if isinstance(broken, _LateAnswer) and attempt == 0:
                         # A leftover process of an earlier row sent the answer.
                         continue
-                    return RowOutcome(Status.CRASHED, f"{broken}: the device process was ended")
+                    raise ProcessDied(f"{broken}: the device process was ended") from None
                 except (EOFError, OSError):
-                    code = self._kill(_END_TIMEOUT_S)
-                    return RowOutcome(Status.CRASHED, f"the device process {self._describe_end(code)}", exit_code=code)
+                    how = self._kill(_END_TIMEOUT_S)
+                    raise ProcessDied(f"the device process {how}", self._exit_code) from None
                 if outcome.status is Status.DEVICE_ERROR:
                     # Every later call in this process would fail.
-                    channel.close()
+                    child.channel.close()
                     self._kill(_LAST_WORDS_S)
                 elif outcome.changed or outcome.ends_process:
                     # The next row must not be measured in the changed state.
                     self.close()
                 return outcome
-        raise DeviceGone(f"its process {self._describe_end(code)} before it took a row, {TRIES} times")
+        raise DeviceGone(f"its process {how} before it took a row, {TRIES} times")
 
     def close(self) -> None:
         """Waits until the process ends, or ends the process after a limit; then ends all its descendants."""
-        if self._channel is not None:
-            self._channel.close()
+        if self._child is not None:
+            self._child.channel.close()
         self._kill(_END_TIMEOUT_S)
 
     def _await(self, channel: Channel, job: Job) -> RowOutcome:
@@ -149,7 +177,7 @@ class DeviceProcess(ChildExecutor):
         """
         waiting: LockWait | None = None
         while True:
-            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._pidfd)
+            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._ends)
             if answer is None and waiting is not None:
                 waiting.check_limit()
                 continue
@@ -157,48 +185,42 @@ class DeviceProcess(ChildExecutor):
                 if self._device_pid is not None:
                     write_stacks(self._device_pid)
                 self._kill()
-                return RowOutcome(
-                    Status.TIMEOUT, f"still running after {job.timeout_s:g} s (--case-timeout); its process was ended"
-                )
-            if isinstance(answer, Answer) and answer.job_id < job.id:
+                raise RanTooLong(f"still running after {job.timeout_s:g} s (--case-timeout); its process was ended")
+            if isinstance(answer, OfJob) and answer.job_id < job.id:
                 raise _LateAnswer("an answer to an earlier row came over the connection")
-            if not isinstance(answer, Answer) or answer.job_id != job.id:
+            if not isinstance(answer, (Finished, Waiting, LockTaken)) or answer.job_id != job.id:
                 raise ChannelBroken("an unexpected answer came over the connection")
-            if isinstance(answer.content, RowOutcome):
-                return answer.content
-            if not isinstance(answer.content, (Waiting, LockTaken)):
-                raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over the connection")
+            if isinstance(answer, Finished):
+                return answer.whole
             if waiting is not None:
                 waiting.end()
-            waiting = self._waits.begin(answer.content.holder) if isinstance(answer.content, Waiting) else None
+            waiting = self._waits.begin(answer.holder) if isinstance(answer, Waiting) else None
 
-    def _expect_idle(self, channel: Channel) -> None:
+    def _expect_idle(self, child: Child) -> None:
         """Checks that the process waits for a job.
 
         Raises:
             EOFError: the process has ended or is ending.
             ChannelBroken: the process sent an unexpected message.
         """
-        if self._process is not None and self._process.poll() is not None:
+        if child.has_ended or wait(self._ends, 0):
             raise EOFError
-        if self._pidfd is not None and wait([self._pidfd], 0):
-            raise EOFError
-        if not channel.is_silent():
+        if not child.channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
 
     def _is_open(self) -> bool:
-        return self._channel is not None
+        return self._child is not None
 
-    def _open(self) -> Channel:
+    def _open(self) -> Child:
         """Starts a process and waits until its device passes the probe. Raises DeviceGone after the last attempt."""
         for pause_s in (*PAUSES_S, 0.0):
             answer = self._start()
             if isinstance(answer, Ready):
-                assert self._channel is not None
+                assert self._child is not None
                 self._device = answer.device
-                return self._channel
-            failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", unhealthy=False)
-            how = f" (it {self._describe_end(self._kill(_END_TIMEOUT_S))})" if answer is None else ""
+                return self._child
+            failure = answer or NotReady(f"it ended before it was ready, {TRIES} times")
+            how = f" (it {self._kill(_END_TIMEOUT_S)})" if answer is None else ""
             self._kill()
             if answer is not None and not answer.unhealthy and self._device is None:
                 # The device has never been available: further attempts are useless.
@@ -211,39 +233,37 @@ class DeviceProcess(ChildExecutor):
 
     def _start(self) -> Ready | NotReady | None:
         """Starts a process and returns its first answer; None if the process ended without an answer."""
-        self._memory_kills = memory_kills()
         try:
-            self._process, self._channel = start(self._command, device_environment(self._start_message.spec))
+            child = self._child = Child(self._command, device_environment(self._start_message.spec))
         except OSError as error:
-            return NotReady(f"no process can be started: {error}", unhealthy=False)
-        self._watch(self._process.pid)
+            return NotReady(f"no process can be started: {error}")
+        self._watch(child.keeper.pid)
         try:
-            self._channel.send(self._start_message)
-            answer = self._channel.receive(_START_TIMEOUT_S, self._pidfd)
+            child.channel.send(self._start_message)
+            answer = child.channel.receive(_START_TIMEOUT_S, self._ends)
         except ChannelBroken as broken:
-            return NotReady(str(broken), unhealthy=False)
+            return NotReady(str(broken))
         except (EOFError, OSError):
             return None
         if answer is None:
-            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", unhealthy=False)
+            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s")
         if isinstance(answer, Ready):
             self._device_pid = answer.pid
             if self._launcher:
                 # The profiler ends later than the process.
                 self._watch(answer.pid)
-        return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent a wrong answer", unhealthy=False)
+        return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent a wrong answer")
 
     def _command(self, fd: str) -> list[str]:
         words = module_command("opatlas.run.process.device_main", fd)
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
 
     def _watch(self, pid: int) -> None:
-        """Watches for the end of a process, and no longer for the end of an earlier process."""
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-        self._pidfd = open_pidfd(pid)
+        """Watches for the end of a process."""
+        if (end := open_pidfd(pid)) is not None:
+            self._ends.append(end)
 
-    def _kill(self, patience_s: float = 0.0) -> int | None:
+    def _kill(self, patience_s: float = 0.0) -> str:
         """Ends the process with all its descendants, and waits for their end.
 
         Args:
@@ -251,28 +271,20 @@ class DeviceProcess(ChildExecutor):
                 can write its records.
 
         Returns:
-            The exit code; None if the process had to be ended.
+            How it ended; its code is then `_exit_code`.
         """
-        code = None
-        if self._process is not None:
+        how = ""
+        if self._child is not None:
             if patience_s and self._launcher:
                 patience_s = self._launcher.patience_s if self._has_ended(PROFILED_END_TIMEOUT_S) else 0.0
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(patience_s)
-            end(self._process)
-        if self._channel is not None:
-            self._channel.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-        self._process = self._channel = self._pidfd = self._device_pid = None
-        return code
+            self._exit_code = self._child.end(patience_s)
+            how = self._child.describe_end(self._exit_code)
+        for end in self._ends:
+            os.close(end)
+        self._ends.clear()
+        self._child = self._device_pid = None
+        return how
 
     def _has_ended(self, within_s: float) -> bool:
         """Returns whether the device process, without its launcher, ends in time; True if the system does not say."""
-        return self._pidfd is None or bool(wait([self._pidfd], within_s))
-
-    def _describe_end(self, code: int | None) -> str:
-        if code is None:
-            return "closed its connection and was ended"
-        for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
-        return f"died: {describe_exit(code)}" + (", killed by the system for lack of memory" if for_memory else "")
+        return not self._ends or bool(wait(self._ends, within_s))

@@ -1,8 +1,12 @@
 """Runs a command, and ends all its descendants when the command ends, on pytest's signal, or when pytest dies.
 
-Run as `python -m opatlas.run.process.keeper PARENT FD COMMAND...`. The command inherits FD, and the keeper ends with
-the command's exit code. Linux makes the keeper the parent of every descendant whose own parent has ended, so that the
-keeper finds all descendants, in any process group or session.
+Run as `python -m opatlas.run.process.keeper PARENT FD FOLDER COMMAND...`. The command inherits FD, and the keeper ends
+with the command's exit code, but for KILLED. Linux makes the keeper the parent of every descendant whose own parent has
+ended, so that the keeper finds all descendants, in any process group or session.
+
+FOLDER is that of the launcher of a group's ranks, "" for other commands. torchrun's launcher ends all ranks as soon as
+one of them ends with an error, and a rank of HCCL may die of a segmentation fault while it shuts down, when other ranks
+or their profilers still write their records: after `mark_group_ended` the keeper of a rank ends with 0.
 """
 
 from __future__ import annotations
@@ -13,33 +17,32 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
-from opatlas.run.process.process_end import adopt_orphans, children_of, die_with_parent
+from opatlas.run.process.process_end import END_TIMEOUT_S, LOOK_S, adopt_orphans, children_of, die_with_parent
 
 #: pytest sends this signal to end the command. (Not SIGTERM, which a kernel may send to its process group.)
 END = signal.SIGUSR1
 #: Linux sends this signal when pytest has died. It also continues a stopped keeper.
 _PARENT_DIED = signal.SIGCONT
 _WATCHED = (END, _PARENT_DIED, signal.SIGTERM, signal.SIGCHLD)
-#: Maximum wait for the end of processes after SIGKILL. A process that waits for a driver may take much longer.
-END_TIMEOUT_S = 10.0
+#: The exit code of a keeper whose command was killed. A keeper that ends by SIGKILL was killed itself.
+KILLED = 128 + signal.SIGKILL
+_GROUP_ENDED = "over"
 #: Maximum wait for the end of the command after a SIGTERM, which the whole group may have received.
 _TERM_TIMEOUT_S = 1.0
-_LOOK_S = 0.005
 
 
-def main(parent: int, fd: int, command: list[str], ignores_exit_code: Callable[[], bool] = lambda: False) -> NoReturn:
-    """Runs `command`, and ends with the exit code or signal of the command.
+def mark_group_ended(folder: Path) -> None:
+    """Makes all later exit codes of ranks count as 0. Raises OSError."""
+    (folder / _GROUP_ENDED).touch()
 
-    Args:
-        parent: pid of pytest.
-        fd: a descriptor that the command inherits.
-        command: the command.
-        ignores_exit_code: called when the command has ended; returns whether the keeper's exit code is 0 in any case.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+
+def main(parent: int, fd: int, folder: str, command: list[str]) -> NoReturn:
+    """Runs `command`, and ends with the exit code or signal of the command; see above."""
+    # Others than those that it waits for end the keeper by a mistake of a kernel.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
@@ -54,9 +57,10 @@ def main(parent: int, fd: int, command: list[str], ignores_exit_code: Callable[[
         elif number != END and kept.is_running() and os.getppid() == parent:
             continue
         kept.end_all()
-        if kept.exit_code is not None and ignores_exit_code():
+        if kept.exit_code is not None and folder and Path(folder, _GROUP_ENDED).exists():
             end_as(0)
-        end_as(-signal.SIGKILL if kept.exit_code is None else kept.exit_code)
+        code = -signal.SIGKILL if kept.exit_code is None else kept.exit_code
+        end_as(KILLED if code == -signal.SIGKILL and not folder else code)
 
 
 class _Descendants:
@@ -75,7 +79,7 @@ class _Descendants:
         """Waits until the command has ended, or for a number of seconds."""
         deadline = time.monotonic() + seconds
         while self.is_running() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
 
     def end_all(self) -> None:
         """Kills all descendants, and waits until the descendants are gone and their devices are free.
@@ -92,7 +96,7 @@ class _Descendants:
             for child in children_of(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
 
     def _reap(self) -> bool:
         """Reaps all ended children, and returns whether any children are left."""
@@ -120,4 +124,4 @@ def end_as(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

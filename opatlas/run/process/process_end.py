@@ -8,8 +8,14 @@ import ctypes
 import os
 import signal
 import sys
+import time
+from collections.abc import Container
 from pathlib import Path
 from typing import NoReturn
+
+#: Longest wait for the end of processes after SIGKILL. A process that waits for a driver may take much longer.
+END_TIMEOUT_S = 10.0
+LOOK_S = 0.005
 
 
 def exit_without_cleanup() -> NoReturn:
@@ -49,6 +55,44 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def own_children() -> set[int]:
+    """Returns the children of this process, running or waiting to be reaped; the empty set without /proc."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.update(map(int, thread.read_text().split()))
+    return found
+
+
+def end_orphans(others: Container[int], session: int) -> None:
+    """Kills children of this process that it did not start, and waits until they and theirs are gone.
+
+    Args:
+        others: children that are left alone, unless they belong to `session`.
+        session: pid of the leader of a session of processes.
+    """
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while time.monotonic() < deadline:
+        found = {child for child in own_children() if child not in others or _session_of(child) == session}
+        if not found:
+            return
+        for child in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in found:
+            # Another part of this process may have waited for it.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(LOOK_S)
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
 
 
 def children_of(pid: int) -> list[int]:

@@ -2,105 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
-from opatlas.data.pace import Pace
+from opatlas.data.manifest import Pace
 from opatlas.formats import size
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table
-from opatlas.text import pluralize
-
-#: Sizes of an axis of tokens that interpolation between the rows of a shape needs.
-ENOUGH_SIZES = 16
-
-
-@dataclass(frozen=True)
-class ShapeCoverage:
-    """The rows of a model's shape.
-
-    Attributes:
-        name: the parts of the model with these sizes, as "gate_up, tp 8: n 4608, k 7168".
-        calls: calls in a step, for each way to divide the model ("tp 8", or "" for a part that every device has).
-        has_rows: whether there are any.
-        sizes: different sizes of its axis of tokens, of the dtypes with the most; of several axes, of that with the
-            fewest. 0 if the sizes do not follow from the rows.
-        wanted: the sizes that are enough; 0 if they do not follow from the rows.
-        gap_from, gap_to: the neighbouring sizes with the largest ratio. The ends of the grid count as neighbours.
-        dtypes: the dtypes of the catalog.
-    """
-
-    name: str
-    calls: Mapping[str, int]
-    has_rows: bool
-    sizes: int
-    wanted: int
-    gap_from: int = 0
-    gap_to: int = 0
-    dtypes: str = ""
-
-    @property
-    def is_enough(self) -> bool:
-        return self.has_rows and self.sizes >= self.wanted
-
-    def __str__(self) -> str:
-        count = pluralize(self.sizes, "size") if self.wanted and self.has_rows else "no row"
-        return f"{self.name}: {count}"
-
-
-@dataclass(frozen=True)
-class ModelCoverage:
-    """The coverage of a model's shapes by the rows of a kernel type."""
-
-    kernel_type: str
-    model: str
-    shapes: Sequence[ShapeCoverage] = ()
-
-
-@dataclass(frozen=True)
-class KernelResult:
-    """The result of a run for a kernel type. All values are plain, so that processes can exchange the result.
-
-    Attributes:
-        added: rows that were added, or would be.
-        existing: rows of the run that the database had before.
-        largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
-        refused: rows left out because the device's kernel refuses them.
-        over_budget: points of the grid left out because their tensors exceed the memory budget.
-        smallest_bytes: bytes of the tensors of the smallest of these points; 0 if there are none.
-        missing: sources of sizes that none of the models has, for each pattern without rows.
-        unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
-        coverage: coverage of each model; empty unless computed.
-    """
-
-    kernel_type: str
-    added: int = 0
-    existing: int = 0
-    largest_bytes: int = 0
-    total_bytes: int = 0
-    refused: int = 0
-    over_budget: int = 0
-    smallest_bytes: int = 0
-    missing: tuple[str, ...] = ()
-    unknown_dtypes: tuple[str, ...] = ()
-    coverage: tuple[ModelCoverage, ...] = ()
-
-    def with_new(self, sizes: Sequence[int]) -> KernelResult:
-        """Returns the result with new rows whose tensors have these sizes in bytes."""
-        return replace(self, added=len(sizes), largest_bytes=max(sizes, default=0), total_bytes=sum(sizes))
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> KernelResult:
-        """Returns the result that `dataclasses.asdict` turned into values."""
-        coverage = [
-            ModelCoverage(**{**model, "shapes": [ShapeCoverage(**shape) for shape in model["shapes"]]})
-            for model in values["coverage"]
-        ]
-        return cls(**{**values, "coverage": tuple(coverage)})
-
+from opatlas.theory.coverage import ENOUGH_SIZES, ShapeCoverage
+from opatlas.theory.plan import KernelResult
 
 #: Shapes of a model with too few sizes that the terminal names; the report has all.
 _FEW_NAMED = 3

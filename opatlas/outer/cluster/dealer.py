@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 import queue
+import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from opatlas.row.errors import DeviceGone
-from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
+from opatlas.run.outcome import ProcessDied, outcome_of
+from opatlas.run.scheduler import Done, Scheduler
 
 #: A device answers after this time, in seconds, and then gets as many jobs as fill it.
 BATCH_S = 0.5
@@ -110,89 +112,80 @@ class _Slot:
     beat: Future[str] | None = None
 
 
-class Dealer:
+class Dealer(Scheduler):
     """Deals jobs to devices, in one thread: whatever it calls is called by who waits for an outcome."""
 
-    def __init__(
-        self,
-        devices: Sequence[RemoteDevice],
-        jobs: Iterator[Job],
-        count: int,
-        take: Callable[[Job, RowOutcome, DeviceDescription], None],
-        tell: Callable[[str], None],
-        may_deal: Callable[[], bool] = lambda: True,
-        row_of: Callable[[Job], Hashable | None] = lambda job: None,
-    ) -> None:
-        """Opens the devices.
+    at_once = sys.maxsize
 
-        Args:
-            jobs: all jobs, in the order in which they are dealt; read as far as they are dealt.
-            count: about how many jobs there are.
-            take: gets each outcome as it arrives, with the device that it is from.
-            tell: shows the user a line.
-            may_deal: returns whether jobs besides the awaited one may begin.
-            row_of: returns the row of a job, whose other jobs run on the same device; None: any device may run it.
+    def __init__(self, devices: Sequence[RemoteDevice], tell: Callable[[str], None]) -> None:
         """
-        self._jobs = jobs
-        self._left = count
-        self._take = take
+        Args:
+            devices: opened when they are needed.
+            tell: shows the user a line.
+        """
+        self._devices = devices
         self._tell = tell
-        self._may_deal = may_deal
-        self._row_of = row_of
+        #: Jobs in the order in which they are dealt; those that were dealt and not run go first.
+        self._queue: deque[Job] = deque()
         #: The device of each row with several jobs.
-        self._homes: dict[Hashable, _Slot] = {}
-        #: Jobs that go before the others: those that were dealt and not run.
-        self._front: deque[Job] = deque()
+        self._homes: dict[str, _Slot] = {}
         self._alone: set[int] = set()
         self._alone_losses: Counter[int] = Counter()
-        #: Ids of the jobs without an outcome that were dealt, or are to be.
+        #: Ids of the jobs without an outcome.
         self._open_jobs: set[int] = set()
-        self._wanted: int | None = None
+        self._done: deque[Done] = deque()
+        self._description: DeviceDescription | None = None
         self._mean_s = 0.0
         self._ended = False
         self._events: queue.SimpleQueue[tuple[_Slot, int, list[Job] | None, Future[DeviceAnswer]]] = queue.SimpleQueue()
         self._looked = time.monotonic()
-        self._slots = [_Slot(device) for device in devices]
+        self._slots: list[_Slot] = []
         self._idle: set[_Slot] = set()
-        for slot in self._slots:
-            self._open(slot)
 
     def describe(self) -> DeviceDescription:
-        """Waits for the first device that is open, and returns its description. Raises DeviceGone."""
-        while True:
-            for slot in self._slots:
-                if slot.description is not None:
-                    return slot.description
-            self._step(BEAT_S)
-
-    def run(self, job: Job) -> None:
-        """Runs a job before all others, and waits until its outcome was taken. Raises DeviceGone."""
-        self._front.appendleft(job)
-        self._open_jobs.add(job.id)
-        self.wait_for(job.id)
-
-    def wait_for(self, job_id: int) -> None:
-        """Waits until the outcome of a job that was dealt was taken. Raises DeviceGone where no device is left."""
-        self._wanted = job_id
-        try:
-            while job_id in self._open_jobs:
+        """Returns the device of the last outcome, else that of the first device that is open, and waits for it."""
+        self._open_all()
+        while self._description is None:
+            self._description = next((slot.description for slot in self._slots if slot.description is not None), None)
+            if self._description is None:
                 self._step(BEAT_S)
-        except KeyboardInterrupt:
+        return self._description
+
+    def prepare(self) -> None:
+        self.describe()
+
+    def submit(self, job: Job) -> None:
+        self._queue.append(job)
+        self._open_jobs.add(job.id)
+
+    def completed(self, wanted: int | None = None) -> Iterator[Done]:
+        try:
+            if self._open_jobs:
+                self._open_all()
+                self._step(0.0)
+            while self._done or wanted in self._open_jobs:
+                while self._done:
+                    yield self._done.popleft()
+                if wanted in self._open_jobs:
+                    self._step(BEAT_S)
+        except BaseException as error:
             # The user stops at once, without a wait for missing answers.
-            self.kill()
+            if not isinstance(error, GeneratorExit):
+                self.cancel()
+                self._open_jobs.clear()
+                self._kill()
             raise
-        finally:
-            self._wanted = None
 
-    def turn(self) -> None:
-        """Takes the answers that have arrived, and deals; returns at once."""
-        if not self._ended:
-            self._step(0.0)
+    def cancel(self) -> Sequence[Job]:
+        jobs = [*self._queue, *(job for slot in self._slots for job in slot.own)]
+        self._queue.clear()
+        for slot in self._slots:
+            slot.own.clear()
+        self._open_jobs.difference_update(job.id for job in jobs)
+        return jobs
 
-    def finish(self) -> None:
-        """Waits for the running jobs, and ends all devices. Jobs that have not begun stay undone."""
-        if self._ended:
-            return
+    def close(self) -> None:
+        """Waits for the running jobs, and ends all devices; jobs that have not begun wait for the next opening."""
         self._ended = True
         for slot in self._slots:
             if slot.calls:
@@ -201,15 +194,23 @@ class Dealer:
             while any(slot.calls for slot in self._slots):
                 self._step(BEAT_S)
         finally:
-            self.kill()
+            self._queue.extendleft(job for slot in self._slots for job in reversed(slot.own))
+            self._kill()
+            self._ended = False
 
-    def kill(self) -> None:
+    def _open_all(self) -> None:
+        if not self._slots:
+            self._slots = [_Slot(device) for device in self._devices]
+            for slot in self._slots:
+                self._open(slot)
+
+    def _kill(self) -> None:
         """Ends all devices now."""
-        self._ended = True
         for slot in self._slots:
             slot.epoch += 1
-            slot.calls.clear()
-            slot.device.kill()
+        for device in self._devices:
+            device.kill()
+        self._slots, self._idle, self._homes = [], set(), {}
 
     def _step(self, limit_s: float) -> None:
         """Deals, waits for an event, and takes all that have happened. Raises DeviceGone where no device is left."""
@@ -224,7 +225,7 @@ class Dealer:
         if time.monotonic() - self._looked >= BEAT_S:
             self._look_after()
         self._deal()
-        if all(slot.gone for slot in self._slots) and not self._ended:
+        if self._slots and all(slot.gone for slot in self._slots) and not self._ended:
             reasons = dict.fromkeys(slot.gone for slot in self._slots)
             raise DeviceGone(f"no device of the cluster is left: {'; '.join(reasons)}")
 
@@ -270,18 +271,19 @@ class Dealer:
     def _put_back(self, slot: _Slot, jobs: Sequence[Job]) -> None:
         """Lets jobs that a device did not run be dealt before all others, in their order."""
         for job in reversed(jobs):
-            (slot.own if self._home(job) is slot else self._front).appendleft(job)
+            (slot.own if self._home(job) is slot else self._queue).appendleft(job)
 
     def _home(self, job: Job) -> _Slot | None:
         """Returns the device that alone may run a job; None if any device may."""
-        home = self._homes.get(self._row_of(job))
+        home = self._homes.get(job.together)
         return None if home is None or home.gone else home
 
     def _give(self, slot: _Slot, job: Job, outcome: RowOutcome) -> None:
         self._open_jobs.discard(job.id)
         self._alone.discard(job.id)
         assert slot.description is not None
-        self._take(job, outcome, slot.description)
+        self._description = slot.description
+        self._done.append(Done(job, outcome, slot.description))
 
     def _lose(self, slot: _Slot, reason: str) -> None:
         """Deals the jobs of a lost device again, and opens the device anew."""
@@ -297,7 +299,7 @@ class Dealer:
                 if self._alone_losses[job.id] >= _ALONE_LOSSES:
                     slot.losses = 0
                     lost = f"its device was lost each time it ran, the last time {slot.device.name}: {reason}"
-                    self._give(slot, job, RowOutcome(Status.CRASHED, lost))
+                    self._give(slot, job, outcome_of(ProcessDied(lost)))
                 else:
                     self._alone.add(job.id)
                     back.append(job)
@@ -358,17 +360,8 @@ class Dealer:
         """Returns the next batch for a device; [] where it gets none now."""
         if any(job.id in self._alone for jobs in slot.calls for job in jobs):
             return []
-        if not self._may_deal():
-            for jobs in (slot.own, self._front):
-                wanted = next((job for job in jobs if job.id == self._wanted), None)
-                if wanted is not None and self._may_run(slot, wanted):
-                    if slot.calls and wanted.id in self._alone:
-                        return []
-                    jobs.remove(wanted)
-                    return [wanted]
-            return []
         ready = sum(not each.gone for each in self._slots)
-        share = math.ceil(max(self._left + len(self._front), 1) / (_DEPTH * ready))
+        share = math.ceil(max(len(self._queue), 1) / (_DEPTH * ready))
         most = min(_MOST_JOBS, max(share, len(slot.own)))
         size = max(1, min(most, int(BATCH_S / self._mean_s) if self._mean_s else 1))
         batch: list[Job] = []
@@ -389,24 +382,12 @@ class Dealer:
         """Returns the next job for a device, and leaves jobs of rows that other devices have begun to those."""
         if slot.own:
             return slot.own.popleft()
-        while (job := self._unread_job()) is not None:
-            if self._may_run(slot, job):
+        while self._queue:
+            job = self._queue.popleft()
+            home = self._home(job)
+            if home is None and job.together:
+                home = self._homes[job.together] = slot
+            if home is None or home is slot:
                 return job
-            self._homes[self._row_of(job)].own.append(job)
+            home.own.append(job)
         return None
-
-    def _may_run(self, slot: _Slot, job: Job) -> bool:
-        """Returns whether a device may run a job. The device then gets all jobs of the same row."""
-        home = self._home(job)
-        if home is None and (row := self._row_of(job)) is not None:
-            home = self._homes[row] = slot
-        return home is None or home is slot
-
-    def _unread_job(self) -> Job | None:
-        if self._front:
-            return self._front.popleft()
-        job = next(self._jobs, None)
-        if job is not None:
-            self._left -= 1
-            self._open_jobs.add(job.id)
-        return job

@@ -1,19 +1,73 @@
-"""The text of an operator's arguments, as traces of models have it: `((T([512, 768], f16), 1.0), {'dim': 0})`.
+"""Texts: names of torch's operators, arguments of calls, and traces of models. Imports no torch.
 
-`T(shape, dtype)` is a contiguous tensor, `T(shape, dtype, stride=(1, 512))` one with other strides. The text is parsed
-as a syntax tree and is never evaluated. Imports no torch.
+An overload is `add.Tensor`, and its folder, kernel type and CSV are `add__Tensor`. The text of arguments is as traces
+of models have it: `((T([512, 768], f16), 1.0), {'dim': 0})`. `T(shape, dtype)` is a contiguous tensor, `T(shape, dtype,
+stride=(1, 512))` one with other strides. A trace has a line for each operator, then a line for each of its calls:
+
+Operator: aten.add.Tensor
+cnt: 156, ((T([1, 512, 768], f16), T([1, 512, 768], f16)), {})
+
+`cnt` is how often the models make the call; 0 stands for a call that somebody made up. Nothing is ever evaluated.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from opatlas.errors import OpAtlasError
+from opatlas.files import read_safely
 from opatlas.text import shortened
+
+#: A kernel type that is the folder of an overload: the operator, then two underscores, then the overload.
+PATTERN = r"\w+__[A-Za-z]\w*"
+_FOLDER = re.compile(PATTERN)
+_OVERLOAD = re.compile(r"(?:aten[.:]+)?(?P<operator>\w+)(?:\.(?P<overload>\w+))?")
+#: Overloads of old traces, and what torch calls them now.
+_FORMER = {"sum.SymInt": "sum.dim_IntList"}
+
+
+def is_folder(name: str) -> bool:
+    """Returns whether a kernel type is the folder of an overload."""
+    return _FOLDER.fullmatch(name) is not None
+
+
+def folder_of(overload: str) -> str:
+    """Returns the folder of an overload: `add___Tensor` for `add_.Tensor`."""
+    return overload.replace(".", "__")
+
+
+def overload_of(folder: str) -> str:
+    """Returns the overload of a folder: `add_.Tensor` for `add___Tensor`. The last pair of underscores is the dot.
+
+    Raises:
+        OpAtlasError: the name is that of no overload.
+    """
+    if not is_folder(folder):
+        raise OpAtlasError(f"{folder}: is not the folder of an overload of torch, such as add__Tensor")
+    # An overload has no name that begins with an underscore, so a third underscore belongs to the operator.
+    place = max(match.start() for match in re.finditer(r"__(?=[A-Za-z])", folder))
+    return f"{folder[:place]}.{folder[place + 2 :]}"
+
+
+def read_overload(text: str) -> str:
+    """Returns the overload in `aten.add.Tensor`, `aten::add.Tensor`, `add.Tensor` or `relu` (`relu.default`).
+
+    Raises:
+        OpAtlasError: the text names no overload.
+    """
+    found = _OVERLOAD.fullmatch(text.strip())
+    if found is None:
+        raise OpAtlasError(f"{text.strip()!r}: is not an overload of torch, such as aten.add.Tensor")
+    overload = f"{found['operator']}.{found['overload'] or 'default'}"
+    return _FORMER.get(overload, overload)
+
 
 #: Dtypes of torch by their abbreviations.
 DTYPES: Mapping[str, str] = {
@@ -201,3 +255,104 @@ def _list(items: list[Any] | tuple[Any, ...], brackets: str) -> str:
 
 def _short(text: str) -> str:
     return shortened(" ".join(text.split()), _SHOWN)
+
+
+#: The largest file of the public sets has 2 MB.
+LARGEST_BYTES = 64 << 20
+_SUFFIX = ".txt"
+_OPERATOR = "Operator:"
+_CALL = re.compile(r"cnt:\s*(\d{1,15})\s*,\s*(.+)")
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call of an operator.
+
+    Attributes:
+        overload: the operator and its overload ("add.Tensor").
+        arguments: its arguments.
+        count: how often the models of all files make the call.
+    """
+
+    overload: str
+    arguments: ArgumentsText
+    count: int
+
+
+def read_traces(path: Path) -> list[TracedCall]:
+    """Returns the calls in a file, or in the `*.txt` files of a folder and its subfolders, each call once.
+
+    The counts of equal calls are added up. Calls are in the order of the names of the operators, and then of the files.
+
+    Raises:
+        OpAtlasError: there is no such file, a line is not one of a trace, or there is no call.
+    """
+    found: dict[tuple[str, str], TracedCall] = {}
+    for file in trace_files(path):
+        for call in _read_file(file):
+            key = call.overload, str(call.arguments)
+            known = found.get(key)
+            found[key] = call if known is None else TracedCall(call.overload, known.arguments, known.count + call.count)
+    if not found:
+        raise OpAtlasError(f"{path}: has no call of an operator: name a file of traces, or a folder of {_SUFFIX} files")
+    return sorted(found.values(), key=lambda call: call.overload)
+
+
+def trace_files(path: Path) -> list[Path]:
+    """Returns a file, or the files of a folder and its subfolders that may be traces."""
+    return sorted(path.rglob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+
+
+def _read_file(path: Path) -> Iterator[TracedCall]:
+    try:
+        lines = read_safely(path, LARGEST_BYTES).decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error})") from None
+    overload = ""
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            if text.startswith(_OPERATOR):
+                overload = read_overload(text.removeprefix(_OPERATOR))
+                continue
+            call = _CALL.fullmatch(text)
+            if call is None or not overload:
+                raise OpAtlasError("is neither `Operator: NAME` nor, after such a line, `cnt: N, ((...), {...})`")
+            yield TracedCall(overload, read_arguments(call[2]), int(call[1]))
+        except OpAtlasError as error:
+            raise OpAtlasError(f"{path}:{number}: {error}") from None
+
+
+#: The suite of OpInfo, which begins the names of its samples, and what begins those of traces.
+OPINFO, TRACE = "opinfo", "trace"
+#: A tensor of a call: shape, and the name of the dtype in torch.
+SlotText = tuple[Sequence[int], str]
+
+
+@dataclass(frozen=True)
+class ListedCase:
+    """A case of a suite, as the list of its rows has it.
+
+    Attributes:
+        overload: the operator ("add_.Tensor").
+        functional: the functional operator of which `overload` is a variant; "" if `overload` is no variant.
+        sample: the sample ("opinfo/add/float32/3"), or TRACE.
+        arguments: the text of the arguments.
+        inputs, outputs: the tensors.
+        count: how often models make the call; None: unknown.
+    """
+
+    overload: str
+    functional: str
+    sample: str
+    arguments: str
+    inputs: Sequence[SlotText]
+    outputs: Sequence[SlotText]
+    count: int | None = None
+
+
+def text_digest(arguments: str) -> str:
+    """Returns the digest of the text of arguments, which is a part of the name of a sample."""
+    return blake2b(arguments.encode(), digest_size=6).hexdigest()

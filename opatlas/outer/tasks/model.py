@@ -1,0 +1,273 @@
+"""The Model of a task: its file as a module, its inputs on a device, and its results as the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from opatlas.errors import OpAtlasError
+from opatlas.outer.judging.compare import compare_results
+from opatlas.outer.judging.judged_replay import ReferenceFailed
+from opatlas.outer.judging.results import FlatResults, plain_results
+from opatlas.outer.judging.trial import CALL_SEED
+from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
+from opatlas.text import exception_line
+
+_NAME = "opatlas_task"
+
+
+class TaskModule:
+    """A task file that has run as a module.
+
+    Attributes:
+        task: the task.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Runs the file, with its folder on the path of imports meanwhile.
+
+        Raises:
+            OpAtlasError: the file has changed since the session began.
+            Exception: whatever the file raises.
+        """
+        self.task = task
+        module = ModuleType(_NAME)
+        module.__file__ = str(task.path)
+        code = compile(task.source, str(task.path), "exec", dont_inherit=True)
+        # Classes look their module up by its name.
+        sys.modules[_NAME] = module
+        folder = str(task.path.parent)
+        sys.path.insert(0, folder)
+        try:
+            exec(code, module.__dict__)
+        finally:
+            if folder in sys.path:
+                sys.path.remove(folder)
+        self._names = module.__dict__
+
+    def input_lists(self) -> list[Sequence[Any]]:
+        """Returns the lists of inputs: the one of `get_inputs`, or all of `get_inputs_dyn_list`.
+
+        Raises:
+            OpAtlasError: the functions return no list.
+            Exception: whatever the functions raise.
+        """
+        if self.task.is_dynamic:
+            found = list(self._names[GET_INPUTS_LIST]())
+        else:
+            found = [self._names[GET_INPUTS](**self._configured("input", "shared"))]
+        found = [[each] if hasattr(each, "shape") else each for each in found]
+        if not found or not all(isinstance(each, (list, tuple)) for each in found):
+            raise OpAtlasError(f"{self.task.path}: the inputs are not a list: return a list of tensors and numbers")
+        return found
+
+    def inputs(self, number: int, seed: int, device: torch.device) -> list[Any]:
+        """Returns a list of inputs on a device, the same for equal seeds. Raises whatever the task raises."""
+        set_seeds(seed)
+        try:
+            # Large inputs are made on the device itself: a host takes seconds for each GiB of random numbers.
+            with device:
+                found = self.input_lists()
+        except (RuntimeError, TypeError):
+            set_seeds(seed)
+            found = self.input_lists()
+        return [as_tensors(value, device) for value in found[number]]
+
+    def make(self, seed: int, device: torch.device) -> Any:
+        """Returns a new Model on a device; the same seed gives the same weights. Raises ReferenceFailed."""
+        positional, named = self.arguments(seed)
+        set_seeds(seed)
+        try:
+            model = self._names[MODEL](*positional, **named)
+            return model.to(device) if isinstance(model, torch.nn.Module) else model
+        except Exception as error:
+            raise ReferenceFailed(f"Model of the task cannot be made: {exception_line(error)}") from error
+
+    def arguments(self, seed: int) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the arguments of Model, by position and by name. Raises ReferenceFailed."""
+        set_seeds(seed)
+        try:
+            if self.task.configuration is not None:
+                return [], self._configured("init", "shared")
+            found = self._names.get(GET_INIT_INPUTS, list)()
+            return ([], found) if isinstance(found, dict) else (list(found or []), {})
+        except Exception as error:
+            raise ReferenceFailed(f"{GET_INIT_INPUTS} of the task fails: {exception_line(error)}") from error
+
+    def _configured(self, *kinds: str) -> dict[str, Any]:
+        """Returns the first single configuration of robust-kbench of each kind, joined; {} without a file."""
+        found: dict[str, Any] = {}
+        if self.task.configuration is not None:
+            values = json.loads(self.task.configuration.read_text(encoding="utf-8-sig"))
+            for kind in kinds:
+                for configuration in values.get(f"single_{kind}_configs", [])[:1]:
+                    found.update(configuration)
+        return found
+
+
+def set_seeds(seed: int) -> None:
+    """Seeds the random numbers of torch on all devices, of numpy and of Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a value with its tensors and arrays of numpy changed by a function, also in lists and mappings."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(each, change) for name, each in value.items()}
+    return [mapped(each, change) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def as_tensors(value: Any, device: torch.device) -> Any:
+    """Returns tensors and arrays as tensors on a device, without their history; they require gradients as before."""
+
+    def tensor(each: Any) -> torch.Tensor:
+        each = torch.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
+        plain: torch.Tensor = each.detach().to(device).resolve_conj().resolve_neg()
+        return plain.requires_grad_(each.requires_grad)
+
+    return mapped(value, tensor)
+
+
+def as_arrays(value: Any) -> Any:
+    """Returns tensors as arrays of numpy."""
+    return mapped(value, lambda each: each.detach().cpu().numpy())
+
+
+def in_float64(value: Any) -> Any:
+    """Returns copies of tensors, of real numbers in float64 and of complex ones in complex128."""
+
+    def wide(each: torch.Tensor) -> torch.Tensor:
+        dtype = torch.complex128 if each.is_complex() else torch.float64 if each.is_floating_point() else each.dtype
+        return each.detach().to(dtype, copy=True).requires_grad_(each.requires_grad)
+
+    return mapped(value, wide)
+
+
+def cloned(value: Any) -> Any:
+    """Returns clones of tensors."""
+    return mapped(value, lambda each: each.detach().clone().requires_grad_(each.requires_grad))
+
+
+def needs_gradients(inputs: Any) -> bool:
+    """Returns whether a tensor in inputs requires gradients: the task calls autograd."""
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tree_leaves(inputs))
+
+
+def drop_gradients(*tensors: Any) -> None:
+    """Drops the gradients that an earlier call has accumulated in `grad`."""
+    for tensor in tree_leaves(tensors):
+        # The property of another class could be code of a candidate.
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.is_leaf:
+            tensor.grad = None
+
+
+class Reference:
+    """The results of a task's Model: in float64 for the check, and in the task's own dtypes for the form.
+
+    Attributes:
+        native: the results for the first inputs in the task's own dtypes.
+        own_error: the largest error of `native`, as a share of the tolerance.
+        checks_dtypes: whether a candidate must have the dtypes of `native`.
+        has_gradients: whether calls run with gradients.
+    """
+
+    def __init__(self, module: TaskModule, seed: int, device: torch.device, notes: list[str]) -> None:
+        self.native: FlatResults = ()
+        self.own_error = 0.0
+        self.checks_dtypes = module.task.kind is not TaskKind.NUMPY
+        self.has_gradients = False
+        self._module, self._seed, self._device, self._notes = module, seed, device, notes
+        self._model: Any = None
+        self._has_float64 = True
+
+    def make(self) -> Any:
+        """Returns a new Model, with the weights of each other. Raises ReferenceFailed."""
+        return self._module.make(self._seed, self._device)
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the arguments of Model, by position and by name. Raises ReferenceFailed."""
+        return self._module.arguments(self._seed)
+
+    def gives_weights_to(self, candidate: torch.nn.Module) -> bool:
+        """Copies Model's weights to a candidate where all names and shapes agree; returns whether they do."""
+        model = self.make()
+        if not isinstance(model, torch.nn.Module):
+            return False
+        own, other = model.state_dict(), candidate.state_dict()
+        shapes = {name: tensor.shape for name, tensor in own.items()}
+        if shapes != {name: tensor.shape for name, tensor in other.items()}:
+            if shapes:
+                self._notes.append("its weights have other names or shapes than Model's: both were made with one seed")
+            return False
+        candidate.load_state_dict(own)
+        return True
+
+    def __call__(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails.
+
+        Raises:
+            ReferenceFailed: Model fails in both.
+        """
+        if not self.native:
+            self._run_first(arguments, weights)
+        if self._has_float64:
+            try:
+                return self._run(self._double(), in_float64(arguments), weights)
+            except Exception as error:
+                self._has_float64 = False
+                self._model = None
+                self._notes.append(
+                    f"checked with Model in its own dtypes, since float64 fails: {exception_line(error)}"
+                )
+        if self._model is None:
+            self._model = self.make()
+        return self._run(self._model, arguments, weights)
+
+    def run_natively(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results of a new Model in the task's own dtypes. Raises ReferenceFailed."""
+        try:
+            return self._run(self.make(), arguments, weights)
+        except Exception as error:
+            raise ReferenceFailed(f"Model of the task fails: {exception_line(error)}") from error
+
+    def _run_first(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> None:
+        self.native = self.run_natively(cloned(arguments), weights)
+        with contextlib.suppress(Exception):
+            expected = self._run(self._double(), in_float64(arguments), weights)
+            self.own_error = compare_results(self.native, expected).finite_error or 0.0
+            if self.own_error > 1:
+                self._notes.append(f"Model itself is off by {self.own_error:.3g} tolerances in its own dtypes")
+
+    def _double(self) -> Any:
+        if self._model is None:
+            model = self.make()
+            if isinstance(model, torch.nn.Module):
+                # `double` would leave complex numbers as they are.
+                for tensor in (*model.parameters(), *model.buffers()):
+                    tensor.data = in_float64(tensor.data)
+            self._model = model
+        return self._model
+
+    def _run(self, model: Any, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        # Dropout draws the same numbers as for the candidate.
+        set_seeds(CALL_SEED)
+        if not isinstance(model, torch.nn.Module):
+            return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))
+        if weights:
+            model.load_state_dict(weights, strict=False)
+        drop_gradients(list(model.parameters()))
+        with torch.set_grad_enabled(self.has_gradients):
+            return plain_results(model(*arguments))
