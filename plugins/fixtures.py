@@ -15,10 +15,17 @@ from opatlas.run.devices.device import DeviceDescription, kind_named
 
 from .row_runner import RowRunner
 from .session import SESSION
+from .session_context import MsprofSessions
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[RowRunner]:
+def msprof(request: pytest.FixtureRequest) -> MsprofSessions | None:
+    """The sessions of msprof in which rows run, many in each; None where another instrument measures."""
+    return request.config.stash[SESSION].context.msprof
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest, msprof: MsprofSessions | None) -> Iterator[RowRunner]:
     """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
