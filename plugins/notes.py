@@ -13,7 +13,6 @@ from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests, replay_pace
 from opatlas.data.update_mode import UpdateMode
 from opatlas.row.roofline import row_bytes
-from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import make_case_id
 from opatlas.run.devices.device import kind_named
 from opatlas.text import pluralize, printable_lines, suggest
@@ -105,7 +104,7 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     yield from _left_out(session)
     without_replay = session.not_replayable()
     if shares := shares_without_replay(without_replay, plan.captured_time_us()):
-        listed = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        listed = [f"{each}{suggest(each.kernel_type, replayable, least=0.85)}" for each in shares[:_MANY]]
         listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
         count = without_replay.total()
         yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"
