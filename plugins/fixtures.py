@@ -7,6 +7,7 @@ process these fixtures open the device, and skip a replay that cannot run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,14 @@ def npu(device: RowRunner) -> DeviceDescription | None:
     """The NPU that rows are replayed on, set up; None on another device, where rows time a stand-in."""
     description = device.describe()
     return description if kind_named(description.kind).is_native else None
+
+
+@pytest.fixture(scope="session")
+def msprof(device: RowRunner) -> Path:
+    """The folder of the profiling sessions in which rows run; skips replays that another instrument would measure."""
+    if device.profiles is None:
+        pytest.skip("needs msprof (--instrument=msprof), and another instrument measures the rows")
+    return device.profiles
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -297,19 +298,25 @@ class RowRunner:
 
     def _of_device(self, spec: DeviceSpec) -> Scheduler:
         settings, waits = self._context.settings, self._context.waits
-        if settings.msprof_rows is None:
+        if self.profiles is None:
             return DeviceProcess(spec, settings.measure, waits=waits)
-        return msprof_on_device(spec, settings.measure, self._profiles_dir(), waits)
+        return msprof_on_device(spec, settings.measure, self.profiles, waits)
 
     def _of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Scheduler:
-        if measure.instrument != MSPROF:
+        if measure.instrument != MSPROF or self.profiles is None:
             return GroupProcess(spec, devices, measure, self._context.waits)
-        return msprof_on_group(spec, devices, measure, self._profiles_dir(), self._context.waits)
+        return msprof_on_group(spec, devices, measure, self.profiles, self._context.waits)
 
-    def _profiles_dir(self) -> Path:
-        """Returns the folder for msprof's files: in the database, if the session writes and msprof takes the path."""
-        context = self._context
-        profiles = context.database.profiles_dir if context.settings.writes else context.shared.path / "profiles"
+    @cached_property
+    def profiles(self) -> Path | None:
+        """The folder for the profiling sessions of msprof; None where another instrument measures.
+
+        It lies in the database, if the session writes and msprof takes the path.
+        """
+        context, settings = self._context, self._context.settings
+        if settings.msprof_rows is None:
+            return None
+        profiles = context.database.profiles_dir if settings.writes else context.shared.path / "profiles"
         if accepts_profiles(profiles):
             return profiles / context.run_id / context.worker
         # A profile that lacks the samples of some rows is kept after the session.
