@@ -22,6 +22,8 @@ SCHEDULERS = "opatlas.schedulers"
 ROW_SOURCES = "opatlas.row_sources"
 #: Values write pages of the site of `opatlas report` (opatlas/show/site).
 REPORT_PAGES = "opatlas.report_pages"
+#: Values make files to begin kernels with (opatlas/cli/implementations.py).
+KERNEL_TEMPLATES = "opatlas.kernel_templates"
 
 
 @dataclass(frozen=True)

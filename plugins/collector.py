@@ -17,7 +17,7 @@ from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.run.registry import replay_spec
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
-from .select import named_paths
+from .choice import named_paths
 from .session_context import SessionContext
 
 #: In the shared folder: why the rows that a worker of xdist has collected are refused.

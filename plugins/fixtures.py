@@ -7,7 +7,6 @@ process these fixtures open the device, and skip a replay that cannot run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +15,17 @@ from opatlas.run.devices.device import DeviceDescription, kind_named
 
 from .row_runner import RowRunner
 from .session import SESSION
+from .session_context import MsprofSessions
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[RowRunner]:
+def msprof(request: pytest.FixtureRequest) -> MsprofSessions | None:
+    """The sessions of msprof in which rows run, many in each; None where another instrument measures."""
+    return request.config.stash[SESSION].context.msprof
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest, msprof: MsprofSessions | None) -> Iterator[RowRunner]:
     """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
@@ -48,14 +54,6 @@ def npu(device: RowRunner) -> DeviceDescription | None:
     """The NPU that rows are replayed on, set up; None on another device, where rows time a stand-in."""
     description = device.describe()
     return description if kind_named(description.kind).is_native else None
-
-
-@pytest.fixture(scope="session")
-def msprof(device: RowRunner) -> Path:
-    """The folder of the profiling sessions in which rows run; skips replays that another instrument would measure."""
-    if device.profiles is None:
-        pytest.skip("needs msprof (--instrument=msprof), and another instrument measures the rows")
-    return device.profiles
 
 
 @pytest.fixture(scope="session")

@@ -140,7 +140,8 @@ class ProcessHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Records a row before pytest makes its report, which takes properties and output of the item."""
         row = row_of(item)
-        if row is None:
+        # Nothing becomes of a row whose fixtures are made, or released.
+        if row is None or (call.when != "call" and call.excinfo is None):
             return (yield)
         note = self._session.record(item, row, call)
         report = yield

@@ -21,7 +21,7 @@ from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
 from opatlas.run.msprof.sessions import METRICS
 from opatlas.text import parse_whole
 
-from .select import Shard
+from .choice import Shard
 from .where import parse_where
 
 #: The original tool's environment variable for --repeat-count.

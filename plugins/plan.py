@@ -30,9 +30,9 @@ from opatlas.run.row_source import Rows
 from opatlas.text import pluralize
 
 from .cases import Plan, PreparedDatabase
+from .choice import make_plan
 from .mixing import captured_notes, origin_notes
 from .run_manifest import present_code
-from .select import make_plan
 from .session_context import SessionContext
 from .settings import Settings
 from .target import SessionTarget, TargetDatabase

@@ -17,11 +17,11 @@ from opatlas.run.devices.device import DeviceDescription
 from opatlas.show.result import Fields
 
 from .cases import Plan
+from .choice import requested_rows
 from .collector import Collector
 from .pytest_internals import write_parts
 from .records import SessionRecords
 from .row_runner import RowRunner
-from .select import requested_rows
 from .session_context import SessionContext
 
 _SHOWN = 5

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +24,7 @@ from opatlas.run.groups.process import GroupProcess
 from opatlas.run.implementations.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.sessions import accepts_profiles, msprof_on_device, msprof_on_group
+from opatlas.run.msprof.sessions import msprof_on_device, msprof_on_group
 from opatlas.run.outcome import RanTooLong, outcome_of
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replay_spec
@@ -302,30 +300,16 @@ class RowRunner:
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 
     def _of_device(self, spec: DeviceSpec) -> Scheduler:
-        settings, waits = self._context.settings, self._context.waits
-        if self.profiles is None:
+        settings, waits, msprof = self._context.settings, self._context.waits, self._context.msprof
+        if msprof is None:
             return DeviceProcess(spec, settings.measure, waits=waits)
-        return msprof_on_device(spec, settings.measure, self.profiles, waits)
+        return msprof_on_device(spec, settings.measure, msprof.folder, waits)
 
     def _of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Scheduler:
-        if measure.instrument != MSPROF or self.profiles is None:
+        msprof = self._context.msprof if measure.instrument == MSPROF else None
+        if msprof is None:
             return GroupProcess(spec, devices, measure, self._context.waits)
-        return msprof_on_group(spec, devices, measure, self.profiles, self._context.waits)
-
-    @cached_property
-    def profiles(self) -> Path | None:
-        """The folder for the profiling sessions of msprof; None where another instrument measures.
-
-        It lies in the database, if the session writes and msprof takes the path.
-        """
-        context, settings = self._context, self._context.settings
-        if settings.msprof_rows is None:
-            return None
-        profiles = context.database.profiles_dir if settings.writes else context.shared.path / "profiles"
-        if accepts_profiles(profiles):
-            return profiles / context.run_id / context.worker
-        # A profile that lacks the samples of some rows is kept after the session.
-        return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", context.run_id)
+        return msprof_on_group(spec, devices, measure, msprof.folder, self._context.waits)
 
 
 def _instrument(row: SessionCase) -> str:

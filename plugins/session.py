@@ -52,6 +52,7 @@ from .cases import (
     of_fate,
     row_of,
 )
+from .choice import requested_rows
 from .cluster import host_of
 from .collector import Collector, lacks_replay
 from .interrupts import STOPPED, Interrupts
@@ -72,7 +73,6 @@ from .row_note import (
     waited_by,
 )
 from .row_runner import RowRunner
-from .select import requested_rows
 from .session_context import SessionContext
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"

@@ -9,10 +9,12 @@ import pickle
 import shlex
 import signal
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +34,7 @@ from opatlas.options import Scope
 from opatlas.row.record import new_run_id
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
+from opatlas.run.msprof.sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.keeper import die_with_parent, parent_of
 from opatlas.text import printable_lines
@@ -104,6 +107,19 @@ class SharedFolder:
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
+
+
+@dataclass(frozen=True)
+class MsprofSessions:
+    """The sessions of msprof in which rows of a process run.
+
+    Attributes:
+        folder: for the profiles: in the database, if the session writes and msprof takes the path.
+        rows: the most rows of one of them.
+    """
+
+    folder: Path
+    rows: int
 
 
 class SessionContext:
@@ -212,6 +228,18 @@ class SessionContext:
         if Path(sys.argv[0]).name == "opatlas":
             return shlex.join(["opatlas", *sys.argv[1:]])
         return shlex.join(["pytest", *self.config.invocation_params.args])
+
+    @cached_property
+    def msprof(self) -> MsprofSessions | None:
+        """The sessions of msprof that measure the rows of this process; None where another instrument does."""
+        if self.settings.msprof_rows is None:
+            return None
+        profiles = self.database.profiles_dir if self.settings.writes else self.shared.path / "profiles"
+        if accepts_profiles(profiles):
+            return MsprofSessions(profiles / self.run_id / self.worker, self.settings.msprof_rows)
+        # A profile that lacks the samples of some rows is kept after the session.
+        elsewhere = Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", self.run_id)
+        return MsprofSessions(elsewhere, self.settings.msprof_rows)
 
     @property
     def runs_rows(self) -> bool:

@@ -23,9 +23,9 @@ from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.sessions import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
+from .choice import Choice, Shard, keyword_filter
 from .cluster import cluster_notes
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .select import Choice, Shard, keyword_filter
 from .sources import NO_EFFECT, kernels, scope_of, source_of
 from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where

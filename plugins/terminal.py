@@ -95,7 +95,9 @@ class RowProgress:
         done, unit = len(self._done), self._session.context.settings.unit
         rate = max(done, 1) / (now - self._started)
         left = timedelta(seconds=round((self._total - done) / rate))
-        self._terminal.write_line(f"opatlas: {done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left")
+        # pytest's letters end without a line.
+        told = f"{done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left"
+        self._terminal.write_line(f"\nopatlas: {told}")
 
     def _start(self, total: int) -> None:
         self._total = total
@@ -242,6 +244,7 @@ def _score(session: Session) -> Iterator[Part]:
 def _problems(session: Session) -> Iterator[str]:
     context, merged = session.context, session.records.merged
     if session.interrupts.now:
+        yield from session.records.problems
         return
     if context.stop_reason not in ("", STOPPED):
         yield f"stopped: {context.stop_reason}"

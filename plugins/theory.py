@@ -26,9 +26,9 @@ from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 
+from .choice import keyword_filter
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
-from .select import keyword_filter
 from .session import SESSION
 from .target import devices_of, refuse_useless_versions
 from .xdist import has_replays

@@ -6,8 +6,8 @@ from argparse import Namespace
 from dataclasses import fields, replace
 from pathlib import Path
 
+from opatlas.plugins.choice import Shard
 from opatlas.plugins.run_manifest import options_of
-from opatlas.plugins.select import Shard
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.sources import kernels
 from opatlas.plugins.target import SessionTarget

@@ -51,7 +51,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
-from opatlas.row.row_kind import row_kind
+from opatlas.row.communication import row_kind
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable
 from opatlas.text import parse_real
@@ -117,7 +117,8 @@ def fill_rows(database: Database, records: Records, limit: int) -> FillResult:
             try:
                 rows = _AttentionRows(database.read(kernel_type), limit)
                 rows.fill_all(records.matched)
-                rows.write(database)
+                if rows.counts.filled or rows.counts.added:
+                    rows.fold.write(database)
                 add_counts(outcome, rows.counts)
             except OpAtlasError as error:
                 outcome.problems.append(str(error))
@@ -137,10 +138,9 @@ class _AttentionRows:
     def __init__(self, table: RowTable, limit: int) -> None:
         self.counts = FillResult(rows=len(table))
         self._table, self._limit = table, limit
-        self._fold = TableFold(table)
-        self._rows = self._fold.rows
+        self.fold = TableFold(table)
+        self._rows = self.fold.rows
         self._columns = [*table.columns]
-        self._pruned: list[Mapping[str, str]] = []
 
     def fill_all(self, matched: Mapping[JoinKey, DistinctRecords]) -> None:
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._columns]
@@ -156,12 +156,6 @@ class _AttentionRows:
                     for at in positions
                     if not self._rows[KV_VALUES][at].strip()
                 ]
-
-    def write(self, database: Database) -> None:
-        """Writes pruned rows first, so that each measurement is always in pruned/ or in the CSV."""
-        self._fold.set_aside(self._pruned)
-        if self.counts.filled or self.counts.added:
-            self._fold.write(database)
 
     def _fill(self, positions: Sequence[int], records: Iterable[Mapping[str, str]]) -> None:
         """Fills the rows of one captured case from the records of its key."""
@@ -191,7 +185,7 @@ class _AttentionRows:
             elif self._limit and len(calls) + added >= self._limit:
                 self.counts.left_out += 1
             else:
-                self._fold.append({**base, **cells, COMPLETENESS: completeness(cells)})
+                self.fold.append({**base, **cells, COMPLETENESS: completeness(cells)})
                 added += 1
         self.counts.added += added
 
@@ -210,11 +204,11 @@ class _AttentionRows:
             now = {name: self._rows[name][position] for name in cells}
             self._rows.set_cells(position, {COMPLETENESS: completeness(now)})
         if self._call(position) != before:
-            if self._fold.has_duration(position):
+            if self.fold.has_duration(position):
                 old = {name: self._table.cells(name)[position] for name in self._columns}
-                self._pruned.append({**old, PRUNED_REASON: _PRUNED})
+                self.fold.set_aside([{**old, PRUNED_REASON: _PRUNED}])
                 self.counts.pruned += 1
-            self._fold.clear(position)
+            self.fold.clear(position)
         return changed
 
 

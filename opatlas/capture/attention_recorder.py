@@ -18,7 +18,6 @@ recording, and never reaches the caller.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import sys
@@ -33,6 +32,8 @@ from numbers import Integral
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
+
+import msgspec
 
 ENVIRONMENT = "OPATLAS_RECORD_ATTENTION"
 _TORCH_NPU = "torch_npu"
@@ -162,24 +163,21 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         if not self.recording:
             return
         try:
-            call = _call(names, arguments, keywords)
-            if call is None:
-                return
-            key = hash(call)
-            if key in self._seen:
+            line = _record(names, arguments, keywords)
+            key = hash(line)
+            if not line or key in self._seen:
                 return
             with self._lock:
                 self._seen[key] = None
                 if len(self._seen) > self._remembered:
                     del self._seen[next(iter(self._seen))]
-                self._write(_record_of(*call))
+                self._write(line)
         except Exception as error:
             self._stop_after_error(error)
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         if self._pid != os.getpid():
             self._open()
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         if self._written + len(line) > self._most_bytes:
             raise OSError(f"{self._name()} has {self._written >> 20} MiB, the largest size of a file")
         written = os.write(self._file, line)
@@ -278,70 +276,46 @@ class _AfterImport(MetaPathFinder):
             sys.meta_path.remove(self)
 
 
-def _call(names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Returns the arguments that a record holds, in order and hashable; None for a traced call."""
-    tensors = [arguments[at] if at < len(arguments) else keywords[name] for at, name in enumerate(_TENSORS)]
-    if type(tensors[0]).__name__ in _TRACED:
-        return None
-    tensors += [keywords.get("atten_mask"), keywords.get("block_table")]
-    return (
-        *(None if tensor is None else tuple(tensor.shape) for tensor in tensors),
-        _lengths(keywords.get(names.query_lengths)),
-        _lengths(keywords.get(names.kv_lengths)),
-        # The defaults of the operator.
-        keywords.get(names.heads, 1),
-        keywords.get("num_key_value_heads", 0),
-        keywords.get("sparse_mode", 0),
-        keywords.get("input_layout", "BSH"),
-        keywords.get("block_size", 0),
+def _record(names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> bytes:
+    """Returns the line of a call; "" for a call that a compiler traces."""
+    query, key, value = (
+        arguments[at] if at < len(arguments) else keywords[name] for at, name in enumerate(("query", "key", "value"))
     )
+    if type(query).__name__ in _TRACED:
+        return b""
+    kv_lengths, block_size = _lengths(keywords.get(names.kv_lengths)), keywords.get("block_size", 0)
+    blocks = None
+    if keywords.get("block_table") is not None and kv_lengths is not None and block_size:
+        # The table is on the device, and its lines have unused entries. The keys of a sequence fill its blocks one
+        # after the other, so the lengths give the blocks in use.
+        blocks = [-(-length // block_size) for length in kv_lengths]
+    record = {
+        "query_shape": _shape(query),
+        "key_shape": _shape(key),
+        "value_shape": _shape(value),
+        "atten_mask_shape": _shape(keywords.get("atten_mask")),
+        "block_table_shape": _shape(keywords.get("block_table")),
+        "actual_seq_lengths": _lengths(keywords.get(names.query_lengths)),
+        "actual_seq_lengths_kv": kv_lengths,
+        "block_table_valid_blocks": blocks,
+        # The defaults of the operator.
+        "num_heads": keywords.get(names.heads, 1),
+        "num_key_value_heads": keywords.get("num_key_value_heads", 0),
+        "sparse_mode": keywords.get("sparse_mode", 0),
+        "input_layout": keywords.get("input_layout", "BSH"),
+        "block_size": block_size,
+    }
+    return msgspec.json.encode(record) + b"\n"
 
 
-_TENSORS = ("query", "key", "value")
+def _shape(tensor: Any) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(map(int, tensor.shape))
 
 
-def _lengths(lengths: Any) -> tuple[int, ...] | None:
+def _lengths(lengths: Any) -> list[int] | None:
     """Returns a list of lengths on the host; None for lengths that would have to be fetched from a device."""
     device = getattr(lengths, "device", "cpu")
     if lengths is None or getattr(device, "type", device) != "cpu":
         return None
     numbers = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-    if all(type(number) is int for number in numbers):
-        return tuple(numbers)
-    return tuple(map(int, numbers)) if all(isinstance(number, Integral) for number in numbers) else None
-
-
-def _record_of(
-    query: Sequence[int],
-    key: Sequence[int],
-    value: Sequence[int],
-    mask: Sequence[int] | None,
-    table: Sequence[int] | None,
-    query_lengths: Sequence[int] | None,
-    kv_lengths: Sequence[int] | None,
-    heads: int,
-    kv_heads: int,
-    sparse_mode: int,
-    layout: str,
-    block_size: int,
-) -> dict[str, Any]:
-    blocks = None
-    if table is not None and kv_lengths is not None and block_size:
-        # The table is on the device, and its lines have unused entries. The keys of a sequence fill its blocks one
-        # after the other, so the lengths give the blocks in use.
-        blocks = [-(-length // block_size) for length in kv_lengths]
-    return {
-        "query_shape": query,
-        "key_shape": key,
-        "value_shape": value,
-        "atten_mask_shape": mask,
-        "block_table_shape": table,
-        "actual_seq_lengths": query_lengths,
-        "actual_seq_lengths_kv": kv_lengths,
-        "block_table_valid_blocks": blocks,
-        "num_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "sparse_mode": sparse_mode,
-        "input_layout": layout,
-        "block_size": block_size,
-    }
+    return [int(number) for number in numbers] if all(isinstance(number, Integral) for number in numbers) else None

@@ -16,7 +16,6 @@ BUILT_IN = {
     "export": Command(
         "Rows", "write the rows for other tools: Parquet, CSV, aiconfigurator", "opatlas.cli.export:export"
     ),
-    "doctor": Command("Measure", "examine whether this machine can measure rows", "opatlas.cli.doctor:doctor"),
     "bench": Command("Measure", "replay the rows of the database on a device", tests="bench"),
     "collectives": Command("Measure", "measure collectives between devices", tests="bench/test_collectives.py"),
     "show": Command("Look", "show the databases, one of them, or the kernel types", "opatlas.cli.show:show"),

@@ -11,13 +11,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from opatlas.cli.build import Built, build_ahead
-from opatlas.cli.kernel_template import suite_operators, write_templates
+from opatlas.cli.kernel_template import write_templates
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.extensions import KERNEL_TEMPLATES, extensions
 from opatlas.installation import require_extra
-from opatlas.outer.suites.texts import is_folder
 from opatlas.row.siblings import base_type, suggest_spelling
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
+from opatlas.run.implementations.directory import is_overload
 from opatlas.run.implementations.implementation import TORCH, Implementation, KernelSource
 from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
 from opatlas.run.registry import replay_spec
@@ -108,12 +109,16 @@ def implementations(
 
 
 def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Path | None) -> Result:
-    of_torch = suite_operators(suite) if suite else [name for name in ops if "." in name]
+    of_torch = [name for name in ops if "." in name]
     kernel_types = [name for name in ops if name not in of_torch]
-    # Both are checked before either is written.
-    paths = write_templates(folder, kernel_types, of_torch, database)
+    files: Mapping[Path, str] = {}
+    if of_torch or suite:
+        if (operators := extensions(KERNEL_TEMPLATES).get("operators")) is None:
+            raise UsageError("this OpAtlas has no suites of operators")
+        files = operators.load()(folder, of_torch, suite)
+    paths = write_templates(folder, kernel_types, files, database)
     quoted, commands = shlex.quote(str(folder)), []
-    if of_torch:
+    if files:
         only = "" if suite else f" --ops {','.join(of_torch)}"
         commands.append(f"--suite {shlex.quote(suite or 'opinfo')} --implementation torch,{quoted}{only}")
     if kernel_types:
@@ -180,7 +185,7 @@ def listed(implementation: Implementation) -> Listed:
     for kernel_type in sorted(_kernel_types(implementation)):
         source = implementation.source(kernel_type)
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
-        of_suites = is_folder(kernel_type)
+        of_suites = is_overload(kernel_type)
         if kernel_type not in replays and not of_suites:
             guess = suggest_spelling(kernel_type, replays)
             notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")

@@ -12,8 +12,8 @@ from opatlas.errors import UsageError
 from opatlas.installation import require_extra
 from opatlas.row.location import database_folder
 from opatlas.show.parameters import Steps
-from opatlas.show.plots.writer import PLOTS, PlotFormat, write_plots
 from opatlas.show.result import Fields, Part, Result, Table
+from opatlas.show.roofline_plot import PlotFormat, write_roofline
 from opatlas.show.site.writer import write_site
 
 
@@ -40,7 +40,7 @@ def report(
         step: a page on what a step of a model costs: MODEL,batch=N,context=N and further tp=N, ep=N, phase=decode or
             prefill, dtype=NAME; may be given several times.
         superkernel: a page on the scopes of a capture that a SuperKernel may fuse, as `opatlas diagnose` tells.
-        plots: write plots as images into DIR/plots, too: the roofline, and replays against captures.
+        plots: write the roofline as an image into DIR/plots, too.
     """
     require_extra("report", "`opatlas report`", "bokeh")
     if plots is not None:
@@ -59,10 +59,10 @@ def report(
     ]
     problems = list(site.problems)
     if plots is not None:
-        written = write_plots(place, output / "plots", plots)
-        problems += [problem for problem in written.problems if problem not in problems]
-        parts += [
-            Table(("file", "rows"), list(written.rows.items()), title="plots"),
-            Table(("plot", "needs"), [(name, PLOTS[name]) for name in written.missing], title="not drawn"),
-        ]
+        image = output / "plots" / f"roofline.{plots}"
+        rows, unread = write_roofline(place, image)
+        problems += [problem for problem in unread if problem not in problems]
+        parts.append(
+            Fields({"roofline": (str(image), f"{rows:,} rows") if rows else "no row has operations and bytes"})
+        )
     return Result(parts, problems=problems, status=1 if problems else 0)

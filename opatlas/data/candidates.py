@@ -184,12 +184,13 @@ def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Cand
 
 def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
     """Returns what some rows of another table have; all of them are appended where they are missing."""
-    kind = table.kind
+    of_captures = [column for column in table.columns if is_profiling_column(column)]
+    of_replays = [column for column in table.columns if table.kind.is_replayed(column)]
     found = []
     for position, cells in zip(positions, table.rows(positions), strict=True):
         name, has_duration = table.signatures[position], bool(table.replayed.known[position])
-        captured = {column: cell for column, cell in cells.items() if is_profiling_column(column)}
-        duration = {column: cell for column, cell in cells.items() if kind.is_replayed(column)}
+        captured = {column: cells[column] for column in of_captures}
+        duration = {column: cells[column] for column in of_replays}
         found.append(
             Candidate(
                 table.kernel_type,

@@ -44,26 +44,15 @@ from opatlas.row.columns import (
     insert_columns,
     microbench_counter,
 )
-from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps
+from opatlas.row.communication import BY_KERNEL_TYPE, CALL, MESSAGE_ROW, RowKind, bandwidth_gbps, row_kind
 from opatlas.row.quality import Summary
 from opatlas.row.record import Execution, Measurement, Record
-from opatlas.row.row_kind import CALL, MESSAGE_ROW, RowKind, row_kind
 from opatlas.row.table import RowTable
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
 #: Maximum number of names in a cell of Kernel Names.
 _MOST_KERNEL_NAMES = 5
-
-
-def identity_columns(kernel_type: str) -> Sequence[str]:
-    """Returns the columns of a new file of a kernel type."""
-    return row_kind(kernel_type).identity_columns
-
-
-def duration_columns(kernel_type: str) -> Sequence[str]:
-    """Returns the columns that may hold the duration of a row. Replays write the first one."""
-    return row_kind(kernel_type).duration_columns
 
 
 def stored_us(record: Record) -> float:
@@ -73,11 +62,6 @@ def stored_us(record: Record) -> float:
     """
     assert record.measurement is not None
     return row_kind(record.kernel_type).duration_us(record.measurement.samples_us)
-
-
-def is_measured_column(kernel_type: str, column: str) -> bool:
-    """Returns whether replays write a column: durations, how they were measured, status."""
-    return row_kind(kernel_type).is_measured(column)
 
 
 def duration_cells(record: Record) -> dict[str, str]:

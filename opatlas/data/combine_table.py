@@ -32,8 +32,8 @@ from opatlas.row.columns import (
     STATUS,
     is_profiling_column,
 )
+from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
-from opatlas.row.row_kind import row_kind
 from opatlas.row.table import RowTable, position_array
 
 #: Rows with equal signatures may spell their slots differently; the target's spelling stays.
@@ -254,15 +254,14 @@ class _RowCombination(_TableCombination):
         found = []
         for at, candidate in ((at, each) for of, each in candidates.items() for at in self._differing.get(of, ())):
             theirs = candidate.captured
-            if theirs is None:
+            if theirs is None or (self._fold.rows[PROFILING_RUN_ID][at] and theirs.get(PROFILING_RUN_ID, "")):
                 continue
             unlike = [
                 (name, ours, their)
                 for name, their in theirs.items()
-                if (ours := self._fold.rows[name][at]) and their and not _same(ours, their)
+                if their and (ours := self._fold.rows[name][at]) and ours != their and not _same(ours, their)
             ]
-            both_have_samples = self._fold.rows[PROFILING_RUN_ID][at] and theirs.get(PROFILING_RUN_ID, "")
-            if unlike and not both_have_samples:
+            if unlike:
                 what, ours, their = next((each for each in unlike if each[0] == PROFILING_AVERAGE), unlike[0])
                 found.append((at, self._conflict(at, candidate.signature, what, ours, "", their, "")))
         return found

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from opatlas.data import journal
-from opatlas.data.cells import duration_columns
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
 from opatlas.data.header import read_header
 from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.columns import PROFILING_AVERAGE, RUN_ID
+from opatlas.row.columns import DURATION, PROFILING_AVERAGE, RUN_ID
+from opatlas.row.communication import row_kind
 from opatlas.row.location import implementation_label, parse_implementation
 from opatlas.row.quality import valid_duration
 from opatlas.row.table import RowTable
@@ -208,7 +208,7 @@ def _runs_with_durations(database: Database) -> set[str]:
 
 def _own_durations(kernel_type: str) -> Sequence[str]:
     """Returns the duration columns of replays. A file of messages may have any name."""
-    return list(dict.fromkeys((duration_columns(kernel_type)[0], duration_columns("hcom_allReduce_")[0])))
+    return list(dict.fromkeys((row_kind(kernel_type).duration_columns[0], DURATION)))
 
 
 class Staleness(str, Enum):

@@ -27,7 +27,7 @@ import pyarrow.csv
 from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely, safe_file
-from opatlas.row.row_kind import row_kind
+from opatlas.row.communication import row_kind
 from opatlas.text import printable_lines
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
 

@@ -26,10 +26,9 @@ from opatlas.data.header import current_names, expect_columns, misspelt_columns,
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely, safe_folder, safe_lock
 from opatlas.row.columns import is_file_name
-from opatlas.row.communication import COLLECTIVES
+from opatlas.row.communication import COLLECTIVES, row_kind
 from opatlas.row.location import IMPLEMENTATIONS, expect_database
 from opatlas.row.record import SessionHolder
-from opatlas.row.row_kind import row_kind
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode, json_line
 

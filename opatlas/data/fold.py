@@ -383,9 +383,10 @@ class TableFold:
 
     def take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
         """Gives a row captured cells if they have a duration and the row has none; returns whether it took them."""
+        if valid_duration(self.rows[PROFILING_AVERAGE][position]) is not None:
+            return False
         names = [name for name in self.rows.columns if is_profiling_column(name)]
-        own = {name: self.rows[name][position] for name in names}
-        if _captured_rank(cells) <= _captured_rank(own):
+        if _captured_rank(cells) <= _captured_rank({name: self.rows[name][position] for name in names}):
             return False
         return self.rows.set_cells(position, {**dict.fromkeys(names, ""), **cells})
 

@@ -29,7 +29,7 @@ from opatlas.row.columns import (
     is_microbench_column,
     profiling_counter,
 )
-from opatlas.row.row_kind import CALL, MESSAGE_ROW, row_kind
+from opatlas.row.communication import CALL, MESSAGE_ROW, row_kind
 from opatlas.text import close_matches
 from opatlas.text_format import (
     NOT_TEXT,

@@ -18,9 +18,9 @@ from opatlas.data.log import event_type, file_path, imported, read_lines, runs
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import RUN_ID
+from opatlas.row.communication import row_kind
 from opatlas.row.quality import typical_mean
 from opatlas.row.record import RowName
-from opatlas.row.row_kind import row_kind
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.typed_json import DecodeError, decode

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from opatlas.data.cells import duration_columns, is_measured_column
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import POOLED, is_profiling_column
+from opatlas.row.communication import row_kind
 from opatlas.row.table import RowTable
 
 
@@ -59,7 +59,7 @@ def with_captured(table: RowTable, captured: RowTable) -> RowTable:
 def _is_of_duration(kernel_type: str, column: str) -> bool:
     """Returns whether a column belongs to a duration, replayed or captured, and not to the identity of a row."""
     return (
-        column in (*duration_columns(kernel_type), *POOLED)
-        or is_measured_column(kernel_type, column)
+        column in (*row_kind(kernel_type).duration_columns, *POOLED)
+        or row_kind(kernel_type).is_measured(column)
         or is_profiling_column(column)
     )

@@ -47,10 +47,9 @@ from opatlas.row.columns import (
     STATUS,
     TOPOLOGY_TIER,
 )
-from opatlas.row.communication import is_communication
+from opatlas.row.communication import RowKind, is_communication, row_kind
 from opatlas.row.durations import Duration, Durations, Source
 from opatlas.row.quality import Quality, is_composition, valid_duration
-from opatlas.row.row_kind import RowKind, row_kind
 from opatlas.row.signature import make_case_id, signatures_of
 from opatlas.row.sizes import row_sizes
 from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes

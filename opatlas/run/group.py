@@ -12,8 +12,8 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING
 
+from opatlas.row.communication import row_kind
 from opatlas.row.errors import ReplayError
-from opatlas.row.row_kind import row_kind
 
 if TYPE_CHECKING:
     import torch

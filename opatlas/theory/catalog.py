@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -27,30 +27,17 @@ PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
 _IN_PYTHON: Mapping[str, Mapping[str, Any]] = import_module("opatlas.shapes.patterns").PATTERNS
 
 
-@dataclass(frozen=True)
-class CatalogMistake:
-    """One mistake of a catalog.
+class CatalogError(OpAtlasError):
+    """A catalog that cannot be read, or has a mistake.
 
     Attributes:
         place: the part of the file, such as "pattern 'matmul', key 'let'"; "" for the file as a whole.
         problem: the mistake, and the remedy.
     """
 
-    place: str
-    problem: str
-
-
-class CatalogError(OpAtlasError):
-    """A catalog that cannot be read, or has mistakes. The message lists all mistakes."""
-
-    def __init__(self, path: Path, mistakes: Sequence[CatalogMistake]) -> None:
-        self.path = path
-        self.mistakes = tuple(mistakes)
-        super().__init__(
-            "\n".join(
-                f"{path}: {mistake.place}{': ' if mistake.place else ''}{mistake.problem}" for mistake in mistakes
-            )
-        )
+    def __init__(self, path: Path, place: str, problem: str) -> None:
+        self.path, self.place, self.problem = path, place, problem
+        super().__init__(f"{path}: {place}{': ' if place else ''}{problem}")
 
 
 @dataclass(frozen=True)
@@ -97,14 +84,13 @@ def read_catalog(path: Path) -> Catalog:
         content = parse_yaml(path.read_bytes(), strict=True)
     except OSError as error:
         problem = f"cannot be read ({error.strerror}): check the path and its permissions"
-        raise CatalogError(path, [CatalogMistake("", problem)]) from None
+        raise CatalogError(path, "", problem) from None
     except YamlError as error:
-        raise CatalogError(path, [CatalogMistake("", f"not YAML: {error}")]) from None
-    reader = _CatalogReader()
-    catalog = reader.catalog(content)
-    if reader.mistakes:
-        raise CatalogError(path, reader.mistakes)
-    return catalog
+        raise CatalogError(path, "", f"not YAML: {error}") from None
+    try:
+        return _catalog(_typed("", content, _CatalogFile))
+    except _Mistake as mistake:
+        raise CatalogError(path, mistake.place, mistake.problem) from None
 
 
 _Sizes = Annotated[tuple[Annotated[int, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1)]
@@ -145,171 +131,161 @@ class _CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels: dict[str, Any]
 
 
-class _CatalogReader:
-    """Reads the parts of a catalog and collects all mistakes, so that one error lists them."""
+class _Mistake(Exception):
+    def __init__(self, place: str, problem: str) -> None:
+        self.place, self.problem = place, problem
 
-    def __init__(self) -> None:
-        self.mistakes: list[CatalogMistake] = []
-        self.grids: dict[str, tuple[int, ...]] = {}
 
-    def problem(self, place: str, text: str) -> None:
-        self.mistakes.append(CatalogMistake(place, text))
+T = TypeVar("T")
 
-    def typed(self, place: str, value: Any, kind: Any) -> Any:
-        """Returns the value as a type; None, and a mistake, if it is of another type."""
-        try:
-            return msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            self.problem(place, str(error))
-            return None
 
-    def catalog(self, value: Any) -> Catalog:
-        content: _CatalogFile | None = self.typed("", value, _CatalogFile)
-        if content is None:
-            return Catalog({})
-        for name, grid in content.grids.items():
-            self.grids[name] = self.sizes(f"grid {name!r}", self.typed(f"grid {name!r}", grid, _Sizes) or (1,))
-        for name in _IN_PYTHON.keys() & content.patterns.keys():
-            self.problem(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
-        kernels = dict[str, _KernelEntry]()
-        for name, each in content.kernels.items():
-            spec = {"pattern": each} if isinstance(each, (str, list)) else each
-            kernel: _KernelEntry | None = self.typed(f"kernel {name!r}", spec, _KernelEntry)
-            if kernel is not None:
-                kernels[name] = kernel
-        used = {name for kernel in kernels.values() for name in _pattern_names(kernel)}
-        specs = {**content.patterns, **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
-        patterns = {name: self.pattern(name, spec) for name, spec in specs.items()}
-        return Catalog({name: self.kernel(name, kernel, patterns) for name, kernel in kernels.items()})
+def _typed(place: str, value: Any, kind: type[T] | Any) -> T:
+    """Returns the value as a type. Raises _Mistake, as all functions here."""
+    try:
+        found: T = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _Mistake(place, str(error)) from None
+    return found
 
-    def kernel(self, name: str, spec: _KernelEntry, patterns: Mapping[str, Pattern | None]) -> CatalogKernel:
-        place = f"kernel {name!r}"
-        if not is_file_name(name):
-            self.problem(place, "not a valid file name: give the profiler's kernel type")
-        wanted = _pattern_names(spec)
-        for other in spec.forms.keys() - set(wanted):
-            self.problem(f"{place}, key 'forms'", f"{other!r} is not one of its patterns")
-        found = []
-        for pattern_name in wanted:
-            if pattern_name not in patterns:
-                self.problem(
-                    f"{place}, key 'pattern'", f"there is no pattern {pattern_name!r}{suggest(pattern_name, patterns)}"
-                )
-            # One with mistakes was told.
-            pattern = patterns.get(pattern_name)
-            if pattern is not None:
-                texts = spec.forms.get(pattern_name)
-                own = pattern.forms if texts is None else self.forms(f"{place}, key 'forms'", texts)
-                self.fit(f"{place}, pattern {pattern_name!r}", pattern, own)
-                found.append(replace(pattern, forms=tuple(replace(form, core=spec.core) for form in own)))
-        return CatalogKernel(name, tuple(found))
 
-    def pattern(self, name: str, value: Any) -> Pattern | None:
-        place, before = f"pattern {name!r}", len(self.mistakes)
-        spec: _PatternEntry | None = self.typed(place, value, _PatternEntry)
-        if spec is None:
-            return None
-        axes = [self.axis(f"{place}, axis {axis!r}", axis, of) for axis, of in spec.axes.items()]
-        known: set[str] = set()
-        for axis in axes:
-            for variable in SOURCES[axis.source].names if axis.source else (axis.name,):
-                if variable in known:
-                    self.problem(f"{place}, key 'axes'", f"two axes give the variable {variable!r}: rename one of them")
-                known.add(variable)
-        let = {}
-        for variable, text in spec.let.items():
+def _catalog(content: _CatalogFile) -> Catalog:
+    grids = {
+        name: _grid(f"grid {name!r}", _typed(f"grid {name!r}", each, _Sizes)) for name, each in content.grids.items()
+    }
+    for name in _IN_PYTHON.keys() & content.patterns.keys():
+        raise _Mistake(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
+    kernels = dict[str, _KernelEntry]()
+    for name, each in content.kernels.items():
+        spec = {"pattern": each} if isinstance(each, (str, list)) else each
+        kernels[name] = _typed(f"kernel {name!r}", spec, _KernelEntry)
+    used = {name for kernel in kernels.values() for name in _pattern_names(kernel)}
+    specs = {**content.patterns, **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
+    patterns = {
+        name: _pattern(name, _typed(f"pattern {name!r}", spec, _PatternEntry), grids) for name, spec in specs.items()
+    }
+    return Catalog({name: _kernel(name, kernel, patterns) for name, kernel in kernels.items()})
+
+
+def _kernel(name: str, spec: _KernelEntry, patterns: Mapping[str, Pattern]) -> CatalogKernel:
+    place = f"kernel {name!r}"
+    if not is_file_name(name):
+        raise _Mistake(place, "not a valid file name: give the profiler's kernel type")
+    wanted = _pattern_names(spec)
+    for other in spec.forms.keys() - set(wanted):
+        raise _Mistake(f"{place}, key 'forms'", f"{other!r} is not one of its patterns")
+    found = []
+    for each in wanted:
+        if each not in patterns:
+            raise _Mistake(f"{place}, key 'pattern'", f"there is no pattern {each!r}{suggest(each, patterns)}")
+        pattern = patterns[each]
+        own = _forms(f"{place}, key 'forms'", spec.forms[each]) if each in spec.forms else pattern.forms
+        _expect_fit(f"{place}, pattern {each!r}", pattern, own)
+        found.append(replace(pattern, forms=tuple(replace(form, core=spec.core) for form in own)))
+    return CatalogKernel(name, tuple(found))
+
+
+def _pattern(name: str, spec: _PatternEntry, grids: Mapping[str, tuple[int, ...]]) -> Pattern:
+    place = f"pattern {name!r}"
+    axes = [_axis(f"{place}, axis {axis!r}", axis, entry, grids) for axis, entry in spec.axes.items()]
+    known: set[str] = set()
+    for axis in axes:
+        for variable in SOURCES[axis.source].names if axis.source else (axis.name,):
             if variable in known:
-                self.problem(f"{place}, key 'let'", f"{variable!r} is defined already: rename this one")
-            typed = self.typed(f"{place}, key 'let', {variable!r}", text, _ExpressionText)
-            let[variable] = self.expression(f"{place}, key 'let'", 1 if typed is None else typed, known)
+                raise _Mistake(f"{place}, key 'axes'", f"two axes give the variable {variable!r}: rename one of them")
             known.add(variable)
-        where = tuple(self.expression(f"{place}, key 'where'", text, known) for text in spec.where)
-        inputs, outputs = (
-            tuple(
-                None if slot is None else tuple(self.expression(f"{place}, key {key!r}", dim, known) for dim in slot)
-                for slot in slots
-            )
-            for key, slots in (("inputs", spec.inputs), ("outputs", spec.outputs))
+    let = {}
+    for variable, text in spec.let.items():
+        if variable in known:
+            raise _Mistake(f"{place}, key 'let'", f"{variable!r} is defined already: rename this one")
+        typed: str | int = _typed(f"{place}, key 'let', {variable!r}", text, _ExpressionText)
+        let[variable] = _expression(f"{place}, key 'let'", typed, known)
+        known.add(variable)
+    where = tuple(_expression(f"{place}, key 'where'", text, known) for text in spec.where)
+    inputs, outputs = (
+        tuple(
+            None if slot is None else tuple(_expression(f"{place}, key {key!r}", dim, known) for dim in slot)
+            for slot in slots
         )
-        forms = self.forms(f"{place}, key 'forms'", spec.forms)
-        for column, cell in spec.cells.items():
-            for expression in [cell.count, cell.each] if isinstance(cell, Lengths) else [cell]:
-                if isinstance(expression, Expression):
-                    self.known(f"{place}, cell {column!r}", expression, known)
-        if len(self.mistakes) > before:
-            return None
-        pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, spec.cells)
-        self.fit(place, pattern, forms)
-        return pattern
+        for key, slots in (("inputs", spec.inputs), ("outputs", spec.outputs))
+    )
+    for column, cell in spec.cells.items():
+        for expression in [cell.count, cell.each] if isinstance(cell, Lengths) else [cell]:
+            if isinstance(expression, Expression):
+                _expect_known(f"{place}, cell {column!r}", expression, known)
+    forms = _forms(f"{place}, key 'forms'", spec.forms)
+    pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, spec.cells)
+    _expect_fit(place, pattern, forms)
+    return pattern
 
-    def axis(self, place: str, name: str, entry: Any) -> Axis:
-        value: str | tuple[int, ...] | _AxisSource | None = self.typed(place, entry, _AxisEntry)
-        if value is None:
-            return Axis(name, (1,))
-        if isinstance(value, tuple):
-            return Axis(name, self.sizes(place, value))
-        if isinstance(value, str) and value in self.grids:
-            return Axis(name, self.grids[value], between=True)
-        spec = _AxisSource(value) if isinstance(value, str) else value
-        if spec.name not in SOURCES:
-            meant = suggest(spec.name, [*self.grids, *SOURCES])
-            self.problem(place, f"{spec.name!r} is neither a grid nor a source of models' sizes{meant}")
-            return Axis(name, (1,))
-        names = SOURCES[spec.name].names
-        if spec.generic and set(spec.generic) != set(names):
-            self.problem(f"{place}, key 'generic'", f"give sizes for {', '.join(names)}")
-        return Axis(
-            name, source=spec.name, generic={n: self.sizes(f"{place}, {n}", s) for n, s in spec.generic.items()}
+
+def _axis(place: str, name: str, entry: Any, grids: Mapping[str, tuple[int, ...]]) -> Axis:
+    value: str | tuple[int, ...] | _AxisSource = _typed(place, entry, _AxisEntry)
+    if isinstance(value, tuple):
+        return Axis(name, _grid(place, value))
+    if isinstance(value, str) and value in grids:
+        return Axis(name, grids[value], between=True)
+    spec = _AxisSource(value) if isinstance(value, str) else value
+    if spec.name not in SOURCES:
+        meant = suggest(spec.name, [*grids, *SOURCES])
+        raise _Mistake(place, f"{spec.name!r} is neither a grid nor a source of models' sizes{meant}")
+    names = SOURCES[spec.name].names
+    if spec.generic and set(spec.generic) != set(names):
+        raise _Mistake(f"{place}, key 'generic'", f"give sizes for {', '.join(names)}")
+    generic = {each: _grid(f"{place}, {each}", sizes) for each, sizes in spec.generic.items()}
+    return Axis(name, source=spec.name, generic=generic)
+
+
+def _grid(place: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if list(sizes) != sorted(set(sizes)):
+        raise _Mistake(place, "give the sizes in ascending order, each once")
+    return sizes
+
+
+def _expression(place: str, text: _ExpressionText, known: set[str]) -> Expression:
+    try:
+        expression = parse_expression(text)
+    except ExpressionError as error:
+        raise _Mistake(f"{place}, expression {text!r}", str(error)) from None
+    _expect_known(place, expression, known)
+    return expression
+
+
+def _expect_known(place: str, expression: Expression, known: set[str]) -> None:
+    for name in sorted(expression.names - known):
+        there = ", ".join(sorted(known)) or "none"
+        raise _Mistake(
+            f"{place}, expression {expression.text!r}",
+            f"there is no variable {name!r}{suggest(name, known)}; there are {there}",
         )
 
-    def sizes(self, place: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        if list(sizes) != sorted(set(sizes)):
-            self.problem(place, "give the sizes in ascending order, each once")
-        return sizes
 
-    def expression(self, place: str, text: _ExpressionText, known: set[str]) -> Expression:
+def _forms(place: str, texts: str | list[str]) -> tuple[Form, ...]:
+    forms = []
+    for text in [texts] if isinstance(texts, str) else texts:
         try:
-            expression = parse_expression(text)
-        except ExpressionError as error:
-            self.problem(f"{place}, expression {text!r}", str(error))
-            return parse_expression(1)
-        self.known(place, expression, known)
-        return expression
+            form = Form.parse(text)
+        except ValueError as error:
+            raise _Mistake(f"{place}, form {text!r}", str(error)) from None
+        for name in (*form.input_dtypes, *form.output_dtypes):
+            if name and known_dtype(name) is None:
+                raise _Mistake(f"{place}, form {text!r}", f"{name!r} is not a known dtype")
+        forms.append(form)
+    return tuple(forms)
 
-    def known(self, place: str, expression: Expression, known: set[str]) -> None:
-        for name in sorted(expression.names - known):
-            self.problem(
-                f"{place}, expression {expression.text!r}",
-                f"there is no variable {name!r}{suggest(name, known)}; there are {', '.join(sorted(known)) or 'none'}",
-            )
 
-    def forms(self, place: str, texts: str | list[str]) -> tuple[Form, ...]:
-        forms = []
-        for text in [texts] if isinstance(texts, str) else texts:
-            try:
-                form = Form.parse(text)
-            except ValueError as error:
-                self.problem(f"{place}, form {text!r}", str(error))
-                continue
-            for name in (*form.input_dtypes, *form.output_dtypes):
-                if name and known_dtype(name) is None:
-                    self.problem(f"{place}, form {text!r}", f"{name!r} is not a known dtype")
-            forms.append(form)
-        return tuple(forms)
-
-    def fit(self, place: str, pattern: Pattern, forms: Sequence[Form]) -> None:
-        """Reports forms whose dtypes do not match the slots of the pattern."""
-        for form in forms:
-            for key, templates, dtypes in (
-                ("inputs", pattern.inputs, form.input_dtypes),
-                ("outputs", pattern.outputs, form.output_dtypes),
-            ):
-                if [bool(dtype) for dtype in dtypes] != [template is not None for template in templates]:
-                    self.problem(
-                        f"{place}, form {str(form)!r}",
-                        f"the dtypes do not match the slots of {key!r}: {len(templates)} slots, "
-                        f"{sum(template is None for template in templates)} of them absent",
-                    )
+def _expect_fit(place: str, pattern: Pattern, forms: Sequence[Form]) -> None:
+    """Checks that the dtypes of forms match the slots of the pattern."""
+    for form in forms:
+        for key, templates, dtypes in (
+            ("inputs", pattern.inputs, form.input_dtypes),
+            ("outputs", pattern.outputs, form.output_dtypes),
+        ):
+            if [bool(dtype) for dtype in dtypes] != [template is not None for template in templates]:
+                raise _Mistake(
+                    f"{place}, form {str(form)!r}",
+                    f"the dtypes do not match the slots of {key!r}: {len(templates)} slots, "
+                    f"{sum(template is None for template in templates)} of them absent",
+                )
 
 
 def _pattern_names(kernel: _KernelEntry) -> list[str]:

@@ -16,7 +16,7 @@ from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Collec
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts, TargetError
+from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
@@ -149,24 +149,7 @@ def _expect_possible(model: ModelFacts, tp: int, ep: int, batch: int, context: i
             raise UsageError(f"{name} is {number}: give a whole number above 0")
     if phase not in ("prefill", "decode"):
         raise UsageError(f"{phase!r} is not a phase: give 'prefill' or 'decode'")
-    if not model.tp_sizes((tp,)):
-        sizes = ", ".join(map(str, model.tp_sizes(range(1, 65))))
-        raise TargetError("tp", str(tp), f"does not divide {model.name}: give one of {sizes}")
-    experts = model.experts
-    if ep > 1 and experts is None:
-        raise TargetError("ep", str(ep), f"{model.name} has no experts: give 1")
-    if experts is None:
-        return
-    if ep > 1 and (ep % tp or experts.count % ep):
-        raise UsageError(
-            f"ep {ep} with tp {tp}: {model.name} has {experts.count} experts: "
-            f"give 1, or a multiple of tp that divides their number"
-        )
-    if ep == 1 and experts.width % tp:
-        raise UsageError(
-            f"tp {tp} does not divide the {experts.width} features of an expert of {model.name}: "
-            f"give another tp, or divide the experts with ep"
-        )
+    model.expect_division(tp, ep)
 
 
 @dataclass(frozen=True)
@@ -281,15 +264,8 @@ class _ModelStep:
         if not absorbed:
             yield from self.products("kv_b")
             # A row of this kernel has one sequence.
-            yield self.call(
-                "attention",
-                "RINGMLAPrefillBF16Kernel",
-                "ring_first",
-                layers=layers,
-                calls=self.batch,
-                t=self.context,
-                **sizes,
-            )
+            ring = {"calls": self.batch, "t": self.context}
+            yield self.call("attention", "RINGMLAPrefillBF16Kernel", "ring_first", layers=layers, **ring, **sizes)
             return
         yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers=layers, m=m, **sizes)
         lengths = {"s": self.batch, "t": self.queries, "k": self.context}
@@ -299,15 +275,8 @@ class _ModelStep:
             )
         else:
             yield from self.indexer(indexer, lengths)
-            yield self.call(
-                "attention",
-                "SparseFlashAttention",
-                "sparse_attention",
-                layers=layers,
-                top=indexer.top_k,
-                **lengths,
-                **sizes,
-            )
+            chosen = {**lengths, **sizes, "top": indexer.top_k}
+            yield self.call("attention", "SparseFlashAttention", "sparse_attention", layers=layers, **chosen)
         yield self.call("value_up", "TransposeBatchMatMul", "transpose_batch_matmul", layers=layers, m=m, **sizes)
 
     def indexer(self, indexer: Indexer, lengths: Mapping[str, int]) -> Iterator[ModelCall]:

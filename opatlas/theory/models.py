@@ -211,6 +211,30 @@ class ModelFacts:
             and all(weight.on_device(tp) for weight in self.weights)
         )
 
+    def expect_division(self, tp: int, ep: int) -> None:
+        """Checks that `tp` devices can share a layer, and `ep` devices the experts.
+
+        Raises:
+            UsageError: the sizes do not divide the model.
+        """
+        if not self.tp_sizes((tp,)):
+            sizes = ", ".join(map(str, self.tp_sizes(range(1, 65))))
+            raise TargetError("tp", str(tp), f"does not divide {self.name}: give one of {sizes}")
+        if self.experts is None:
+            if ep > 1:
+                raise TargetError("ep", str(ep), f"{self.name} has no experts: give 1")
+            return
+        if ep > 1 and (ep % tp or self.experts.count % ep):
+            raise UsageError(
+                f"ep {ep} with tp {tp}: {self.name} has {self.experts.count} experts: "
+                f"give 1, or a multiple of tp that divides their number"
+            )
+        if ep == 1 and self.experts.width % tp:
+            raise UsageError(
+                f"tp {tp} does not divide the {self.experts.width} features of an expert of {self.name}: "
+                f"give another tp, or divide the experts with ep"
+            )
+
     def ep_sizes(self, wanted: Sequence[int] = EP_SIZES) -> tuple[int, ...]:
         """Returns the sizes of expert parallelism among `wanted` that divide the experts."""
         return tuple(ep for ep in wanted if self.experts is not None and self.experts.count % ep == 0)

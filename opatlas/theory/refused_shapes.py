@@ -1,6 +1,6 @@
 """The shapes that a device's DispatchFFNCombine was tried with and accepts: constraints/DispatchFFNCombine.csv.
 
-`python -m opatlas.cli.probe_dispatch_ffn_combine` writes the table, one row for each case that it tried.
+`python -m opatlas.outer.doctor.shape_probe` writes the table, one row for each case that it tried.
 `Constraints.accepts` says whether a theory row may be added; nothing is refused for kernels that were not tried.
 """
 

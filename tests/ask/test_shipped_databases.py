@@ -16,7 +16,7 @@ DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))
 
 @pytest.mark.parametrize("folder", DATABASES, ids=lambda folder: "-".join(folder.relative_to(ROOT).parts))
 def test_findings_are_known_and_entries_cover_some(folder: Path) -> None:
-    database, entries = CheckedDatabase(folder, code="another"), read_known(folder, CHECKS)
+    database, entries = CheckedDatabase(folder), read_known(folder, CHECKS)
     used = set()
     for check in CHECKS:
         types = [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types

@@ -14,8 +14,8 @@ import opatlas
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.data.database import Database
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_MEDIAN
+from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
-from opatlas.row.row_kind import row_kind
 from tests.ask.tables import RUN, product_rows, write_table
 
 SHIPPED = [path for path in opatlas.list_databases() if (path / "SHIPPED.txt").exists()]

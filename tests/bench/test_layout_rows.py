@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opatlas.bench import formulas, test_layout, test_movement
+from opatlas.bench import formulas, test_movement
 from opatlas.bench.implementations import torch as impl
 from replaying import cells_of
 
@@ -73,7 +73,7 @@ def test_views_whose_copy_launches_another_type_are_unsupported_on_an_npu(kernel
     """Rules of CANN's contiguous copy (ops-math, contiguous.cpp)."""
     dtypes = "DT_BF16" + ";INT64" * inputs.count(";")
     on_npu = ReplayRow(kernel_type, cells_of(f"{inputs} | {dtypes} -> {output} | DT_BF16"), torch.device("meta"))
-    replay = {"Slice": test_movement.test_slice, "AsStrided": test_layout.test_as_strided}[kernel_type]
+    replay = {"Slice": test_movement.test_slice, "AsStrided": test_movement.test_as_strided}[kernel_type]
     calls = []
 
     def record(kernel, *arguments, expected):
@@ -93,6 +93,6 @@ def test_strides_of_a_view_that_is_cut_and_transposed():
         "AsStrided", cells_of("15360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,16,64 | FLOAT"), torch.device("cpu")
     )
     calls = []
-    test_layout.test_as_strided(row, lambda kernel, *arguments, expected: calls.append(arguments))
+    test_movement.test_as_strided(row, lambda kernel, *arguments, expected: calls.append(arguments))
     ((_, sizes, strides, offset),) = calls
     assert (sizes, strides, offset) == ([5, 16, 64], [192, 960, 1], 0)

@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 
 from opatlas.cli.app import run_tool
-from opatlas.cli.probe_dispatch_ffn_combine import probe
+from opatlas.outer.doctor.shape_probe import probe
 from opatlas.run.group_spec import GroupSpec, group_on_nodes, node_options_problem
 
 

@@ -1,4 +1,4 @@
-"""Notes of the doctor and of a session on the machine: limits, the cost of a flush, disturbances."""
+"""Notes of a session on the machine: the cost of a flush, disturbances."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from opatlas.plugins import run_manifest
 
-from opatlas.outer.doctor import surroundings as doctor
-from opatlas.outer.doctor.probe import State, Target
 from opatlas.run.devices.cpu import FlushPlan
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.system import MachineState
@@ -18,37 +16,6 @@ from opatlas.run.instruments.instrument import MeasureSettings
 
 MIB = 1 << 20
 _QUIET = MachineState(window_s=1.0, machine_cores=2, cores=2, load_1min=0.1)
-_CPU = Target(device="cpu")
-
-
-def test_the_doctor_reports_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    monkeypatch.setattr(doctor, "memory_limit", lambda: 4 << 30)
-    monkeypatch.setattr(doctor, "available_memory", lambda: 1 << 30)
-    found = doctor.limits(_CPU)
-    assert found.state is State.PASS
-    assert found.facts == {"cpu_quota": 1.5, "memory_limit_bytes": 4 << 30, "memory_left_bytes": 1 << 30}
-    assert "4.0 GiB" in found.detail
-
-
-def test_the_doctor_times_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = FlushPlan(32 * MIB, 1, whole_bytes=MIB, read_bytes=MIB, by_line=False)
-    monkeypatch.setattr(doctor, "plan_flush", lambda cores, threads: plan)
-    found = doctor.flush(_CPU)
-    assert found.state is State.PASS
-    assert found.facts["read_bytes"] == MIB
-    assert isinstance(found.facts["flush_ms"], float)
-    assert found.facts["flush_ms"] > 0
-
-
-def test_a_disturbance_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "machine_state", lambda: _QUIET)
-    assert doctor.disturbances(_CPU).state is State.PASS
-    monkeypatch.setattr(doctor, "machine_state", lambda: replace(_QUIET, load_1min=4.2))
-    found = doctor.disturbances(_CPU)
-    assert found.state is State.FAIL
-    assert "load 4.2 on 2 cores" in found.detail
-    assert found.remedy
 
 
 @pytest.mark.parametrize(

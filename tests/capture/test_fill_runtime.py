@@ -144,13 +144,6 @@ def test_a_second_run_changes_nothing(fill, database):
     assert (out["unchanged"], out["filled"]) == (3, 0)
 
 
-def test_further_records_come_later(fill, database):
-    fill(decode((300, 128, 7)))
-    fill(decode((5, 5, 5)))
-    kv = [row[RUNTIME_PREFIX + KV] for row in rows(database)]
-    assert kv == ["300,128,7", "", "5,5,5"]
-
-
 @pytest.mark.parametrize("limit", [1, 3, 7])
 def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit):
     calls = [decode((n, 1, 1)) for n in range(1, 12)]
@@ -161,11 +154,6 @@ def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit):
     random.Random(0).shuffle(calls)
     fill(*calls, options=options)
     assert sorted(map(str, rows(database))) == before
-
-
-def test_any_number_of_rows(fill, database):
-    fill(*[decode((n, 1, 1)) for n in range(1, 131)], options=["--max-rows", "0"])
-    assert len(rows(database)) == 131
 
 
 def unmatched(database):
@@ -190,16 +178,6 @@ def test_records_without_a_row_and_rows_without_a_record_are_reported(fill, data
         ("record", "1", f"{calls}:6"),
         ("row", "1", f"{ATTENTION}.csv:3"),
     ]
-
-
-def test_the_text_names_what_matches_nothing(fill, database, tmp_path, capsys):
-    fill(decode((1, 2), query_shape=[2, 4, 128]))
-    assert (
-        main(["ingest", "--attention-records", f"{tmp_path}/calls.jsonl", "--database-path", str(database.path)]) == 0
-    )
-    out = capsys.readouterr().out
-    for place in (f"{tmp_path}/calls.jsonl:1", f"{ATTENTION}.csv:2", f"{ATTENTION}.csv:3"):
-        assert place in out
 
 
 def test_malformed_lines_are_named_and_left_out(fill, database, tmp_path):
@@ -254,14 +232,6 @@ def test_values_that_a_record_contradicts_stay(fill, database):
     assert runtime(added, "sparse_mode", KV) == ["3", "300,128,7"]
 
 
-def test_rows_that_stand_twice_are_filled_twice(fill, database):
-    stored = database.read(ATTENTION)
-    database.write(RowTable(ATTENTION, stored.path, pd.concat([stored.frame, stored.frame[:1]], ignore_index=True)))
-    fill(decode())
-    kv = [row[RUNTIME_PREFIX + KV] for row in rows(database)]
-    assert kv == ["300,128,7", "", "300,128,7"]
-
-
 def test_a_call_without_lengths_is_incomplete(fill, database):
     edit(database, **{INPUT_SHAPES: DECODE.replace(";3;3;", ";;;"), RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": ""})
     fill(decode(None, actual_seq_lengths=None))
@@ -313,13 +283,6 @@ def test_a_database_in_use_is_left_alone(fill, database):
     assert status == 1
     assert run_id in err
     assert database.csv_path(ATTENTION).read_bytes() == before
-
-
-def test_a_database_without_attention(fill, database):
-    database.csv_path(ATTENTION).unlink()
-    status, out, _ = fill(decode())
-    assert (status, out["unmatched"]) == (0, 1)
-    assert len(unmatched(database)) == 1
 
 
 @pytest.mark.parametrize(

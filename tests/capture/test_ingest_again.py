@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_summary
+from captures import COLLECTIVE, COUNTERS, launch, table, write_capture
 from frames import rewrite
 
 from opatlas.capture.cases import Aggregate, read_samples
@@ -109,23 +109,6 @@ class TestAdding:
             assert shapes == {r["Input Shapes"]: profiling(r) for r in rows(together, kernel_type)}
             assert all(len(cells) > len(COUNTERS) for cells in shapes.values())
 
-    def test_statistics_are_of_all_launches(self, tmp_path: Path, database: Database) -> None:
-        first = ingest(database, capture(tmp_path / "a", 10, 20, 30))
-        second = ingest(database, capture(tmp_path / "b", 100))
-        now = row(database)
-        assert (now[AVERAGE], now[MEDIAN], now[SAMPLES]) == ("40", "25", "4")
-        assert float(now[STD]) == pytest.approx(40.8248, abs=1e-4)
-        assert now[PROFILING_RUN_ID] == f"{run_id(first)};{run_id(second)}"
-        assert second.manifest is not None
-        assert second.manifest.added_to == (run_id(first),)
-
-    def test_slices_of_one_summary(self, tmp_path: Path, database: Database) -> None:
-        slices = ([10.0, 20.0, 30.0], [100.0])
-        for number, durations in enumerate(slices):
-            path = tmp_path / f"op_summary_slice_{number}.csv"
-            ingest(database, write_summary(path, [launch(duration=str(us)) for us in durations]))
-        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("40", "4")
-
     def test_rows_that_only_one_capture_has_name_that_one(self, tmp_path: Path, database: Database) -> None:
         first = ingest(database, capture(tmp_path / "a", 10, type="Add"))
         ingest(database, capture(tmp_path / "b", 10, type="Mul"))
@@ -193,14 +176,6 @@ class TestTheSameFileAgain:
         assert run_id(first) in capsys.readouterr().out
         assert everything(database) == before
 
-    def test_in_one_folder_counts_once(self, tmp_path: Path, database: Database) -> None:
-        paths = [capture(tmp_path / "a", 10, 20), capture(tmp_path / "b", 10, 20), capture(tmp_path / "c", 30)]
-        done = ingest(database, *paths)
-        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("20", "3")
-        assert done.same_bytes == [paths[1]]
-        assert done.manifest is not None
-        assert [file.same_bytes for file in done.manifest.files] == [(str(paths[1]),), ()]
-
     def test_beside_a_new_one_counts_once(self, tmp_path: Path, database: Database) -> None:
         first = ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "b", 20))
         second = ingest(database, capture(tmp_path / "c", 60), tmp_path / "b/kernel_details.csv")
@@ -245,10 +220,6 @@ class TestDurationsWithoutSamples:
             ingest(old, path)
         assert everything(old) == before
 
-    def test_other_rows_are_no_obstacle(self, tmp_path: Path, old: Database) -> None:
-        ingest(old, capture(tmp_path / "b", 30, type="Add"))
-        assert (row(old, "Add")[AVERAGE], row(old)[AVERAGE]) == ("30", "15")
-
     def test_replaced_ones_are_kept(self, tmp_path: Path, old: Database) -> None:
         before = profiling(row(old))
         done = ingest(old, capture(tmp_path / "b", 30), replace=True)
@@ -289,24 +260,11 @@ class TestWhatIsKept:
         assert manifest.finished_at is not None
         assert manifest.started_at <= manifest.finished_at
 
-    def test_all_durations_in_order(self, tmp_path: Path, database: Database) -> None:
-        done = ingest(database, capture(tmp_path / "a", 30, 10, 20))
-        (line,) = read_samples(database.runs_dir / f"{run_id(done)}.jsonl.gz")
-        assert line.durations_us == [30, 10, 20]
-        assert line.counters == {"aicore_time(us)": (24.0, 3), "aic_mac_ratio": (1.5, 3)}
-
     def test_the_report_of_what_changed(self, tmp_path: Path, database: Database) -> None:
         assert ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul")).report is None
         second = ingest(database, capture(tmp_path / "b", 30), capture(tmp_path / "n", 35, type="Mul"))
         assert second.report is not None
         assert [line["Kernel Type"] for line in table(second.report)] == ["Mul", "MatMulV3"]
-
-    def test_the_first_duration_that_is_not_recorded_is_named(self, tmp_path: Path, database: Database) -> None:
-        lines = [launch(duration=us) for us in ("10", "N/A", "0")]
-        path = write_capture(tmp_path / "kernel_details.csv", lines)
-        done = ingest(database, path)
-        ((_, first),) = done.account.without_duration
-        assert first.startswith(f"{path}:3: ")
 
     @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations", "no name"])
     def test_damaged_samples_are_named_and_nothing_changes(
@@ -359,15 +317,6 @@ class TestRemaking:
             remade = rebuild_profiling(captured)
         assert (remade.outcome.new, remade.outcome.updated) == (1, 1)
         assert everything(captured) == before
-
-    def test_leaves_durations_without_samples_alone(self, tmp_path: Path, database: Database) -> None:
-        ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul"))
-        forget_samples(database)
-        ingest(database, capture(tmp_path / "b", 30), replace=True)
-        before = everything(database)
-        with database.lock():
-            assert not rebuild_profiling(database).outcome.problems
-        assert everything(database) == before
 
     def test_an_edited_row_does_not_keep_what_was_captured_of_its_old_shape(self, captured: Database) -> None:
         (before,) = rows(captured)

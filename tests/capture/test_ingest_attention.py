@@ -60,17 +60,6 @@ def test_slots_5_6_and_14_give_the_shapes(ingest):
     }
 
 
-def test_all_31_slots_are_kept(ingest):
-    (row,) = ingest(attention())
-    assert row["Input Shapes"] == SHAPES
-    assert len(row["Input Shapes"].split(";")) == len(row["Input Data Types"].split(";")) == 31
-
-
-def test_a_row_without_those_slots(ingest):
-    (row,) = ingest(attention(shapes="128,4,128;99,128,128;99,128,128"))
-    assert runtime(row) == {"source_profile": CAPTURE, "metadata_completeness": "none"}
-
-
 def test_files_beside_the_capture_are_found(ingest, folder):
     (folder / "rank_0").mkdir(parents=True)
     (folder / "rank_0/operator_details.csv").write_text("")
@@ -88,11 +77,6 @@ def test_a_row_of_many_ranks_names_the_first(folder):
         "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv; "
         "capture/rank_2/kernel_details.csv; and 2 more"
     )
-
-
-def test_other_kernels_have_no_runtime_columns(ingest, tmp_path):
-    ingest(attention(), launch())
-    assert not set(RUNTIME) & set(table(tmp_path / "database/MatMulV3.csv")[0])
 
 
 def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):

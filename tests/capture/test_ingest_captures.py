@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from captures import (
     COLLECTIVE,
-    COUNTERS,
     KERNEL_DETAILS,
     LEVEL_0,
     OP_SUMMARY,
-    SLOTS,
     capture_text,
     launch,
     summary_text,
@@ -99,17 +97,6 @@ def test_an_op_summary_file(tmp_path):
     assert case.durations.mean_us == 10.0
 
 
-def test_another_metric_group(path):
-    columns = [*KERNEL_DETAILS[: -len(COUNTERS)], "aic_l0a_read_bw(GB/s)"]
-    (case,) = ingested(write_capture(path, [launch({"aic_l0a_read_bw(GB/s)": "7.5"})], columns))
-    assert case.counters == {"aic_l0a_read_bw(GB/s)": 7.5}
-
-
-def test_no_counters_at_all(path):
-    (case,) = ingested(write_capture(path, [launch()], KERNEL_DETAILS[: -len(COUNTERS)]))
-    assert case.counters == {}
-
-
 def test_a_counter_that_is_not_there_for_every_launch(path):
     rows = [launch({"aic_mac_ratio": ratio}) for ratio in ("0.4", "N/A", "0.6", "")]
     (case,) = ingested(write_capture(path, rows))
@@ -120,12 +107,6 @@ def test_a_word_in_a_column_of_numbers_costs_its_own_cell_only(path):
     rows = [launch({"aic_mac_ratio": "0.4"}), launch({"aic_mac_ratio": "broken"})]
     (case,) = ingested(write_capture(path, rows))
     assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": pytest.approx(0.4)}
-
-
-def test_an_unknown_text_column_is_no_counter(path):
-    columns = [*KERNEL_DETAILS, "Remark"]
-    (case,) = ingested(write_capture(path, [launch({"Remark": "fine"})], columns))
-    assert case.counters["Remark"] is None
 
 
 @pytest.mark.parametrize("duration", ["nan", "N/A", "", "0", "-3.5", "inf", "broken", "1,234", "1.234,5", "1,23.4"])
@@ -173,13 +154,6 @@ def test_rows_without_input_shapes_are_counted(path):
     unknown = launch(shapes="N/A", dtypes="FLOAT")
     rows = [no_shapes, undefined, unknown, launch()]
     assert left_out(write_capture(path, rows)) == ({SkipReason.NO_INPUT_SHAPES: 3}, [])
-
-
-def test_an_in_place_kernel_has_no_outputs_and_stays(path):
-    row = launch(type="ApplyAdamWV2", shapes="1024;1024;1", dtypes="FLOAT;FLOAT;INT64", formats="ND;ND;ND")
-    row |= dict.fromkeys(SLOTS[3:], "N/A")
-    (case,) = ingested(write_capture(path, [row]))
-    assert case.cells["Output Shapes"] == "N/A"
 
 
 def test_a_scalar_input_is_an_input(path):
@@ -336,22 +310,6 @@ def test_a_file_that_fails_late_adds_nothing(path, monkeypatch):
     assert aggregate.cases() == {}
 
 
-def test_a_line_without_end(path, monkeypatch):
-    monkeypatch.setattr(capture_module, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(capture_module, "_LINE_BYTES", 5000)
-    path.write_text(capture_text([launch()]) + "x" * 10_000)
-    with pytest.raises(TableError, match="5,000"):
-        Aggregate().add_file(path)
-
-
-def test_a_header_of_another_file(path, monkeypatch):
-    monkeypatch.setattr(capture_module, "_MALFORMED_LIMIT", 5)
-    path.write_text(capture_text([]) + "1,2,3\n" * 20)
-    with pytest.raises(TableError) as caught:
-        Aggregate().add_file(path)
-    assert caught.value.path == path
-
-
 def test_a_folder_is_searched(tmp_path):
     wanted = [
         write_capture(tmp_path / name, [launch()])
@@ -386,11 +344,6 @@ def test_a_subfolder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(OpAtlasError, match=r"rank1: .*Permission denied"):
         find_captures(tmp_path)
-
-
-def test_a_file_is_taken_whatever_its_name(tmp_path):
-    path = write_capture(tmp_path / "my_capture.txt", [launch()])
-    assert find_captures(path) == [path]
 
 
 def test_a_pipe_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> None:

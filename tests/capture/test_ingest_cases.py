@@ -94,19 +94,6 @@ def test_rows_with_one_signature_are_one_row_of_the_csv(tmp_path):
     assert (case.durations.mean_us, case.cells["Input Shapes"]) == (2.0, "4,8;2")
 
 
-def test_trailing_slots_are_kept_as_the_capture_has_them(tmp_path):
-    (case,) = cases_of(tmp_path, [launch(type="ArgMaxV2", shapes="11,151936;", dtypes="FLOAT;INT64")])
-    assert case.cells["Input Shapes"] == "11,151936;"
-
-
-def test_several_captures_are_one_sample(tmp_path):
-    aggregate = Aggregate()
-    for rank, duration in enumerate(("10", "30")):
-        aggregate.add_file(write_capture(tmp_path / f"{rank}/kernel_details.csv", [launch(duration=duration)]))
-    (case,) = aggregate.cases()["MatMulV3"]
-    assert (case.durations.count, case.durations.mean_us) == (2, 20.0)
-
-
 @given(durations)
 def test_statistics_are_those_of_the_samples(tmp_path_factory, samples):
     (case,) = cases_of(tmp_path_factory.mktemp("c"), [launch(duration=str(sample)) for sample in samples])
@@ -124,8 +111,3 @@ def test_every_launch_is_in_its_case(tmp_path_factory, launches):
         mine = [us for other, us in launches if other == which]
         assert sums[f"K{which}"].count == len(mine)
         assert sums[f"K{which}"].mean_us == pytest.approx(statistics.fmean(mine))
-
-
-def test_many_different_rows(tmp_path):
-    rows = [launch(type=f"K{i % 50}", shapes=f"{i},{i % 11};{i % 13}", out=f"{i % 17}") for i in range(2000)]
-    assert len(cases_of(tmp_path, rows)) == 2000

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
-from checked import findings
-from frames import rewrite
 from printed import numbers_in
 
-from opatlas.ask.checks.check import CheckedDatabase
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions, read_manifest
@@ -88,15 +85,6 @@ def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, counted):
     assert len(table(tmp_path / "database/MatMulV3.csv")) == 1
 
 
-def test_a_malformed_row_is_an_error_and_the_rest_goes_in(tmp_path, counted):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch(), launch()])
-    path.write_text(path.read_text() + "1,2,3\n")
-    status, found, err = counted(path)
-    assert (status, found["rows"], found["ingested"]) == (1, 3, 2)
-    place, _, problem = err.removeprefix("error: ").partition(": ")
-    assert (place, numbers_in(problem)) == (f"{path}:4", (3, len(KERNEL_DETAILS)))
-
-
 def test_many_problems_are_told_in_part(tmp_path, ingest):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
     path.write_text(path.read_text() + "1,2,3\n" * 50)
@@ -144,19 +132,6 @@ def test_wrong_usage_names_what_to_give_and_writes_nothing(tmp_path, capsys, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernel_details.csv"]
 
 
-def test_names_that_the_terminal_has_no_letters_for(tmp_path):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    done = subprocess.run(
-        [sys.executable, "-m", "opatlas", "ingest", "--profiling-path", path, "--database-path", tmp_path / "é"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\\xe9" in done.stdout
-
-
 def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
     database = Database(tmp_path / "database")
@@ -184,50 +159,6 @@ def test_the_default_database_is_named_after_device_and_versions(tmp_path, inges
         "ATLAS_800_A3_752T_128G_DIE",
         CaptureVersions("0.18.0", "2.9.0+cpu", "8.5"),
     )
-
-
-def test_a_chip_and_a_folder_that_is_there_are_npus(tmp_path, ingest, monkeypatch):
-    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = VERSIONS.split()
-    (tmp_path / "data/ATLAS_950").mkdir(parents=True)
-    for device in ("Ascend310P3", "ATLAS_950"):
-        assert ingest(path, *given, "--device", device)[0] == 0
-        assert list((tmp_path / "data" / device).rglob("MatMulV3.csv"))
-
-
-def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):
-    def interrupt(self, path, on_block):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("opatlas.capture.cases.Aggregate.add_file", interrupt)
-    status, _, err = ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
-    assert status == 130
-    assert "interrupted" in err
-
-
-def test_a_reader_that_has_seen_enough_is_no_traceback(tmp_path):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    command = [sys.executable, "-m", "opatlas", "ingest", "--profiling-path", str(path)]
-    with subprocess.Popen(
-        [*command, "--database-path", str(tmp_path / "d")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    ) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert (tmp_path / "d/MatMulV3.csv").exists()
-
-
-def test_a_folder_of_slices_of_a_summary_is_one_capture(tmp_path, ingest):
-    for number, durations in enumerate(([10, 20, 30], [100])):
-        path = tmp_path / f"PROF_1/mindstudio_profiler_output/op_summary_slice_{number}_20260101000000.csv"
-        write_summary(path, [launch(duration=str(us)) for us in durations])
-    status, _, err = ingest(tmp_path / "PROF_1")
-    assert (status, err) == (0, "")
-    (row,) = table(tmp_path / "database/MatMulV3.csv")
-    assert (row[PROFILING_AVERAGE], row[PROFILING_SAMPLES]) == ("40", "4")
 
 
 def test_summaries_beside_kernel_details_are_passed_over_and_named(tmp_path, ingest):
@@ -275,13 +206,6 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path, ingest):
     assert file.path == f"{tmp_path}/rank\\udcff/kernel_details.csv"
 
 
-def test_communication_that_no_bench_measures_is_told_apart(tmp_path, counted):
-    others = [{**COLLECTIVE, "Type": name} for name in ("hcom_broadcast_", "hcom_batchSendRecv_", "hcom_alltoall_")]
-    write_capture(tmp_path / "kernel_details.csv", [launch(), COLLECTIVE, *others])
-    _, found, _ = counted(tmp_path / "kernel_details.csv")
-    assert sorted(found["left_out"].values()) == [2, 2], "collectives of the bench, and others"
-
-
 WRAPPED = "18446744073709551.615"
 
 
@@ -294,27 +218,6 @@ def test_a_launch_that_no_device_can_take_costs_only_itself(tmp_path, ingest, us
     assert f"{capture}:5: " in out
     (row,) = table(tmp_path / "database/MatMulV3.csv")
     assert (row[PROFILING_AVERAGE], row[PROFILING_SAMPLES]) == ("11", "2")
-
-
-def test_a_longest_launch_is_of_an_hour(tmp_path, ingest):
-    status, _, _ = ingest(write_capture(tmp_path / "kernel_details.csv", [launch(duration="3600000000")]))
-    assert status == 0
-    assert table(tmp_path / "database/MatMulV3.csv")[0][PROFILING_SAMPLES] == "1"
-
-
-def test_a_duration_of_a_wrapped_counter_in_a_database_is_found_and_answers_nothing(tmp_path, ingest, capsys):
-    ingest(write_capture(tmp_path / "a/kernel_details.csv", [launch(duration="10")]))
-    database = Database(tmp_path / "database")
-    edited = database.read("MatMulV3")
-    edited.frame[PROFILING_AVERAGE] = WRAPPED
-    rewrite(database, edited)
-    assert [each.value for each in findings("impossible", CheckedDatabase(database.path))] == [
-        f"{PROFILING_AVERAGE} {WRAPPED}"
-    ]
-    capsys.readouterr()
-    shapes = edited.frame["Input Shapes"][0].strip('"').split(";")
-    assert main(["query", str(database.path), "MatMulV3", *shapes]) != 0
-    assert "e+" not in capsys.readouterr().out
 
 
 def test_kernels_without_shapes_are_named_with_their_share_of_the_device_time(tmp_path, ingest, counted):
@@ -358,13 +261,6 @@ def test_bytes_that_are_not_utf_8_cost_only_cells_that_are_used(tmp_path, ingest
     assert "UTF-8" in err
     assert ":2: " not in err
     assert [row[PROFILING_SAMPLES] for row in table(tmp_path / "database/MatMulV3.csv")] == ["2"]
-
-
-def test_a_capture_with_a_byte_order_mark_is_read(tmp_path, ingest):
-    capture = tmp_path / "kernel_details.csv"
-    capture.write_bytes(b"\xef\xbb\xbf" + capture_text([launch()]).encode())
-    assert ingest(capture)[0] == 0
-    assert [path.name for path in (tmp_path / "database").glob("*.csv")] == ["MatMulV3.csv"]
 
 
 @pytest.mark.parametrize("name", ["Task Start Time", "Start Time(ns)", "task wait time", "Task Start Time(us)"])

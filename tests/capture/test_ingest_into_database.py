@@ -7,7 +7,6 @@ from printed import numbers_in
 
 from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError
 from opatlas.row.columns import BASE, PIPE_UTILIZATION
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
@@ -78,21 +77,6 @@ def test_the_columns_of_a_new_file_are_the_contracts(database, ingest):
     assert columns == [*BASE, "Average Duration(us)", *profiling, *counters, *own]
 
 
-def test_counters_that_a_capture_lacks_stay_empty(database, ingest):
-    ingest(launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"])
-    (row,) = rows(database)
-    assert row[READ_BANDWIDTH] == "7.5"
-    assert row[AICORE_TIME] == ""
-
-
-def test_ingesting_the_same_again_changes_nothing(database, ingest):
-    ingest(launch(), launch(type="Add"))
-    path = database.csv_path("MatMulV3")
-    before, written = path.read_bytes(), path.stat().st_mtime_ns
-    assert counts(ingest(launch(), launch(type="Add"))) == (0, 0, 0)
-    assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
-
-
 @pytest.mark.parametrize(("replace", "mean", "samples"), [(False, "25", "3"), (True, "30", "2")])
 def test_a_second_ingest_changes_the_rows_that_it_has_samples_for(database, ingest, replace, mean, samples):
     ingest(launch(duration="15"), launch(shapes="1,32;64,32", duration="5"))
@@ -111,17 +95,6 @@ def test_changes_are_told_with_both_durations(ingest):
     changes = {change.kernel_type: change.means_us for change in outcome.changes}
     assert changes == {"MatMulV3": (10.0, 15.0), "Add": (4.0, 2.5)}
     assert max(outcome.changes, key=lambda change: change.distance).kernel_type == "Add"
-
-
-def test_microbench_columns_survive(database, ingest, edit):
-    ingest(launch())
-    edit(0, "Average Duration(us)", "9.5")
-    edit(0, "Status", "measured")
-    edit(0, "MicroBench aicore_time(us)", "9.1")
-    ingest(launch(duration="34"))
-    (row,) = rows(database)
-    assert (row["Average Duration(us)"], row["Status"], row["MicroBench aicore_time(us)"]) == ("9.5", "measured", "9.1")
-    assert row[AVERAGE] == "22"
 
 
 def test_theory_rows_unknown_columns_and_all_orders_survive(database, ingest):
@@ -160,14 +133,6 @@ def test_two_rows_of_one_signature_are_both_brought_up_to_date(database, ingest)
     path.write_text("\n".join([header, row, row, ""]))
     ingest(launch(duration="77"), replace=True)
     assert [row[AVERAGE] for row in rows(database)] == ["77", "77"]
-
-
-def test_counters_of_another_metric_group_are_added_to(database, ingest):
-    ingest(launch())
-    ingest(launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"])
-    (row,) = rows(database)
-    assert row[AICORE_TIME] == "8"
-    assert row[READ_BANDWIDTH] == "7.5"
 
 
 @pytest.mark.parametrize(("replace", "mean"), [(False, "8"), (True, "")])
@@ -214,22 +179,6 @@ def test_a_damaged_csv_stays_as_it_is_and_the_others_go_in(database, ingest):
     assert len(outcome.problems) == 1
     assert "MatMulV3.csv:3: 1 fields" in outcome.problems[0]
     assert path.read_text() == damaged
-
-
-def test_a_write_that_fails_leaves_the_old_file(database, ingest, monkeypatch):
-    ingest(launch())
-    before = database.csv_path("MatMulV3").read_bytes()
-
-    def full(source, target):
-        raise OSError(28, "No space left on device")
-
-    files = sorted(database.path.rglob("*"))
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", full)
-        with pytest.raises(OpAtlasError, match="No space left"):
-            ingest(launch(duration="99"))
-    assert database.csv_path("MatMulV3").read_bytes() == before
-    assert sorted(database.path.rglob("*")) == files
 
 
 def test_one_launch_tells_no_standard_deviation(database, ingest):

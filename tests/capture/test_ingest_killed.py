@@ -18,7 +18,6 @@ from opatlas.capture.ingest import IngestRequest, ingest_captures, rebuild_profi
 from opatlas.data import csv_files as store
 from opatlas.data.database import Database
 from opatlas.data.ingests import read_ingests, read_manifest
-from opatlas.errors import OpAtlasError
 
 ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, the report, and the manifest again.
@@ -160,16 +159,3 @@ def test_a_damaged_csv_gets_its_statistics_when_it_is_mended(earlier: Database, 
     path.write_text(text)
     assert not ingest(earlier, second)
     assert contents(earlier) == contents(whole)
-
-
-def test_a_full_disk_leaves_all_as_it_was(earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = contents(earlier)
-
-    def full(source: str, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.replace", full)
-        with pytest.raises(OpAtlasError, match="No space left"):
-            ingest(earlier, second)
-    assert contents(earlier) == before

@@ -13,7 +13,6 @@ from opatlas.plugins.plan import prepare_database
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.data.op_mapping import MAPPING, read_mapping, write_default_mapping
-from opatlas.errors import OpAtlasError
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.location import NPU_DEVICES
 from opatlas.run.kernel_facts import replays_of_bench
@@ -77,13 +76,6 @@ def test_the_nearest_version_of_the_device_is_copied_and_refers_to_its_own_messa
     assert (later / MAPPING).read_text().count(f"/{MAPPING}") == 1
 
 
-def test_another_device_is_nearer_than_none(place) -> None:
-    place("vllm0.11.0_torch2.7.1_cann8.3", "OtherDevice", device=A2)
-    folder = place("vllm0.18.0_torch2.9.0_cann8.5")
-    assert write_default_mapping(folder) is not None
-    assert kernel_types(folder) == {"OtherDevice"}
-
-
 @pytest.mark.parametrize("text", ["operator_mappings: [", "- 1", "\xff\xfe"])
 def test_a_file_that_is_no_mapping_is_not_copied(place, text: str) -> None:
     (place("vllm0.17.0_torch2.9.0_cann8.5") / MAPPING).write_text(text, encoding="latin-1")
@@ -117,11 +109,6 @@ def test_a_database_of_another_device_gets_none(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_where_the_place_says_nothing_messages_lie_beside_the_rows(tmp_path: Path) -> None:
-    assert write_default_mapping(tmp_path, is_npu=True) is not None
-    assert "communication_data_ref" not in yaml.safe_load((tmp_path / MAPPING).read_text())
-
-
 def test_the_table_of_opatlas_names_kernels_that_have_a_replay(tmp_path: Path) -> None:
     write_default_mapping(tmp_path, is_npu=True)
     assert kernel_types(tmp_path) <= {*replays_of_bench(), *BY_KERNEL_TYPE}
@@ -131,14 +118,6 @@ def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     catalog = built_in_catalog()
     write_default_mapping(tmp_path, is_npu=True)
     assert set(database_kernels(Database(tmp_path), catalog)) == set(catalog.kernels)
-
-
-def test_an_older_database_gets_its_mapping_when_its_capture_is_ingested_again(tmp_path: Path) -> None:
-    capture = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    ingest = ["ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "db")]
-    for _ in range(2):
-        assert main(ingest) == 0
-        (tmp_path / "db" / MAPPING).unlink()
 
 
 def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:
@@ -181,9 +160,3 @@ def test_a_row_with_an_empty_cell_of_an_older_database_is_the_same_row(tmp_path:
     capture.write_text(capture.read_text() + "\n")
     assert main(ingest) == 0
     assert len(path.read_text().splitlines()) == 2
-
-
-def test_a_mapping_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / MAPPING).write_text("operator_mappings: [")
-    with pytest.raises(OpAtlasError, match=MAPPING):
-        read_mapping(tmp_path)

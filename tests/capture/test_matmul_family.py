@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from abs_rows import read
 from abs_rows import write as write_rows
 from hypothesis import given
 
-from opatlas.cli.main import main as database_command
 from opatlas.data import journal
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
@@ -21,7 +19,6 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back, write_back_run
 from opatlas.row.record import LaunchedCase, Measurement, Record, RowName
 from opatlas.row.same_case import canonical_form
-from opatlas.row.siblings import MATMUL_FAMILY
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 
@@ -76,13 +73,6 @@ def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_as
     assert (result.updated, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
 
 
-def test_a_record_that_brought_nothing_keeps_no_other_from_bringing(database: Database) -> None:
-    write(database, V2, cells())
-    result = write_back(database, [failure("MatMulCommon"), record()], UpdateMode.ALL, prune=False)
-    assert result.added[V3] == 1
-    assert [row["Average Duration(us)"] for row in read(database, V3)] == ["6.0000"]
-
-
 def test_merging_twice_gives_the_same_files(database: Database) -> None:
     for mode in UpdateMode:
         write(database, V2, cells())
@@ -103,14 +93,6 @@ def test_a_later_record_of_the_requested_row_leaves_the_launched_row_its_samples
             write_back(database, records, UpdateMode.ALL, prune=False)
         found = [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)]
         assert found == ["51.0000", "6.0000"]
-
-
-def test_a_row_of_a_sibling_that_has_gone_is_never_appended(database: Database) -> None:
-    write(database, V2, cells("8,8;8,8", "8,8"))
-    result = write_back(database, [record()], UpdateMode.ALL, prune=False)
-    assert len(read(database, V2)) == 1
-    assert [row["Average Duration(us)"] for row in read(database, V3)] == ["6.0000"]
-    assert result.unmatched == []
 
 
 def test_missing_only_reports_what_it_would_append_and_fills_only_rows_without_a_duration(database: Database) -> None:
@@ -166,34 +148,6 @@ def test_a_journal_brings_them_back(database: Database) -> None:
     journal.write(database.journal_dir / "run-1.jsonl", JournalHeader("run-1", "all", False), [plain])
     assert write_back_run(database, JournalHeader("run-1", "all", False)).problems == []
     assert read(database, V2)[0]["Status Reason"] == ""
-
-
-def test_a_sample_that_has_no_row_any_more_is_kept(database: Database) -> None:
-    """In the mode that appends nothing, neither the asked row nor the sibling's is there."""
-    database.path.mkdir()
-    header = JournalHeader("run-1", "missing-only", False)
-    journal.write(database.journal_dir / "run-1.jsonl", header, [record().to_json()])
-    (problem,) = write_back_run(database, header).problems
-    kept = database.reports_dir / "unmatched_run-1.jsonl"
-    assert str(kept) in problem
-    assert journal.read(kept).records == (record(),)
-
-
-def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database, tmp_path: Path) -> None:
-    write(database, V2, cells())
-    path = tmp_path / "run-1.jsonl"
-    journal.write(path, JournalHeader("run-1", "all", False), [record().to_json()])
-    for _ in range(2):
-        assert database_command(["combine", str(database.path), str(path)]) == 0
-        assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "6.0000"]
-        assert V3 in read(database, V2)[0]["Status Reason"]
-        assert [len(read(database, name)) for name in (V2, V3)] == [1, 1]
-
-
-@given(st.sampled_from(MATMUL_FAMILY), st.sampled_from(MATMUL_FAMILY), st.booleans())
-def test_a_record_survives_its_way_through_json(asked: str, ran_as: str, with_cells: bool) -> None:
-    original = record(asked, ran_as, ran_cells=cells("16,32;32,64") if with_cells else None)
-    assert Record.from_json(json.loads(json.dumps(original.to_json()))) == original
 
 
 SIZES = st.integers(1, 40)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
+from captures import cells, launch, launched, summary_text, write_capture, write_summary
 
-from opatlas.capture.launches import SkipReason
 from opatlas.capture.profile_samples import ProfileMatcher, RowSamples, read_profile
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE
@@ -54,26 +53,6 @@ def test_of_several_exports_the_last_counts_and_copies_elsewhere_do_not(tmp_path
         write_summary(tmp_path / OUTPUT / f"op_summary_{exported}.csv", [launched(V3, us)])
     write_summary(tmp_path / PROFILE / "device_0/summary/op_summary_0_1_20240102030406.csv", [launched(V3, 1.0)])
     assert [case.durations_us for case in read_profile(tmp_path).cases[V3]] == [(5.0,)]
-
-
-def test_a_profile_and_its_copy_count_once(tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        write_summary(tmp_path / folder / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
-    profile = read_profile(tmp_path)
-    assert [case.durations_us for case in profile.cases[V3]] == [(1.0,)]
-    assert (len(profile.files), len(profile.same_bytes), profile.problems) == (1, 1, ())
-
-
-def test_cells_as_profilers_write_them(tmp_path: Path) -> None:
-    no_counters = {"aicore_time(us)": "N/A", "aic_mac_ratio": "N/A"}
-    lines = [launched(V3, 1.0, **no_counters), launched(V3, 2.0), launched(V3, 3.0) | {"Duration(us)": "3.0\t"}]
-    in_quotes = launched(V3, 4.0) | {"Input Shapes": '"16,32;64,32"'}
-    no_shapes = launch({"Type": "MemSet"}, shapes="N/A", out="N/A")
-    profile = read_profile(write_summary(tmp_path / "op_summary.csv", [*lines, in_quotes, COLLECTIVE, no_shapes]))
-    (case,) = profile.cases[V3]
-    assert case.durations_us == (1.0, 2.0, 3.0, 4.0)
-    assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": 0.5}
-    assert +profile.account.left_out == {SkipReason.COLLECTIVE: 1, SkipReason.NO_INPUT_SHAPES: 1}
 
 
 def test_a_summary_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:

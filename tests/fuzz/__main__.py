@@ -1,4 +1,4 @@
-"""Fuzzes the parsers of OpAtlas: mutated inputs for each target, or with atheris installed inputs that reach new code.
+"""Fuzzes the parsers of OpAtlas: mutated inputs for each target.
 
 An input that finds something is saved below .fuzz/, with the command that runs it again.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib.util
 import random
 import sys
 import tempfile
@@ -27,18 +26,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, metavar="S", help="for each target (default: %(default)g)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the inputs (default: another each time)")
     parser.add_argument("--repeat", type=Path, metavar="FILE", help="run this one input of the target again")
-    parser.add_argument(
-        "--engine",
-        choices=("mutation", "atheris"),
-        help="where inputs come from (default: atheris if it is installed: pip install -e '.[fuzz]')",
-    )
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    engine = arguments.engine or ("atheris" if importlib.util.find_spec("atheris") else "mutation")
-    if engine == "atheris" and arguments.worker and not arguments.repeat:
-        from . import coverage_guided
-
-        return coverage_guided.run(arguments.targets[0], arguments.seed, arguments.seconds, arguments.worker)
     from .targets import TARGETS, target_named
 
     unknown = [name for name in arguments.targets if name not in TARGETS and ":" not in name]
@@ -59,7 +48,7 @@ def main() -> int:
 
         run(target_named(chosen[0]), seed, arguments.seconds, arguments.worker)
         return 0
-    return _campaigns(chosen, seed, arguments.seconds, engine)
+    return _campaigns(chosen, seed, arguments.seconds)
 
 
 def _repeat(target, path: Path) -> int:
@@ -77,14 +66,14 @@ def _repeat(target, path: Path) -> int:
     return 0
 
 
-def _campaigns(names: list[str], seed: int, seconds: float, engine: str) -> int:
+def _campaigns(names: list[str], seed: int, seconds: float) -> int:
     from .campaign import FINDINGS, fuzz
 
-    print(f"{len(names)} targets, {seconds:g} s each, {engine}, --seed {seed}")
+    print(f"{len(names)} targets, {seconds:g} s each, --seed {seed}")
     found = []
     for name in names:
         started = time.monotonic()
-        outcome = fuzz(name, seed, seconds, engine)
+        outcome = fuzz(name, seed, seconds)
         took_s = time.monotonic() - started
         rate = f"{outcome.inputs:>9,} inputs {outcome.inputs / took_s:>8,.0f}/s"
         print(f"{name:21} {rate} {len(outcome.findings):>3} found", flush=True)

@@ -64,12 +64,11 @@ def save(target: str, data: bytes, folder: Path) -> Path:
     return path
 
 
-def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", findings: Path = FINDINGS) -> Outcome:
+def fuzz(name: str, seed: int, seconds: float, findings: Path = FINDINGS) -> Outcome:
     """Runs inputs of a target for so many seconds.
 
     Args:
         seed: of the inputs.
-        engine: where inputs come from, "mutation" or "atheris".
         findings: the folder for inputs that find something.
     """
     outcome = Outcome(name, 0, [])
@@ -84,7 +83,7 @@ def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", finding
         current = Path(folder) / "input"
         while (left_s := end - time.monotonic()) > 0 and crashes < _MOST_CRASHES:
             current.unlink(missing_ok=True)
-            command = _worker(name, seed + crashes, left_s, current, engine)
+            command = _worker(name, seed + crashes, left_s, current)
             status, errors = _followed(command, outcome, end, advance, findings)
             if status == 0:
                 break
@@ -95,8 +94,8 @@ def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", finding
     return outcome
 
 
-def _worker(target: str, seed: int, seconds: float, current: Path, engine: str) -> list[str]:
-    arguments = ["--engine", engine, "--seed", str(seed), "--seconds", str(seconds), "--worker", str(current)]
+def _worker(target: str, seed: int, seconds: float, current: Path) -> list[str]:
+    arguments = ["--seed", str(seed), "--seconds", str(seconds), "--worker", str(current)]
     return [sys.executable, "-m", "tests.fuzz", target, *arguments]
 
 

@@ -79,7 +79,7 @@ def _table(data: bytes, folder: Path) -> None:
     path = folder / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0" / "MatMulV2.csv"
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
-    database = CheckedDatabase(path.parent, code="code")
+    database = CheckedDatabase(path.parent)
     for check in CHECKS:
         for kernel_type in [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types:
             found = split_findings(check, check.find(database, kernel_type), ()).new

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from npu_environment import REPOSITORY, environment_variables
 
-from opatlas.outer.doctor.probes import PROBES
+from opatlas.outer.doctor.command import PROBES
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_torch_npu_without_a_device(verdict_of):
 
 @pytest.mark.parametrize(
     ("probe", "state", "named"),
-    [("npu", "fail", "/dev/davinci0"), ("triton", "skip", "_triton_rope, split_qkv"), ("atb", "pass", "")],
+    [("npu", "fail", "/dev/davinci0"), ("custom_ops", "skip", "AddRmsNormBias")],
 )
 def test_probes_without_an_npu_and_without_vllm_ascend(verdict_of, probe, state, named):
     verdict = verdict_of(probe)

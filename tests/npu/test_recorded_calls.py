@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from npu_environment import REPOSITORY, environment_variables
-from opatlas.plugins.select import Choice, make_plan
+from opatlas.plugins.choice import Choice, make_plan
 from replaying import cells_of, replay_of, runner
 from sample_rows_attention import LATENT, MASK, fia
 

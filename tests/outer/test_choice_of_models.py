@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_attempts import attempt, draw_attempts
+from simulated_attempts import attempt
 
 from opatlas.outer.experiment.outcomes import Experiment, run_of
 from opatlas.outer.experiment.strategies import Selector, Strategy, StrategyResult, strategy_results
@@ -105,33 +104,3 @@ def test_what_holds_for_any_attempts(data: st.DataObject) -> None:
         assert (result.cost_per_pass_usd is None) == (result.passed.passed == 0)
     if len(names) == 1:
         assert len({result.passed.passed for result in found.values()}) == 1
-
-
-def _true_rate_of_choices(seed: int, rates: dict[str, dict[str, float]], tasks: dict[str, int]) -> tuple[float, ...]:
-    """The rate that strategy C claims, that of a choice in sample, and the true rate of the models it chose."""
-    attempts = draw_attempts(rates, tasks, seed, dict.fromkeys(rates, 0.001))
-    experiment = experiment_of(attempts)
-    (claimed,) = [each for each in strategy_results(experiment) if each.strategy is Strategy.TABLE]
-    chosen = {each.complexity: each.model for each in Selector(experiment).table()}
-    in_sample = fmean(
-        experiment.outcomes[chosen[complexity]][task].passed for task, complexity in experiment.complexities.items()
-    )
-    total = sum(tasks.values())
-    true = sum(count * rates[str(chosen[complexity])][complexity] for complexity, count in tasks.items()) / total
-    return claimed.passed.rate or 0.0, in_sample, true
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [
-        pytest.param({model: {"C1": 0.3, "C4": 0.3} for model in "abcdef"}, id="equal"),
-        pytest.param({model: {"C1": 0.1 * at, "C4": 0.6 - 0.1 * at} for at, model in enumerate("abcdef")}, id="differ"),
-    ],
-)
-def test_leaving_the_task_out_claims_what_is_true(rates: dict[str, dict[str, float]]) -> None:
-    """The choice in sample claims more than the chosen models pass; the one without the task does not."""
-    drawn = [_true_rate_of_choices(seed, rates, {"C1": 20, "C4": 8}) for seed in range(60)]
-    claimed, in_sample, true = (fmean(column) for column in zip(*drawn, strict=True))
-    assert in_sample > true + 0.05
-    assert abs(claimed - true) < 0.04
-    assert claimed < in_sample - 0.05

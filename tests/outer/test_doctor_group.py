@@ -10,7 +10,7 @@ import pytest
 import stand_in_msprof
 from stand_in_npu import collective_us
 
-from opatlas.outer.doctor import replays
+from opatlas.outer.doctor import measure
 from opatlas.outer.doctor.probe import State, Target, Verdict
 from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 
@@ -19,14 +19,14 @@ _CPU = Target("cpu", "cpu", with_group=True)
 
 
 def test_two_ranks_add_up_a_message() -> None:
-    verdict = replays.group(_CPU)
+    verdict = measure.group(_CPU)
     assert verdict.state is State.PASS, verdict
     assert verdict.facts["wall-clock us"] > 0
 
 
 def test_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    verdict = replays.group(_CPU)
+    verdict = measure.group(_CPU)
     assert verdict.state is State.FAIL
     assert "GLOO_SOCKET_IFNAME" in verdict.remedy
 
@@ -37,13 +37,13 @@ def npus(tmp_path, monkeypatch):
     stand_in_msprof.write_program(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
     specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0", "1"])
-    monkeypatch.setattr(replays, "available_devices", lambda name: specs)
+    monkeypatch.setattr(measure, "available_devices", lambda name: specs)
     # Events need an NPU.
     monkeypatch.setattr(type(kind_named("npu")), "events", None)
 
     def run(fault: str = "") -> Verdict:
         monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all ranks": fault}))
-        return replays.group(Target("npu", "npu", with_group=True))
+        return measure.group(Target("npu", "npu", with_group=True))
 
     return run
 
@@ -55,25 +55,16 @@ def test_two_ranks_under_msprof(npus) -> None:
     assert verdict.facts["msprof us"] == collective_us(1)
 
 
-@pytest.mark.slow
-def test_two_ranks_whose_profiles_are_empty(npus) -> None:
-    verdict = npus("no-export")
-    assert verdict.state is State.FAIL
-    assert "op_summary" in verdict.detail
-    # The folder is gone when the user reads this.
-    assert "opatlas-tmp" not in verdict.detail
-
-
 def test_ranks_meet_only_with_the_option() -> None:
-    verdict = replays.group(Target("cpu", "cpu"))
+    verdict = measure.group(Target("cpu", "cpu"))
     assert verdict.state is State.SKIP
     assert "--group" in verdict.detail
 
 
 def test_fewer_than_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     one = pin_devices(DeviceSpec("npu"), kind_named("npu").visible, ["3"])
-    monkeypatch.setattr(replays, "available_devices", lambda name: one)
-    verdict = replays.group(Target("npu", "npu", with_group=True))
+    monkeypatch.setattr(measure, "available_devices", lambda name: one)
+    verdict = measure.group(Target("npu", "npu", with_group=True))
     assert verdict.state is State.FAIL
     assert kind_named("npu").visible in verdict.detail
     assert re.findall(r"\b\d\b", verdict.detail) == ["2", "1", "1"]

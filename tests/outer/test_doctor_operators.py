@@ -77,86 +77,31 @@ def verdicts_of(tmp_path):
 def vllm_ascend(tmp_path):
     """A stand-in for vllm-ascend; gives its folder, and the variables of a device process."""
     package = tmp_path / "vllm_ascend"
-    linearnorm = package / "ops" / "triton" / "linearnorm"
-    linearnorm.mkdir(parents=True)
-    for folder in (package, package / "ops", package / "ops" / "triton", linearnorm):
-        (folder / "__init__.py").touch()
+    package.mkdir()
+    (package / "__init__.py").touch()
     (package / "utils.py").write_text("def enable_custom_op():\n    import vllm_ascend.vllm_ascend_C\n")
     custom = _REGISTER.format(namespace="_C_ascend", names=operators_of("_C_ascend"))
     (package / "vllm_ascend_C.py").write_text(custom)
-    (package / "ops" / "triton" / "triton_utils.py").write_text("def init_device_properties_triton():\n    pass\n")
-    for path, names in (
-        (linearnorm / "split_qkv_rmsnorm_rope.py", ["qkv_rmsnorm_rope"]),
-        (package / "ops" / "register_custom_ops.py", ["npu_rotary_embedding"]),
-    ):
-        path.write_text(_REGISTER.format(namespace="vllm", names=names))
     opp = package / "_cann_ops_custom" / "vendors" / "custom_transformer"
     (opp / "op_api" / "lib").mkdir(parents=True)
     build_library(opp / "op_api" / "lib" / "libcust_opapi.so")
     return package, {"ASCEND_CUSTOM_OPP_PATH": str(opp), "LD_LIBRARY_PATH": str(opp / "op_api" / "lib")}
 
 
-@pytest.fixture
-def torch_npu(tmp_path):
-    """A stand-in for torch_npu whose library of ATB's calls is linked with a library of ATB; gives both folders."""
-    package, nnal = tmp_path / "torch_npu", tmp_path / "nnal"
-    (package / "lib").mkdir(parents=True)
-    nnal.mkdir()
-    atb = ["npu_ring_mla", "npu_paged_cache_load"]
-    functions = "\n".join(f"{name} = staticmethod(print)" for name in atb)
-    text = f"class atb:\n    {functions.replace(chr(10), chr(10) + '    ')}\n_npu_reshape_and_cache = print\n"
-    (package / "__init__.py").write_text(text)
-    build_library(nnal / "libatb.so", "int atb(void) { return 1; }")
-    plugin = package / "lib" / "libop_plugin_atb.so"
-    build_library(plugin, "int atb(void); int call(void) { return atb(); }", f"-L{nnal}", "-latb")
-    return package, nnal
-
-
-def with_atb(environment: dict[str, str], nnal: Path) -> dict[str, str]:
-    """Adds the folder of ATB to the loader's."""
-    return {**environment, "LD_LIBRARY_PATH": f"{environment['LD_LIBRARY_PATH']}:{nnal}"}
-
-
-def test_all_are_there(verdicts_of, vllm_ascend, torch_npu) -> None:
-    environment = with_atb(vllm_ascend[1], torch_npu[1])
-    custom, triton, atb = verdicts_of("custom_ops", "triton", "atb", **environment)
+def test_all_are_there(verdicts_of, vllm_ascend) -> None:
+    (custom,) = verdicts_of("custom_ops", **vllm_ascend[1])
     assert custom.state is State.PASS, custom
     assert custom.facts["calls"] == [f"torch.ops._C_ascend.{name}" for name in operators_of("_C_ascend")]
-    assert triton.state is State.PASS, triton
-    assert triton.facts["calls"] == [f"torch.ops.vllm.{name}" for name in operators_of("vllm")]
-    assert atb.state is State.PASS, atb
 
 
-def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend, torch_npu) -> None:
+def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend) -> None:
     package, environment = vllm_ascend
     (package / "vllm_ascend_C.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
-    (package / "ops" / "triton" / "triton_utils.py").write_text(
-        "def init_device_properties_triton():\n    raise RuntimeError('0 active drivers')\n"
-    )
-    build_library(torch_npu[1] / "libatb.so", "int other(void) { return 1; }")
-    custom, triton, atb = verdicts_of("custom_ops", "triton", "atb", **with_atb(environment, torch_npu[1]))
+    (custom,) = verdicts_of("custom_ops", **environment)
     assert custom.state is State.FAIL
     assert "AddRmsNormBias" in custom.detail
     assert "undefined symbol" in custom.detail
     assert custom.remedy
-    assert triton.state is State.FAIL
-    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
-    assert "0 active drivers" in triton.detail
-    # A library of ATB of another version.
-    assert atb.state is State.FAIL
-    assert "undefined symbol" in atb.detail
-
-
-def test_operators_without_their_kernels(verdicts_of, vllm_ascend) -> None:
-    package, environment = vllm_ascend
-    shutil.rmtree(package / "_cann_ops_custom")
-    (without,) = verdicts_of("custom_ops")
-    assert without.state is State.FAIL
-    assert "no package of kernels" in without.detail
-    assert "AddRmsNormBias" in without.detail
-    (wrong,) = verdicts_of("custom_ops", **environment)
-    assert wrong.state is State.FAIL
-    assert f"ASCEND_CUSTOM_OPP_PATH={environment['ASCEND_CUSTOM_OPP_PATH']} is no folder" in wrong.detail
 
 
 def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> None:
@@ -173,21 +118,6 @@ def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> No
     assert empty.state is State.FAIL
     assert str(library) in empty.detail
     assert empty.remedy
-
-
-def test_an_older_torch_npu_without_vllm_ascend_and_atb(verdicts_of, torch_npu) -> None:
-    custom, triton, atb, calls = verdicts_of("custom_ops", "triton", "atb", "npu_calls")
-    assert custom.state is triton.state is State.SKIP
-    assert "AddRmsNormBias" in custom.detail
-    # torch_npu has a call of its own for it.
-    assert "SparseFlashAttention" not in custom.detail
-    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
-    assert atb.state is State.FAIL
-    assert "ReshapeAndCacheNdKernel" in atb.detail
-    assert "set_env.sh" in atb.detail
-    assert "libatb.so" in atb.facts["loader"]
-    assert calls.state is State.FAIL
-    assert "torch_npu.npu_rms_norm" in calls.facts["missing"]
 
 
 def test_a_probe_has_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:

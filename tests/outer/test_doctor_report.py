@@ -13,8 +13,7 @@ from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
-from opatlas.outer.doctor import report
-from opatlas.outer.doctor.report import write_report
+from opatlas.outer.doctor.command import write_report
 
 
 @pytest.fixture
@@ -60,19 +59,6 @@ def test_the_last_run_of_a_database_goes_in(files: Path, tmp_path: Path) -> None
         f"{below}/op_summary_20261122.csv",
     }
     assert left_out == []
-
-
-def test_what_is_too_large_is_named(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_MOST_BYTES", 4)
-    names, left_out = write_report(tmp_path / "r.zip", {}, files, None)
-    assert names == ["doctor.json"]
-    assert len(left_out) == 1
-    assert str(files / "replay" / "op_summary_1.csv") in left_out[0]
-
-
-def test_a_database_that_is_not_there(files: Path, tmp_path: Path) -> None:
-    names, left_out = write_report(tmp_path / "r.zip", {}, files, tmp_path / "none")
-    assert (names, left_out) == (["doctor.json", "probes/replay/op_summary_1.csv"], [])
 
 
 def test_a_report_that_cannot_be_written_leaves_nothing(files: Path, tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from opatlas.plugins.cases import CaseTable, Fate, SessionCase, row_of
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.attempts import AttemptLog, ModelAttempt
-from opatlas.outer.generation.models_file import KernelLanguage
 from opatlas.outer.generation.session_models import model_settings
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.judging.static_rules import RULES
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
@@ -143,15 +141,6 @@ def test_a_task_without_a_recorded_answer_is_skipped(tmp_path: Path) -> None:
     assert not rows.ran
 
 
-def test_an_answer_without_code_fails_the_row(tmp_path: Path) -> None:
-    rows = Rows(tmp_path, [])
-    rows.answer(0, "I cannot.")
-    outcome = rows.run()
-    assert outcome.status is Status.FAILED
-    assert Judgement.of(outcome) is not None
-    assert Judgement.of(outcome).error_class is ErrorClass.ANSWER
-
-
 def test_a_candidate_is_judged_on_all_rows_of_its_task(tmp_path: Path) -> None:
     rows = Rows(tmp_path, [passed(), failed(), passed(), passed()], inputs=2)
     rows.answer(0, block("y = 1"))
@@ -227,19 +216,6 @@ def test_a_file_of_models_that_cannot_work_is_refused(given: dict[str, Any], nam
         model_settings(models_file(tmp_path, **given), "cpu")
     assert named in str(caught.value)
     assert "models.yaml" in str(caught.value) or "OPATLAS_NOT_SET" in str(caught.value) or named == "'h'"
-
-
-def test_each_kind_of_device_has_a_language(tmp_path: Path) -> None:
-    given = models_file(tmp_path, models={"demo": _SERVER})
-    assert [model_settings(given, kind).language for kind in ("cuda", "npu", "cpu")] == [
-        "triton",
-        "triton-ascend",
-        "torch",
-    ]
-    given = models_file(tmp_path, models={"demo": _SERVER}, language="cuda")
-    assert model_settings(given, "cpu").language == "cuda"
-    rules = {language.of_rules for language in KernelLanguage}
-    assert rules == {"", *(rule.language for rule in RULES)}
 
 
 def _attempts(folder: Path) -> list[ModelAttempt]:

@@ -10,7 +10,7 @@ import pytest
 
 from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.peaks import known_peaks
-from opatlas.outer.diagnosis.rules import KernelVerdict
+from opatlas.outer.diagnosis.verdicts import KernelVerdict
 from opatlas.row.roofline import PRODUCTS
 from tests.outer.planted import shared
 

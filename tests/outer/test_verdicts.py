@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from opatlas.cli.main import main
-from opatlas.outer.diagnosis.diagnosis import Diagnosis, diagnose
+from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.peaks import kernel_work, known_peaks
-from opatlas.outer.diagnosis.rules import LANGUAGES, KernelVerdict, verdict_rules
+from opatlas.outer.diagnosis.verdicts import LANGUAGES, KernelVerdict, verdict_rules
 from tests.ask.tables import product_rows, write_table
 from tests.outer.planted import OTHER_COUNTERS, PIPES, capture, kernel
 
@@ -180,25 +180,6 @@ def test_a_librarys_own_parts_of_a_kernel_are_not_to_be_fused(names: str, verdic
 
 
 @pytest.mark.parametrize(
-    ("device", "gbps", "bfloat16"),
-    [
-        ("Ascend910B1", 1600, 363.7),
-        ("Ascend910B2", 1600, 353.9),
-        ("ascend910b3", 1600, 294.9),
-        ("Ascend910B4", 800, 245.8),
-        ("Ascend910_9392", 1600, 353.9),
-        ("Ascend910_9362", 1600, 245.8),
-        ("Ascend910C", 1600, 353.9),
-        ("Ascend310P3", 204.8, None),
-        ("Ascend910Z9", None, None),
-    ],
-)
-def test_peaks_of_the_chips_that_captures_name(device: str, gbps: float | None, bfloat16: float | None) -> None:
-    peak = known_peaks(device).peak
-    assert (peak.bandwidth_gbps, peak.tera_ops.get("BF16")) == (gbps, bfloat16)
-
-
-@pytest.mark.parametrize(
     ("cells", "moved", "operations"),
     [
         # Queries of 2 sequences read 3 + 5 keys of 1 head, and their values.
@@ -279,18 +260,3 @@ def test_counters_that_are_lacking_are_named(tmp_path: Path, capsys: pytest.Capt
     assert "aiv_vec_bank_cflt_ratio" in lacking["bank conflict"]["counters"]
     pipes = diagnose(capture(tmp_path, [kernel()]))
     assert [rule.verdict for rule in pipes.untested()] == ["clock", "bank conflict", "L2 misses"]
-
-
-def test_a_database_has_the_counters_of_its_captures_or_replays(tmp_path: Path) -> None:
-    rows = product_rows([(16, 32, 64), (32, 32, 64)], [50.0, 50.0])
-    rows["Profiling Average Duration(us)"] = "60"
-    rows["Profiling Average aic_mac_ratio"] = "0.95"
-    rows["MicroBench aic_mac_ratio"] = ["0.5", "0.9"]
-    rows.loc[0, "Average Duration(us)"] = ""
-    rows["Accelerator Core"] = "AI_CORE"
-    write_table(tmp_path, "MatMulV3", rows)
-    found: Diagnosis = diagnose(tmp_path)
-    captured, replayed = (found.counters(line) for line in (0, 1))
-    assert captured == {"Profiling Average aic_mac_ratio": 0.95}
-    assert replayed == {"MicroBench aic_mac_ratio": 0.9}
-    assert found.verdicts.first.tolist() == ["compute bound"] * 2

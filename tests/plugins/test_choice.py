@@ -76,44 +76,12 @@ def test_rows_without_a_replay_are_skipped_cases_in_every_update_mode(
     assert {name: sessions.read(name) for name in left} == left
 
 
-@pytest.mark.parametrize(
-    ("options", "outcomes"),
-    [
-        (("-k", "MatMul"), {"skipped": 1, "deselected": 3}),
-        (("--where=dtype == FLOAT",), {"passed": 2, "skipped": 2}),
-    ],
-)
-def test_rows_without_a_replay_are_selected_as_others_are(
-    sessions: Sessions, options: tuple[str, ...], outcomes: dict[str, int]
-) -> None:
-    sessions.write("Toy", [row(1), row(2)])
-    sessions.write("MatMulV9", [row(1)])
-    sessions.write("NoReplay", [row(1)])
-    done = sessions.run_in_process(*options)
-    assert (done.code, done.outcomes()) == (0, outcomes)
-    listed = sessions.run_in_process("--co", "-q", *options)
-    names = [line for line in listed.output.splitlines() if line.startswith("without_replay::")]
-    assert len(names) == outcomes.get("skipped", 0)
-    if "MatMulV9" in done:
-        (suggested,) = re.findall(r"MatMulV9 1 \(did you mean ([\w, ]+)\?\)", " ".join(done.output.split()))
-        assert {"MatMulV2", "MatMulV3"} & set(suggested.split(", "))
-        assert "docs/contributing.md" in done
-
-
 def test_an_example_is_named_where_k_selects_no_row(sessions: Sessions) -> None:
     sessions.write("MatMulV9", [row(1)])
     sessions.write("Toy", [row(1)])
     example = sessions.run_in_process("-k", "nothing_of_this_name")
     assert example.code == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "Toy-1_1-" in example.output
-
-
-def test_a_malformed_keyword_is_all_that_is_told(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    done = sessions.run_in_process("-k", "1,1024")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "-k '1,1024'" in done
-    assert "not run" not in done
 
 
 def test_a_list_tells_the_time_and_the_memory_of_the_rows(sessions: Sessions) -> None:

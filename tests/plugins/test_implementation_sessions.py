@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.select import Choice, make_plan
-from sessions import WAITING_KERNEL, Sessions, row
+from opatlas.plugins.choice import Choice, make_plan
+from sessions import Sessions, row
 from stand_in_npus import StandInNpus
 
-from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
-from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.implementation import Implementation, KernelSource
 
 SIZES = (3, 5, 8)
@@ -75,14 +72,6 @@ def test_each_implementation_has_its_durations_in_its_own_database(toys: Session
     assert json.loads(manifest.read_text())["options"]["implementation"] == mine[3]["Implementation"]
 
 
-def test_the_summary_tells_rivals_apart(toys: Sessions) -> None:
-    folder = kernels(toys, Toy__fast="def kernel(x, y):\n    return x - y\n")
-    done = toys.run_in_process(f"--implementation=torch,{folder}")
-    lines = [line.split() for line in done.output.splitlines()]
-    assert any(line[:3] == ["Toy", "torch", "3"] for line in lines)
-    assert any(line[1:4] == ["Toy", "mine-fast", "failed:"] for line in lines)
-
-
 def test_a_kernel_type_without_rows_is_refused_with_the_database_that_lacks_it(toys: Sessions) -> None:
     done = toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT, AddRmsNorm=RIGHT)}", "--ops=AddRmsNorm")
     assert done.code == pytest.ExitCode.USAGE_ERROR
@@ -98,17 +87,6 @@ def test_rivals_of_a_row_are_measured_one_after_the_other(toys: Sessions) -> Non
     for default, own in zip(ids[::2], ids[1::2], strict=True):
         assert own == default.replace("]", "-mine]")
     assert not (toys.database / "implementations").exists()
-
-
-def test_the_second_session_measures_nothing_again(toys: Sessions) -> None:
-    folder = kernels(toys, Toy=RIGHT)
-    toys.run_in_process(f"--implementation={folder}")
-    assert "nothing to do" in toys.run_in_process(f"--implementation={folder}", "--update-mode=missing-only")
-    assert all("Status" not in cells for cells in toys.read("Toy"))
-    # A changed kernel is another version, with a database of its own.
-    (folder / "Toy.py").write_text(RIGHT + "# faster\n")
-    assert toys.run_in_process(f"--implementation={folder}", "--update-mode=missing-only").ledger() == {"measured": 3}
-    assert len(list(toys.database.glob("implementations/mine-*"))) == 2
 
 
 MISTAKES = {
@@ -136,12 +114,6 @@ def test_a_mistake_costs_its_rows_and_no_others(toys: Sessions) -> None:
             assert not cells.get("Average Duration(us)")
 
 
-def test_set_up_that_never_ends_is_killed_at_the_deadline(toys: Sessions) -> None:
-    toys.write("Toy", [row(3)])
-    folder = kernels(toys, Toy="import time\nfrom opatlas import Prepared\ndef kernel(x, y):\n    time.sleep(3600)\n")
-    assert toys.run(f"--implementation={folder}", "--case-timeout=8").ledger() == {"timeout": 1}
-
-
 def test_a_database_of_one_implementation_is_not_filled_by_another(toys: Sessions) -> None:
     toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT)}")
     (own,) = toys.database.glob("implementations/mine-*")
@@ -152,58 +124,12 @@ def test_a_database_of_one_implementation_is_not_filled_by_another(toys: Session
     assert (own / "Toy.csv").read_bytes() == before
 
 
-def test_no_link_is_followed_to_the_database_of_an_implementation(toys: Sessions) -> None:
-    folder = kernels(toys, Toy=RIGHT)
-    (implementation,) = find_implementations([str(folder)], "cpu")
-    elsewhere = toys.folder / "elsewhere"
-    elsewhere.mkdir()
-    link = toys.database / "implementations" / f"{implementation.name}-{implementation.version}"
-    link.parent.mkdir()
-    link.symlink_to(elsewhere)
-    done = toys.run_in_process(f"--implementation={folder}")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert str(link) in done
-    assert not any(elsewhere.iterdir())
-
-
-def test_databases_of_two_implementations_are_not_combined(toys: Sessions) -> None:
-    toys.run_in_process(f"--implementation=torch,{kernels(toys, Toy=RIGHT)}")
-    (own,) = toys.database.glob("implementations/mine-*")
-    before = (toys.database / "Toy.csv").read_bytes()
-    assert main(["combine", str(toys.database), str(own)]) != 0
-    assert (toys.database / "Toy.csv").read_bytes() == before
-    assert main(["combine", str(toys.folder / "copy"), str(own)]) == 0
-
-
-def test_a_row_that_an_implementation_does_not_support_is_not_measured_with_another(toys: Sessions) -> None:
-    toys.run_in_process(f"--implementation={kernels(toys, Toy=PREPARED)}")
-    (own,) = toys.database.glob("implementations/mine-*")
-    before = (own / "Toy.csv").read_bytes()
-    done = toys.run_in_process("--update-mode=missing-only", f"--database-path={own}")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert (own / "Toy.csv").read_bytes() == before
-    assert toys.run_in_process("--update-mode=missing-only", "--mixed", f"--database-path={own}").code == 0
-
-
 def test_a_folder_with_the_name_of_an_implementation_of_opatlas_is_refused(toys: Sessions) -> None:
     folder = kernels(toys, Toy=RIGHT).rename(toys.folder / "flashinfer")
     done = toys.run_in_process(f"--implementation={folder}")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert str(folder) in done
     assert all("Status" not in cells for cells in toys.read("Toy"))
-
-
-def test_pruned_rows_stay_pruned_and_every_database_with_some_is_named(toys: Sessions) -> None:
-    folder = kernels(toys, Toy="def kernel(x, y):\n    return x - y\n")
-    command = (f"--implementation=torch,{folder}", "--prune-empty-duration-rows")
-    first = toys.run_in_process(*command)
-    assert first.ledger() == {"measured": len(SIZES), "failed": len(SIZES)}
-    (own,) = toys.database.glob("implementations/mine-*")
-    assert f"{own}/pruned" in first
-    assert f"{toys.database}/pruned" not in first
-    pruned = (own / "pruned" / "Toy.csv").read_bytes()
-    assert toys.run_in_process(*command).ledger() == {"measured": len(SIZES)}
-    assert (own / "pruned" / "Toy.csv").read_bytes() == pruned
 
 
 def test_a_kernel_type_that_one_of_two_implementations_lacks_can_be_chosen(toys: Sessions) -> None:
@@ -256,40 +182,6 @@ def test_a_kernel_that_is_changed_while_rows_run_is_not_measured_as_the_former_o
     # The next session measures it, in a database of its own.
     assert toys.run_in_process(f"--implementation={folder}").ledger() == {"measured": 3}
     assert len(list(toys.database.glob("implementations/mine-*/Toy.csv"))) == 2
-
-
-def test_ctrl_c_twice_names_the_journals_of_all_implementations(toys: Sessions) -> None:
-    folder = kernels(toys, Toy=WAITING_KERNEL)
-    running = toys.start(f"--implementation=torch,{folder}", "--case-timeout=3000")
-    running.wait_until((folder / "Toy.waits").exists)
-    running.send(signal.SIGINT)
-    running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
-    running.send(signal.SIGINT)
-    done = running.wait()
-    (own,) = toys.database.glob("implementations/mine-*")
-    assert done.has_line("3 records stay", f"{toys.database}/journal")
-    assert done.has_line("2 records stay", f"{own}/journal")
-    again = toys.run_in_process(f"--implementation=torch,{folder}", "-k", "Toy-3_3", "--update-mode=missing-only")
-    assert again.code == 0
-    assert all(cells["Average Duration(us)"] for cells in toys.read("Toy"))
-    assert {size for size, cells in durations(toys, "mine").items() if cells["Average Duration(us)"]} == {3, 5}
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [("flashinfr", "flashinfer"), ("no/such/folder", "no/such/folder")],
-)
-def test_an_unknown_implementation_is_named(toys: Sessions, name: str, told: str) -> None:
-    done = toys.run(f"--implementation={name}", "--collect-only")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert told in done
-
-
-def test_a_folder_without_a_kernel_is_refused(toys: Sessions) -> None:
-    folder = kernels(toys, Toy="x = 1\n")
-    done = toys.run(f"--implementation={folder}", "--collect-only")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "Toy.py" in done
 
 
 def test_an_implementation_on_an_npu_is_measured_with_all_its_kernels(toys: Sessions, npus: StandInNpus) -> None:

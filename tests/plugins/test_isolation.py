@@ -101,18 +101,3 @@ def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_t
     assert (done.code, done.outcomes()) == (1, {"passed": 1})
     assert f"{broken}: RecursionError: deep" in done
     assert "Traceback" not in done
-
-
-def test_an_error_that_nobody_has_foreseen_in_making_the_plan_is_told_once(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    (sessions.folder / "test_a_broken.py").write_text(
-        "import opatlas.plugins.plan\n"
-        "def broken(*arguments, **options):\n"
-        "    raise ZeroDivisionError('no plan')\n"
-        "opatlas.plugins.plan.make_plan = broken\n"
-    )
-    (sessions.folder / "test_more.py").write_text((sessions.folder / "test_toys.py").read_text())
-    done = sessions.run_in_process()
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert done.output.count("ZeroDivisionError: no plan\n") == 1
-    assert sessions.statuses("Toy") == {1: ""}

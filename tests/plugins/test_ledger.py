@@ -11,7 +11,6 @@ from sessions import Sessions, row
 
 PROFILED = {"Profiling Average Duration(us)": "5.0"}
 BAD = (Mood.EXIT, Mood.REFUSE, Mood.UNSUPPORTED, Mood.WRONG_RESULT, Mood.MEMORY_ERROR)
-REPLAYED = {"Average Duration(us)": "5.0"}
 
 
 def test_every_status_has_its_term(sessions: Sessions) -> None:
@@ -42,31 +41,6 @@ def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions) ->
     assert ledger["not run"] >= 1
     (report,) = (sessions.database / "reports").glob("*.md")
     assert report.read_text().count("\n| Moody-1") == ledger["not run"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "words"),
-    [
-        (
-            [{**row(101), **PROFILED}, row(102), {**row(103), **REPLAYED}],
-            ("--mixed",),
-            r"3  the same command with --where 'run != ",
-        ),
-        (
-            [{**row(101), **PROFILED}],
-            ("--update-mode=unreplayed", "--mixed"),
-            "1  the same command goes on with them",
-        ),
-    ],
-)
-def test_a_session_that_was_stopped_says_how_to_go_on(
-    sessions: Sessions, rows: list[dict[str, str]], options: tuple[str, ...], words: str
-) -> None:
-    sessions.write(
-        "Moody", [{**dict.fromkeys((*PROFILED, *REPLAYED), ""), **cells} for cells in (row(Mood.RAISE), *rows)]
-    )
-    done = sessions.run_in_process("-x", *options)
-    assert re.search(rf"^not run +{words}", done.output, re.MULTILINE)
 
 
 def test_what_was_left_unresolved_and_is_not_run_now_is_told(sessions: Sessions) -> None:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
-from sessions import Finished, Sessions, row, write_table
+from sessions import Finished, Sessions, row
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.row.location import UNNAMED_NPU
@@ -74,26 +74,6 @@ def is_refused(done: Finished) -> bool:
     return done.code == USAGE_ERROR and "measured" not in done.output.partition("ERROR")[0]
 
 
-def test_a_database_of_another_device_is_left_as_it_is(measured: Sessions) -> None:
-    of_another_device(measured)
-    before = contents(measured.database)
-    done = measured.run_in_process("-k", "Toy-6")
-    assert is_refused(done), done.output
-    for word in ("NVIDIA_H200", manifests(measured)[0].stem, "--database-path", "--mixed", "--read-only"):
-        assert word in done
-    assert contents(measured.database) == before
-
-
-def test_a_database_of_other_versions_is_left_as_it_is(measured: Sessions) -> None:
-    (path,) = manifests(measured)
-    rewrite(path, device={"facts": {"torch": "1.13.1+cpu"}})
-    before = contents(measured.database)
-    done = measured.run_in_process()
-    assert is_refused(done), done.output
-    assert "1.13.1" in done
-    assert contents(measured.database) == before
-
-
 def test_workers_never_start_on_a_database_of_another_device(measured: Sessions) -> None:
     of_another_device(measured)
     before = contents(measured.database)
@@ -125,24 +105,6 @@ def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
     assert json.loads(ours.read_text())["options"]["mixed"] is True
     # A mixed database stays one.
     assert is_refused(measured.run_in_process())
-
-
-def test_warm_durations_do_not_take_the_place_of_cold_ones(measured: Sessions) -> None:
-    before = contents(measured.database, without=".lock")
-    cold = ("--repeat-count=2", "--cache=cold")
-    done = measured.run_in_process(measure=cold)
-    assert is_refused(done), done.output
-    for word in ("2 with cache state warm", "Toy.csv:2", "--cache warm", "--mixed"):
-        assert word in done
-    assert contents(measured.database, without=".lock") == before
-    assert not measured.left_behind()
-
-
-def test_rows_without_a_duration_may_be_measured_in_any_way(measured: Sessions) -> None:
-    cold = ("--repeat-count=2", "--cache=cold")
-    done = measured.run_in_process("--update-mode=missing-only", measure=cold)
-    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-    assert [r["Cache State"] for r in measured.read("Toy")] == ["warm", "warm", "cold"]
 
 
 def test_another_instrument_and_other_threads_are_refused(measured: Sessions) -> None:
@@ -194,16 +156,6 @@ def test_a_repeated_row_counts_too(sessions: Sessions) -> None:
     assert durations(sessions) == ["", "9.7472"]
 
 
-def test_fewer_samples_and_another_machine_are_told(measured: Sessions) -> None:
-    (path,) = manifests(measured)
-    rewrite(path, host="another-machine")
-    done = measured.run_in_process(measure=("--repeat-count=1", "--cache=warm"))
-    assert done.code == 0, done.output
-    notes = [line for line in done.output.splitlines() if line.startswith("opatlas: ")]
-    assert sum("--repeat-count" in note and "2 rows" in note for note in notes) == 1
-    assert sum("another-machine" in note for note in notes) == 1
-
-
 # A database of captures of another device
 
 
@@ -221,32 +173,6 @@ def captured(sessions: Sessions) -> Sessions:
     """A database with a captured row, and one that was also replayed here."""
     sessions.write("Toy", [{**row(n), CAPTURED: "7.5", AVERAGE: us} for n, us in ((4, ""), (5, "9.0"))])
     return sessions
-
-
-def test_the_rows_of_captures_are_measured_in_a_database_beside_them(captured: Sessions) -> None:
-    before = contents(captured.database)
-    for number in (4, 5):
-        done = captured.run_in_process(f"--junitxml={captured.folder / 'report.xml'}")
-        assert (done.code, len(beside(captured))) == (0, number - 2), done.output
-        assert done.ledger() == {"measured": number - 2}
-        assert done.has_line(captured.beside_captures, "database")
-        assert UNNAMED_NPU in done
-        assert contents(captured.database) == before
-        for cells in beside(captured).values():
-            assert not {name for name, cell in cells.items() if name.startswith("Profiling") and cell}
-            assert float(cells[AVERAGE]) > 0
-            assert cells[AVERAGE] != "9.0"
-        (gaps, *_) = sorted((captured.beside_captures / "reports").glob("duration_gap_*.csv"), reverse=True)
-        with open(gaps, newline="") as file:
-            assert {gap[CAPTURED] for gap in csv.DictReader(file)} == {"7.5000"}
-        # A later ingest.
-        captured.write("Toy", [*captured.read("Toy"), {**row(number + 2), CAPTURED: "7.5", AVERAGE: ""}])
-        before = contents(captured.database)
-    again = captured.run_in_process("--update-mode=unreplayed")
-    assert (again.code, again.ledger()) == (0, {"measured": 1}), again.output
-    stopped = captured.run_in_process("--update-mode=missing-only")
-    assert stopped.code == 0
-    assert stopped.numbers("(--update-mode=missing-only)") == [4]
 
 
 @pytest.mark.parametrize("options", [("--co",), ("--read-only",)])
@@ -283,22 +209,6 @@ def test_a_row_that_was_pruned_beside_captures_stays_away(sessions: Sessions) ->
     assert done.ledger() == {"measured": 1, "failed": 1}
     assert sessions.run_in_process().ledger() == {"measured": 1}
     assert len(sessions.read("Moody")) == 2
-
-
-def test_captures_in_the_layout_have_the_database_of_the_device_there(sessions: Sessions) -> None:
-    root = sessions.folder / "data"
-    sessions.database = root / "ATLAS_800_A2_376T_64G" / "vllm_ascend" / "vllm0.18.0_torch2.9.0_cann8.5"
-    sessions.database.mkdir(parents=True)
-    sessions.write("Toy", [{**row(4), CAPTURED: "7.5"}])
-    before = contents(sessions.database)
-    assert sessions.run_in_process().ledger() == {"measured": 1}
-    (own,) = root.glob("*/torch/torch*_cpu")
-    # Rows of the device's own are not those of the captures.
-    write_table(own / "OtherToy.csv", [row(9)])
-    done = sessions.run_in_process()
-    assert done.ledger() == {"measured": 1}
-    assert done.has_line("ATLAS_800_A2_376T_64G", own)
-    assert contents(sessions.database) == before
 
 
 def test_mixed_replays_stay_with_the_captures(captured: Sessions) -> None:
@@ -375,19 +285,6 @@ def test_read_only_compares_and_writes_nothing(measured: Sessions) -> None:
     assert not any(measured.temporary.glob("opatlas-session-*"))
 
 
-def test_read_only_sessions_run_beside_each_other_and_a_writing_one(measured: Sessions, tmp_path: Path) -> None:
-    measured.write("Moody", [row(Mood.WAIT_FOR_GO)])
-    elsewhere = tmp_path / "temporary"
-    elsewhere.mkdir()
-    # Rows of one CPU take turns, by a lock there, and this one takes its time.
-    writing = measured.start("--ops=Moody", TMPDIR=str(elsewhere))
-    writing.wait_for_body(Mood.WAIT_FOR_GO)
-    beside = measured.run_in_process("--read-only", "--ops=Toy")
-    assert (beside.code, beside.ledger()) == (0, {"measured": 3}), beside.output
-    measured.go()
-    assert writing.wait().code == 0
-
-
 def test_read_only_leaves_what_a_killed_session_left_behind(measured: Sessions) -> None:
     measured.write("Moody", [row(Mood.WAIT_FOR_GO)])
     killed = measured.start()
@@ -400,13 +297,6 @@ def test_read_only_leaves_what_a_killed_session_left_behind(measured: Sessions) 
     done = measured.run_in_process("--read-only", "--ops=Toy")
     assert done.code == 0, done.output
     assert contents(measured.database) == before
-
-
-@pytest.mark.parametrize("option", ["--prune-empty-duration-rows"])
-def test_read_only_refuses_what_is_about_writing(measured: Sessions, option: str) -> None:
-    done = measured.run_in_process("--read-only", option)
-    assert done.code == USAGE_ERROR
-    assert option.partition("=")[0] in done
 
 
 def test_read_only_makes_no_starter(sessions: Sessions) -> None:

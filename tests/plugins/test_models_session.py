@@ -6,14 +6,12 @@ import csv
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from chat_server import ChatServer, chat_server
 from sessions import ROOT, Sessions
 
-from opatlas.data.database import SessionHolder
 from opatlas.outer.generation.answers import read_exchange
 from opatlas.outer.generation.attempts import AttemptLog
 from opatlas.outer.judging.judgement import ErrorClass
@@ -94,18 +92,6 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
     assert given.outcomes() == {"passed": 1, "xfailed": 1}
     assert given.has_line("good-0")
     assert given.has_line("good-1")
-
-
-def test_a_session_of_tasks_tells_whose_database_it_takes_over(sessions: Sessions) -> None:
-    shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
-    (sessions.folder / "tasks").mkdir()
-    (sessions.folder / "tasks" / "relu.py").write_text(TASK)
-    killed = SessionHolder("20261121T163006-1f0c9a", "pytest", 1, "a-host", 0.0)
-    (sessions.database / "journal").mkdir()
-    (sessions.database / "journal" / "session.json").write_text(json.dumps(asdict(killed)))
-    done = sessions.run_in_process("test_tasks.py", "--tasks=tasks")
-    assert done.ledger() == {"measured": 1}
-    assert killed.run_id in done
 
 
 def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:

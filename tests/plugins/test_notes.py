@@ -13,8 +13,8 @@ import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
 from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
+from opatlas.plugins.choice import Shard, requested_rows
 from opatlas.plugins.notes import crowded_folders, named_targets, plan_lines
-from opatlas.plugins.select import Shard, requested_rows
 from opatlas.plugins.session import Session
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget

@@ -90,14 +90,6 @@ def test_a_test_without_a_mark_is_told_of_it(sessions: Sessions) -> None:
     assert done.has_line("test_unmarked", "@replays")
 
 
-def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(Mood.RAISE)])
-    for option in (), ("--read-only",):
-        done = sessions.run_in_process("-p", "no:terminal", *option)
-        assert "Traceback" not in done
-        assert sessions.statuses("Moody") == {1: "measured", Mood.RAISE: "failed"}
-
-
 def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(sessions: Sessions) -> None:
     (sessions.folder / "again.py").write_text(AGAIN)
     sessions.write("Moody", [row(Mood.BETTER_NEXT_TIME)])
@@ -111,15 +103,6 @@ def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(
         for case in cases
     }
     assert told == {0: False, 1: True}
-
-
-@pytest.mark.slow
-def test_the_same_under_xdist(sessions: Sessions) -> None:
-    (sessions.folder / "again.py").write_text(AGAIN)
-    sessions.write("Moody", [row(1), row(Mood.BETTER_NEXT_TIME), row(Mood.RAISE), row(2)])
-    done = sessions.run("-p", "again", "-n", "2", "test_toys.py")
-    assert done.ledger() == {"measured": 3, "failed": 1}
-    assert "DO NOT ADD UP" not in done
 
 
 #: Notes how much text pytest holds of what each row printed.

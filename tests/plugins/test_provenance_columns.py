@@ -16,11 +16,3 @@ def test_assumed_lengths_and_the_stand_in_of_attention_are_in_the_database(sessi
     assert row["Stand-In"].startswith("composition of")
     checked, total = map(int, row["Checked Elements"].split("/"))
     assert 0 < checked <= total
-
-
-def test_a_single_operator_stands_in_for_nothing(sessions: Sessions) -> None:
-    sessions.write("Add", [cells_of("4;4 | FLOAT;FLOAT -> 4 | FLOAT")])
-    assert sessions.run_in_process(str(ROOT / "bench" / "test_elementwise.py")).code == 0
-    (row,) = sessions.read("Add")
-    # A column that nothing fills is left out of a new file.
-    assert (row.get("Assumptions", ""), row.get("Stand-In", ""), row["Checked Elements"]) == ("", "", "4/4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -72,29 +71,11 @@ def test_wrong_usage_is_told_in_the_width_of_the_terminal_and_suggests_options(s
     assert "--ops" in misspelt.output.split()
 
 
-def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
-    done = sessions.run_in_process("--fail-fast")
-    assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert sessions.statuses("Moody") == {1: "measured", Mood.RAISE: "failed", 2: ""}
-
-
 def test_output_of_a_body_is_captured_with_its_row_and_shown_with_s(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5)])
     before, _, after = sessions.run("-rP").output.partition("Captured stdout call")
     assert "body of (5,)" not in before
     assert "body of (5,)" in after
-
-
-def test_benchmark_json_holds_the_samples_in_seconds(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    done = sessions.run_in_process("--benchmark-json=benchmark.json", measure=("--repeat-count=4", "--cache=warm"))
-    assert done.code == 0
-    (benchmark,) = json.loads((sessions.folder / "benchmark.json").read_text())["benchmarks"]
-    (measured,) = sessions.read("Toy")
-    assert benchmark["stats"]["rounds"] == 4
-    assert benchmark["stats"]["mean"] == pytest.approx(float(measured["Average Duration(us)"]) * 1e-6, rel=1e-3)
-    assert benchmark["group"] == "Toy"
 
 
 def test_a_database_that_is_named_as_tests_is_refused(sessions: Sessions, tmp_path: Path) -> None:
@@ -141,20 +122,6 @@ def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
     done = sessions.run_in_process(measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="many")
     assert done.code != 0
     assert "MSMODELING_OP_REPLAY_REPEAT_COUNT='many'" in done
-
-
-def test_an_instrument_that_the_device_does_not_offer_is_refused_before_rows_run(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    done = sessions.run_in_process("--instrument=sundial")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert re.search("sundial.*wall-clock", done.output)
-    assert sessions.statuses("Toy") == {1: ""}
-
-
-def test_the_older_variable_sets_the_repeat_count(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    sessions.run_in_process(measure=("--cache=warm",), MSMODELING_OP_REPLAY_REPEAT_COUNT="7")
-    assert sessions.read("Toy")[0]["MicroBench Samples"] == "7"
 
 
 def test_without_a_repeat_count_noise_decides_and_ten_is_the_least(sessions: Sessions) -> None:

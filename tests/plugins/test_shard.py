@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from opatlas.plugins.select import Choice, Shard, make_plan
+from opatlas.plugins.choice import Choice, Shard, make_plan
 from sessions import Sessions, row
 
 from opatlas.data.database import Database

@@ -73,17 +73,6 @@ def test_no_module_of_the_database_is_imported_where_one_stands_in_it(sessions: 
     assert Finished(done.returncode, done.stdout).ledger() == {"measured": 2}
 
 
-def test_no_module_of_the_working_folder_is_imported(sessions: Sessions, tmp_path: Path) -> None:
-    sessions.write("Toy", [row(1)])
-    here = tmp_path / "a project of the user"
-    here.mkdir()
-    ran = _strange_modules(here)
-    (here / "pytest.ini").unlink()
-    done = _pytest(sessions, here, sessions.folder / "test_toys.py", "--database-path", sessions.database)
-    assert _imported(ran) == []
-    assert done.returncode == 0, done.stdout
-
-
 def test_pytest_runs_no_module_of_a_folder_of_kernels(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     kernels = sessions.folder / "mine"
@@ -106,26 +95,6 @@ def test_a_configuration_of_pytest_in_a_database_is_refused(sessions: Sessions) 
     assert _imported(ran) == []
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert str(sessions.database / "pytest.ini") in done.stdout
-
-
-def test_the_doctor_imports_nothing_of_the_working_folder(tmp_path: Path) -> None:
-    ran = _strange_modules(tmp_path)
-    # Each probe is a process that is started like these.
-    few = "command.PROBES = {name: command.PROBES[name] for name in ('device', 'packages', 'cpu')}"
-    imports = (
-        "import sys; del sys.path[0]; from opatlas.cli.main import main; from opatlas.cli import doctor as command"
-    )
-    script = f"{imports}; {few}; sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "doctor", "--database-path", ".", "--device", "none"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert _imported(ran) == []
-    assert "RuntimeError" not in done.stdout, done.stdout
 
 
 _HOME_FILES = {"secret.txt": "the secret of the user", "bashrc": "alias ls=ls", "below/table.csv": "a,b\n1,2\n"}
@@ -183,19 +152,6 @@ def test_a_link_out_of_the_database_ends_the_session_before_a_row(sessions: Sess
     assert path.read_bytes() == before
 
 
-def test_profiles_that_are_a_link_delete_nothing(sessions: Sessions, home: Path) -> None:
-    sessions.write("Toy", [row(1)])
-    (sessions.database / "launched.jsonl").touch()
-    (sessions.database / "mine.txt").write_text("mine")
-    before = _snapshot(sessions.database)
-    _link(sessions, "profiles", "..")
-    done = sessions.run_in_process()
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    for path, facts in before.items():
-        if Path(path).is_file():
-            assert _snapshot(sessions.database)[path] == facts
-
-
 def test_a_profile_that_no_session_made_stays(sessions: Sessions, home: Path) -> None:
     sessions.write("Toy", [row(1)])
     places = (".", "mine", RUN, f"{RUN[:-1]}b/0001/PROF", f"{RUN[:-1]}c/gw/0001")
@@ -210,22 +166,6 @@ def test_a_profile_that_no_session_made_stays(sessions: Sessions, home: Path) ->
     for path in noted:
         assert done.has_line(path.parent)
         assert path.exists()
-
-
-def test_a_profile_with_links_is_not_read_and_what_they_lead_to_stays(sessions: Sessions, home: Path) -> None:
-    sessions.write("Toy", [row(1)])
-    output = sessions.database / "profiles" / RUN / "0001"
-    output.mkdir(parents=True)
-    (output / "launched.jsonl").touch()
-    (output / "PROF_1").symlink_to(home)
-    done = sessions.run_in_process()
-    _expect_harmless(done)
-    assert done.ledger() == {"measured": 1}
-    assert (output / "PROF_1").is_symlink()
-    (output / "PROF_1").unlink()
-    done = sessions.run_in_process()
-    assert done.code == 0, done.output
-    assert not output.exists()
 
 
 def test_files_that_lead_elsewhere_cost_themselves_and_no_other_row(sessions: Sessions, home: Path) -> None:
@@ -249,12 +189,6 @@ def test_files_that_lead_elsewhere_cost_themselves_and_no_other_row(sessions: Se
         assert path.is_symlink() or path.is_fifo()
         assert path.parent.name in ("runs", "reports") or str(path) in done.output
     assert set(sessions.statuses("Toy").values()) == {"measured"}
-
-
-def test_the_marker_of_a_shipped_database_is_not_read_through_a_link(sessions: Sessions, home: Path) -> None:
-    sessions.write("Toy", [row(1)])
-    _link(sessions, "SHIPPED.txt", home / "secret.txt")
-    _expect_harmless(sessions.run_in_process())
 
 
 def test_control_characters_of_a_database_reach_neither_the_terminal_nor_the_reports(sessions: Sessions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import subprocess
@@ -101,18 +100,6 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_differs_from_a_model_is_told_before_rows_are_added(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
-    more = {"num_hidden_layers": 4, "vocab_size": 1024, "sliding_window": 64}
-    stored = {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", **sizes, **more, **stored}))
-    done = run(tmp_path / "db", "-k", "AddRmsNorm", f"--target-models={tmp_path}", "--rows=0", "--read-only")
-    assert done.returncode == 0, done.stdout
-    told = done.stdout[: done.stdout.index("to add")]
-    assert "INT4" in told
-    assert "4 of 4 layers see 64 tokens" in told
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -149,11 +136,6 @@ def test_a_malformed_file_is_named_and_nothing_is_touched(tmp_path: Path, mistak
     assert contents(tmp_path) == {"SwiGlu.csv": text.encode()}
 
 
-def test_a_malformed_file_does_not_stop_other_kernel_types(tmp_path: Path) -> None:
-    (tmp_path / "SwiGlu.csv").write_text("a,b\n1,2\n")
-    assert run(tmp_path, "--rows=20", "-k", "Neg").returncode == 0
-
-
 def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> None:
     # Where locks are made stands a file: no permission keeps the administrator out.
     (tmp_path / "journal").write_text("in the way")
@@ -167,30 +149,6 @@ def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> No
     assert planned.returncode == 0, "a plan writes nothing"
     assert "SwiGlu.csv:1: " in planned.stdout
     assert "'Averge Duration(us)'" in planned.stdout
-
-
-def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
-    (tmp_path / "SwiGlu.csv").symlink_to(tmp_path / "nowhere" / "x" / "SwiGlu.csv")
-    (tmp_path / "nowhere").write_text("in the way")
-    done = run(tmp_path, "--ops=SwiGlu", "--rows=3")
-    assert done.returncode == 1
-    failure = done.stdout.partition("short test summary")[0]
-    assert failure.count(str(tmp_path / "SwiGlu.csv")) == 1
-    assert "During handling" not in done.stdout
-
-
-def test_a_kernel_type_of_which_nothing_fits_fails_and_the_others_go_on(tmp_path: Path) -> None:
-    done = run(tmp_path, "-k", "GatherV2 or Neg", "--target-models=qwen3-32b", "--max-hbm-gb=0.55")
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
-    assert "0.61 GB" in done.stdout
-    assert set(contents(tmp_path)) == {"Neg.csv"}
-
-
-def test_what_no_model_has_is_skipped(tmp_path: Path) -> None:
-    done = run(tmp_path, "-k", "InterleaveRope", "--target-models=qwen3-32b", "-rs")
-    assert done.returncode == 0
-    assert "1 skipped" in done.stdout
-    assert contents(tmp_path) == {}
 
 
 def test_a_device_that_is_not_at_hand_can_be_named(tmp_path: Path) -> None:
@@ -211,13 +169,3 @@ def test_blocked_formats_are_those_of_an_npu(tmp_path: Path, folder: str, option
     done = run(tmp_path / folder, "--ops=MatMulV2", "--rows=20", "--target-models=qwen3-0.6b", *options)
     assert done.returncode == 0, done.stdout
     assert (b"FRACTAL_NZ" in contents(tmp_path / folder)["MatMulV2.csv"]) == in_blocks
-
-
-def test_rows_take_the_dtypes_that_are_there(tmp_path: Path) -> None:
-    line = '"4,64",FLOAT16,ND,"4,32",FLOAT16,ND'
-    (tmp_path / "SwiGlu.csv").write_text(f"{HEADER}\n{line}\n")
-    assert run(tmp_path, "--rows=20", "-k", "SwiGlu and not Grouped").returncode == 0
-    with open(tmp_path / "SwiGlu.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["Input Data Types"] for row in rows} == {"FLOAT16"}
-    assert len(rows) == 21

@@ -50,13 +50,12 @@ terminal.EVERY_S = 0.0
 """
 
 
-@pytest.mark.parametrize("workers", [("--in-process",), ("-n", "1")])
-def test_a_long_session_says_how_far_it_is(sessions: Sessions, workers: tuple[str, ...]) -> None:
+def test_a_long_session_says_how_far_it_is(sessions: Sessions) -> None:
     (sessions.folder / "each_row.py").write_text(EACH_ROW)
     sessions.write("Toy", [row(5), row(6)])
-    done = sessions.run("-p", "each_row", *workers, measure=THRICE)
+    done = sessions.run("-p", "each_row", "-n1", measure=THRICE)
     told = re.findall(r"^opatlas: (\d of \d rows), .* left$", done.output, re.MULTILINE)
-    assert list(dict.fromkeys(told)) == ["0 of 2 rows", "1 of 2 rows", "2 of 2 rows"]
+    assert list(dict.fromkeys(told)) == ["1 of 2 rows", "2 of 2 rows"]
 
 
 def shown_on_a_terminal(sessions: Sessions) -> str:
@@ -88,40 +87,6 @@ def test_a_terminal_has_red_failures_and_what_comes_next_and_a_log_has_neither(
     log = sessions.run_in_process("--runxfail", "--mixed")
     assert said not in log
     assert "\n1 row collected = 1 " in log
-
-
-def test_the_header_has_pytest_benchmark_only_where_it_is_asked_for_something(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    without = sessions.run_in_process()
-    assert "warmup_iterations" not in without
-    assert "Legend:" not in without
-    assert "warmup_iterations" in sessions.run_in_process("--benchmark-json=benchmark.json")
-
-
-def test_lines_of_workers_have_durations(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(5), row(6)])
-    done = sessions.run("-v", "-n", "1", measure=THRICE)
-    lines = [line for line in done.output.splitlines() if line.startswith("[gw0]")]
-    assert [re.search(r" PASSED [\d.,]+ us .*\[Toy-", line) is not None for line in lines] == [True, True]
-    assert re.search(r"^Toy +2 ", done.output, re.MULTILINE)
-
-
-def test_tables_are_at_the_end_and_in_the_report(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(size) for size in range(1, 7)])
-    done = sessions.run_in_process(measure=THRICE)
-    assert re.search(r"^Toy +6 +[\d,.]+  ", done.output, re.MULTILINE)
-    assert "median(us)" in done
-    assert "\nslowest\n" in done
-    (report,) = (sessions.database / "reports").glob("*.md")
-    text = report.read_text()
-    assert "| Toy | 6 | " in text
-    for told in ("torch", "repeat_count 3", "wall-clock"):
-        assert told in text
-
-
-def test_no_tables_with_q(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1)])
-    assert "= durations =" not in sessions.run_in_process("-q")
 
 
 def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:
@@ -184,13 +149,6 @@ def test_a_comparison_with_the_database_is_in_the_line_and_in_ci(sessions: Sessi
     assert re.search(r"PASSED [\d.]+x ", line)
     (out,) = ElementTree.parse(sessions.folder / "report.xml").iter("system-out")
     assert re.search(r"stored .* \([\d.]+x\)$", out.text or "")
-
-
-def test_a_capture_of_another_device_is_not_ranked(sessions: Sessions) -> None:
-    sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "0.001"}])
-    done = sessions.run_in_process()
-    assert "captured on " in done
-    assert "off the captured ones" not in done
 
 
 def test_the_report_names_a_row_of_each_cause(sessions: Sessions) -> None:

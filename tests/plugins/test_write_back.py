@@ -44,26 +44,6 @@ def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: S
     assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
-def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions: Sessions) -> None:
-    rows = [{**row(n), "Average Duration(us)": "", "Profiling Average Duration(us)": ""} for n in range(1, 6)]
-    rows[0]["Average Duration(us)"] = "5.0"
-    rows[1]["Profiling Average Duration(us)"] = "5.0"
-    rows[2]["Average Duration(us)"] = "nan"
-    rows[3]["Average Duration(us)"] = "-1"
-    sessions.write("Toy", rows)
-    first = sessions.run_in_process("--update-mode=missing-only", "--mixed")
-    assert first.outcomes() == {"passed": 3}
-    (invalid,) = (line for line in first.output.splitlines() if "'nan'" in line)
-    assert "'Average Duration(us)'" in invalid
-    assert re.findall(r"\d+", invalid)[:2] == ["4", "1"]
-    after = sessions.read("Toy")
-    assert [r["Average Duration(us)"] for r in after][:2] == ["5.0", ""]
-    assert all(float(r["Average Duration(us)"]) > 0 for r in after[2:])
-    second = sessions.run_in_process("--update-mode=missing-only", "--mixed")
-    assert second.code == 0
-    assert second.numbers("(--update-mode=missing-only)") == [5, 4, 1]
-
-
 def test_a_cause_is_told_in_the_words_of_its_first_row_and_a_misspelt_column_is_warned_of(sessions: Sessions) -> None:
     wide = {**row(Mood.REFUSE), "Input Shapes": "16,3;16,3", "Output Shapes": "16,3"}
     sessions.write(
@@ -84,27 +64,6 @@ def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
     wrong = sessions.run_in_process("--update-mode=missing-only", "-k", "NoSuchKernel")
     assert wrong.code == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "OtherToy-1_1-" in wrong.output
-
-
-def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) -> None:
-    with_profiling = {**row(Mood.RAISE), "Profiling Average Duration(us)": "3.0"}
-    sessions.write(
-        "Moody",
-        [
-            with_profiling,
-            {**row(Mood.REFUSE), "Profiling Average Duration(us)": ""},
-            {**row(1), "Profiling Average Duration(us)": ""},
-        ],
-    )
-    sessions.write("OtherToy", [row(1)])
-    done = sessions.run_in_process("--prune-empty-duration-rows", "-k", "Moody", "--mixed")
-    assert "1 pruned" in done
-    assert sessions.statuses("Moody") == {Mood.RAISE: "failed", 1: "measured"}
-    pruned = (sessions.database / "pruned" / "Moody.csv").read_text().splitlines()
-    assert len(pruned) == 2
-    assert pruned[0].endswith("Pruned Reason")
-    assert "cheer it up" in pruned[1]
-    assert len(sessions.read("OtherToy")) == 1
 
 
 def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessions) -> None:
@@ -135,15 +94,6 @@ def test_workers_give_the_statuses_that_one_process_gives(sessions: Sessions) ->
     done = sessions.run("-n", "2")
     assert sessions.statuses("Moody") == expected
     assert (done.code, done.outcomes()) == (1, {"failed": 7, "passed": 3, "skipped": 1})
-
-
-def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(Mood.RAISE)])
-    assert sessions.run().code == 1
-    (failed,) = sessions.read("Moody")
-    manifest = json.loads((sessions.database / "runs" / f"{failed['Status Run ID']}.json").read_text())
-    assert manifest["device"]["facts"]["threads"] >= 1
-    assert manifest["statuses"] == {"failed": 1}
 
 
 def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session(sessions: Sessions) -> None:
@@ -207,18 +157,3 @@ def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions:
     # One line for both: they differ in a number.
     (line,) = [line for line in report.read_text().splitlines() if "one sequence" in line]
     assert line.startswith("| 2 | Assuming | ")
-
-
-def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
-    sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
-    sessions.write("Moody", [row(Mood.RAISE)])
-    sessions.write("NoReplay", [row(1), row(2)])
-    done = sessions.run_in_process()
-    assert "NoReplay 2" in done
-    (report,) = (sessions.beside_captures / "reports").glob("replay_report_*.md")
-    text = report.read_text()
-    assert "| NoReplay | 2 |" in text
-    assert "an unnamed NPU" in text
-    (gaps,) = (sessions.beside_captures / "reports").glob("duration_gap_*.csv")
-    assert len(gaps.read_text().splitlines()) == 3
-    assert gaps.stem.removeprefix("duration_gap") == report.stem.removeprefix("replay_report")

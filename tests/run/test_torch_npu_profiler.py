@@ -14,9 +14,7 @@ import pytest
 import torch
 from captures import launch, write_capture
 
-from opatlas.outer.doctor import replays
-from opatlas.outer.doctor.probe import State, Target
-from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.device import kind_named
 from opatlas.run.instruments import npu_profilers
 from opatlas.run.instruments.attribution import BEGIN_MARK, END_MARK, NoSamples, ProfiledSamples, dimensions, row_mark
 from opatlas.run.instruments.instrument import MeasureSettings, StopRule
@@ -122,43 +120,3 @@ def test_a_profiler_that_writes_nothing_gives_no_measurement(launched, monkeypat
     samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
     assert isinstance(samples.profiled, NoSamples)
     assert "kernel_details.csv" in samples.profiled.reason
-
-
-@pytest.fixture
-def probe(launched, monkeypatch, tmp_path):
-    """The doctor's probe of the profiler, on this stand-in."""
-    monkeypatch.setattr(sys.modules["torch_npu"].profiler, "AiCMetrics", SimpleNamespace(PipeUtilization="memory"))
-    monkeypatch.setattr(replays, "available_devices", lambda name: [DeviceSpec("npu")])
-    monkeypatch.setattr(replays, "open_device", lambda *_: SimpleNamespace(torch_device=torch.device("cpu")))
-    monkeypatch.setattr(torch, "add", lambda *_: launched.append(("Add", "16,64;16,64", 3.0)))
-    return lambda: replays.npu_profiler(Target("npu", "npu", files=tmp_path))
-
-
-def test_the_doctor_reports_the_losses_of_the_profiler(probe, launched, monkeypatch, tmp_path):
-    verdict = probe()
-    assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 0), verdict
-    assert verdict.facts["types"]["Add"] == "3"
-    assert "3.0 us" in verdict.detail
-    assert "Add" in next(tmp_path.glob("*kernel_details.csv")).read_text()
-    profiler = sys.modules["torch_npu"].profiler
-    whole = profiler.profile
-
-    @contextmanager
-    def headless(**keywords):
-        launched.clear()
-        with whole(**keywords):
-            yield
-            del launched[:10]
-
-    monkeypatch.setattr(profiler, "profile", headless)
-    verdict = probe()
-    assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 10), verdict
-
-
-def test_the_doctor_reports_a_profiler_that_writes_nothing(probe, monkeypatch):
-    profiler = sys.modules["torch_npu"].profiler
-    monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
-    verdict = probe()
-    assert verdict.state is State.FAIL
-    assert "kernel_details.csv" in verdict.detail
-    assert "npu-events" in verdict.remedy

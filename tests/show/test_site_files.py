@@ -15,9 +15,8 @@ import opatlas
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.cli.main import main
 from opatlas.show.site import rows
-from opatlas.show.site.columns import columns_of, number_column, word_column
 from opatlas.show.site.pages import registered_pages
-from opatlas.show.site.rows import moves_each_byte_once
+from opatlas.show.site.rows import columns_of, moves_each_byte_once, number_column, word_column
 from opatlas.show.site.writer import write_site
 from tests.ask.tables import RUN, product_rows, write_table
 from tests.outer.planted import capture, kernel

@@ -35,4 +35,4 @@ def choosy(**arguments):
 
 @replays("DispatchFFNCombine", npu=None)
 def dispatch_ffn_combine(row, replay, group):
-    replay_layer(row, lambda kernel, **keywords: replay(choosy, **keywords), group, None)
+    replay_layer(row, lambda kernel, **keywords: replay(choosy, **keywords), group, npu=None, custom_opp=None)

@@ -27,8 +27,8 @@ from opatlas.row.columns import (
     STATUS,
     is_profiling_column,
 )
+from opatlas.row.communication import row_kind
 from opatlas.row.record import LaunchedCase, Record
-from opatlas.row.row_kind import row_kind
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 

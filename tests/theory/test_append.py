@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from opatlas.row.columns import (
     OUTPUT_DTYPES,
     OUTPUT_SHAPES,
     PROFILING_AVERAGE,
-    RUNTIME_PREFIX,
 )
 from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
@@ -172,14 +170,6 @@ def test_unknown_columns_and_durations_stay(database: Database) -> None:
     assert (frame["Note"][0], frame[PROFILING_AVERAGE][0]) == ("mine", "12.5")
 
 
-def test_attention_rows_get_their_runtime_columns(database: Database) -> None:
-    add_theory_rows(database, KERNELS["FusedInferAttentionScore"], request(QWEN3_32B, DEEPSEEK_V3, rows=60))
-    frame = database.read("FusedInferAttentionScore").frame
-    assert set(frame[RUNTIME_PREFIX + "input_layout"]) == {"TND", "BNSD_NBSD"}
-    assert all(frame[RUNTIME_PREFIX + "actual_seq_lengths_kv_values"])
-    assert len(set(signatures("FusedInferAttentionScore", frame))) == 60
-
-
 def test_a_malformed_row_is_named_and_its_file_unchanged(database: Database) -> None:
     path = write(database, "SwiGlu", "4,sixty | DT_BF16 | ND -> 4,32 | DT_BF16 | ND")
     before = path.read_bytes()
@@ -205,20 +195,6 @@ def test_rows_that_another_process_adds_meanwhile_are_not_added_twice(
     assert (len(plan.signatures), plan.result.existing) == (25, 15)
     frame = database.read("SwiGlu").frame
     assert len(frame) == len(set(signatures("SwiGlu", frame))) == 40
-
-
-def test_several_at_once_lose_nothing(database: Database) -> None:
-    threads = [
-        threading.Thread(target=add_theory_rows, args=(database, KERNELS["SwiGlu"], request(model)))
-        for model in (QWEN3_0_6B, QWEN3_32B, LLAMA_3_70B)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    frame = database.read("SwiGlu").frame
-    grid = len(KERNELS["SwiGlu"].patterns[0].axes[0].grid)
-    assert len(frame) == len(set(signatures("SwiGlu", frame))) == 3 * grid
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_others(tmp_path: Path) -> None:

@@ -76,8 +76,7 @@ def test_a_mistake_is_named_by_its_place(tmp_path: Path, old: str, new: str, pla
     assert old in GOOD
     with pytest.raises(CatalogError) as caught:
         catalog_of(tmp_path, GOOD.replace(old, new))
-    assert place in [mistake.place for mistake in caught.value.mistakes]
-    assert caught.value.path.name == "catalog.yaml"
+    assert (caught.value.place, caught.value.path.name) == (place, "catalog.yaml")
 
 
 @pytest.mark.parametrize(("old", "new", "place", "key"), WRONG_TYPES)
@@ -85,14 +84,8 @@ def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, old: str, new: str, pl
     assert old in GOOD
     with pytest.raises(CatalogError) as caught:
         catalog_of(tmp_path, GOOD.replace(old, new))
-    assert any(mistake.place == place and key in mistake.problem for mistake in caught.value.mistakes)
-
-
-def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
-    text = GOOD.replace("[m, twice]", "[m, twiec]").replace("core:", "cores:").replace("[1, 2, 4]", "[]")
-    with pytest.raises(CatalogError) as caught:
-        catalog_of(tmp_path, text)
-    assert len(caught.value.mistakes) == len(str(caught.value).splitlines()) == 3
+    assert caught.value.place == place
+    assert key in caught.value.problem
 
 
 @pytest.mark.parametrize(
@@ -117,7 +110,7 @@ def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
 def test_invalid_catalogs(tmp_path: Path, text: str, place: str) -> None:
     with pytest.raises(CatalogError) as caught:
         catalog_of(tmp_path, text)
-    assert [mistake.place for mistake in caught.value.mistakes] == [place]
+    assert caught.value.place == place
 
 
 def test_an_unknown_kernel_type_is_refused_with_similar_names() -> None:

@@ -10,7 +10,6 @@ from opatlas.shapes.models import DEEPSEEK_V3, QWEN3_0_6B
 from tests_of_shapes import request
 
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog, database_kernels
 from opatlas.theory.coverage import ShapeCoverage, model_coverage
 from opatlas.theory.plan import add_theory_rows, read_table
@@ -140,10 +139,3 @@ operator_mappings:
     found = database_kernels(database, built_in_catalog())
     assert set(found) - set(built_in_catalog().kernels) == {"BatchMatMulNd", "OtherRope", "OwnAdd"}
     assert found["OwnAdd"].patterns == built_in_catalog().kernel("Add").patterns
-
-
-@pytest.mark.parametrize("text", ["a: [", "other: {}", "- 1"])
-def test_a_mapping_that_cannot_be_read_is_named(database: Database, text: str) -> None:
-    (database.path / "op_mapping.yaml").write_text(text)
-    with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml"):
-        database_kernels(database, built_in_catalog())

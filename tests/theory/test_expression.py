@@ -94,7 +94,3 @@ def test_the_variables_of_an_expression() -> None:
     assert parse_expression("align(m, 8) * k + k").names == {"m", "k"}
     assert parse_expression(" m ").variable == "m"
     assert parse_expression("2 * m").variable == ""
-
-
-def test_a_variable_may_have_the_name_of_a_function() -> None:
-    assert parse_expression("k % min").names == {"k", "min"}

@@ -13,11 +13,10 @@ from opatlas.shapes.models import (
     DEEPSEEK_V3,
     GLM_5_1,
     GLM_5_2,
-    LLAMA_3_70B,
     QWEN3_0_6B,
-    QWEN3_30B_A3B,
     QWEN3_32B,
 )
+from tests_of_shapes import CONFIGS
 
 from opatlas.cli.main import main
 from opatlas.errors import UsageError
@@ -79,84 +78,6 @@ HARMLESS: dict[str, Any] = {
     "pretraining_tp": 1,
     "use_cache": True,
 }
-#: The numbers of each config.json that differ from the defaults of transformers.
-CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
-    "deepseek_v3": (
-        DEEPSEEK_V3,
-        {
-            "hidden_size": 7168,
-            "intermediate_size": 18432,
-            "moe_intermediate_size": 2048,
-            "vocab_size": 129280,
-            "num_attention_heads": 128,
-            "num_hidden_layers": 5,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "num_key_value_heads": 128,
-        },
-    ),
-    "qwen3": (
-        QWEN3_32B,
-        {
-            "hidden_size": 5120,
-            "intermediate_size": 25600,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "num_hidden_layers": 2,
-            "vocab_size": 151936,
-        },
-    ),
-    "llama": (
-        LLAMA_3_70B,
-        {
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "num_hidden_layers": 2,
-            "vocab_size": 128256,
-        },
-    ),
-    "qwen3_moe": (
-        QWEN3_30B_A3B,
-        {
-            "hidden_size": 2048,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "num_hidden_layers": 2,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "vocab_size": 151936,
-        },
-    ),
-    "glm_moe_dsa": (
-        GLM_5_1,
-        {
-            "hidden_size": 6144,
-            "intermediate_size": 12288,
-            "moe_intermediate_size": 2048,
-            "vocab_size": 154880,
-            "num_attention_heads": 64,
-            "num_hidden_layers": 78,
-            "n_routed_experts": 256,
-            "num_experts_per_tok": 8,
-            "q_lora_rank": 2048,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 192,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 256,
-            "num_key_value_heads": 64,
-        },
-    ),
-}
 
 
 def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
@@ -174,7 +95,7 @@ def built(architecture: str) -> Any:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     import torch._dynamo  # It fails to be imported while the meta device is the default (torch 2.6).
 
-    config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1])
+    config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1], num_hidden_layers=5)
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config)
 
@@ -236,7 +157,7 @@ def test_weights_are_those_of_the_sharded_modules(architecture: str, tp: int) ->
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_a_file_of_a_built_in_model_describes_it(architecture: str, tmp_path: Path) -> None:
     facts, numbers = CONFIGS[architecture]
-    found = read(tmp_path, architecture, **{**numbers, **HARMLESS})
+    found = read(tmp_path, architecture, **numbers, **HARMLESS, num_hidden_layers=facts.layers)
     assert {(weight.role, weight.parts, weight.k) for weight in found.weights} == {
         (weight.role, weight.parts, weight.k) for weight in facts.weights
     }
@@ -252,8 +173,9 @@ def calls_of(model: ModelFacts) -> dict[str, int]:
 
 
 def test_a_step_calls_a_weight_once_in_each_layer_that_has_it(tmp_path: Path) -> None:
-    assert calls_of(read(tmp_path, "glm_moe_dsa", **CONFIGS["glm_moe_dsa"][1])) == calls_of(GLM_5_1)
-    found = read(tmp_path, "deepseek_v3", **CONFIGS["deepseek_v3"][1])
+    of_glm = read(tmp_path, "glm_moe_dsa", **CONFIGS["glm_moe_dsa"][1], num_hidden_layers=78)
+    assert calls_of(of_glm) == calls_of(GLM_5_1)
+    found = read(tmp_path, "deepseek_v3", **CONFIGS["deepseek_v3"][1], num_hidden_layers=5)
     assert found.layers == 5
     calls = calls_of(found)
     wanted = {"q_b": 5, "q_kv_a": 5, "down": 3, "gate_up": 3, "shared_down": 2, "router": 2, "lm_head": 1}
@@ -498,17 +420,6 @@ def pairs(model: ModelFacts, tp: int) -> dict[str, tuple[int, int]]:
     return {linear.name: (linear.n, linear.k) for linear in model.linears(tp)}
 
 
-def test_shapes_that_the_older_tool_misses() -> None:
-    assert pairs(QWEN3_32B, 1)["qkv"] == (10240, 5120)
-    assert pairs(QWEN3_32B, 1)["gate_up"] == (51200, 5120)
-    for tp in TP_SIZES:
-        assert pairs(QWEN3_32B, tp)["o_proj"] == (5120, 8192 // tp)
-        assert pairs(DEEPSEEK_V3, tp)["q_b"] == (24576 // tp, 1536)
-        assert pairs(DEEPSEEK_V3, tp)["kv_b"] == (32768 // tp, 512)
-        assert pairs(DEEPSEEK_V3, tp)["o_proj"] == (7168, 16384 // tp)
-        assert pairs(DEEPSEEK_V3, tp)["gate_up"] == (36864 // tp, 7168)
-
-
 def test_devices_beyond_the_number_of_key_heads_share_one() -> None:
     """768 = (4 query heads + a key head + a value head) * 128, as captures of Qwen3-32B on 16 devices have it."""
     assert pairs(QWEN3_32B, 16)["qkv"] == (768, 5120)
@@ -519,11 +430,6 @@ def test_expert_parallelism_divides_the_number_of_experts_and_not_their_width() 
     shares = DEEPSEEK_V3.expert_shares((1,), (1, 8, 256))
     assert shares == ((256, 2048, 1), (32, 2048, 8), (1, 2048, 256))
     assert (256, 512, 1) in DEEPSEEK_V3.expert_shares((4,), (8,))
-
-
-def test_sizes_that_do_not_divide_a_model_are_left_out() -> None:
-    assert QWEN3_32B.tp_sizes((1, 3, 7, 8)) == (1, 8)
-    assert DEEPSEEK_V3.ep_sizes((1, 3, 16)) == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -547,23 +453,3 @@ def test_an_unknown_model_is_refused_with_similar_names(name: str, similar: str)
         resolve_targets([name])
     assert similar in str(error.value)
     assert (error.value.argument, error.value.value) == ("model", name)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[" * 100_000,
-        '{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}",
-        "[]",
-        '{"hidden_size": 8}',
-        '{"model_type": "no_such_architecture"}',
-        '{"model_type": "llama", "hidden_size": "wide"}',
-        '{"model_type": "mamba"}',
-    ],
-    ids=range(8),
-)
-def test_files_that_describe_no_model_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(TargetError):
-        resolve_model(str(tmp_path))

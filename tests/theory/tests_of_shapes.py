@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
+from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
 from opatlas.shapes.strategies import sample_rows
 
 from opatlas.theory.catalog import Catalog, read_catalog
@@ -12,6 +14,80 @@ from opatlas.theory.models import ModelFacts
 from opatlas.theory.plan import Request
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
+
+#: Models, and the numbers of their config.json that differ from the defaults of transformers, but for the layers.
+CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
+    "deepseek_v3": (
+        DEEPSEEK_V3,
+        {
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "vocab_size": 129280,
+            "num_attention_heads": 128,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "q_lora_rank": 1536,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "num_key_value_heads": 128,
+        },
+    ),
+    "qwen3": (
+        QWEN3_32B,
+        {
+            "hidden_size": 5120,
+            "intermediate_size": 25600,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+        },
+    ),
+    "llama": (
+        LLAMA_3_70B,
+        {
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
+    ),
+    "qwen3_moe": (
+        QWEN3_30B_A3B,
+        {
+            "hidden_size": 2048,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "vocab_size": 151936,
+        },
+    ),
+    "glm_moe_dsa": (
+        GLM_5_1,
+        {
+            "hidden_size": 6144,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 2048,
+            "vocab_size": 154880,
+            "num_attention_heads": 64,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "q_lora_rank": 2048,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 256,
+            "num_key_value_heads": 64,
+        },
+    ),
+}
 
 
 def request(*models: ModelFacts, rows: int = 0, seed: int = 0, gb: float = 32) -> Request:

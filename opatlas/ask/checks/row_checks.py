@@ -10,7 +10,6 @@ import numpy as np
 from opatlas import formats
 from opatlas.arrays import Mask
 from opatlas.ask.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding, finding
-from opatlas.data.cells import duration_columns
 from opatlas.data.manifest import Manifest
 from opatlas.row.columns import (
     AVERAGE,
@@ -31,7 +30,7 @@ from opatlas.row.columns import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.row.communication import is_communication
+from opatlas.row.communication import is_communication, row_kind
 from opatlas.row.durations import Durations
 from opatlas.row.quality import LONGEST_US, names_outliers
 from opatlas.row.status import Status
@@ -77,7 +76,7 @@ def _impossible_numbers(_database: CheckedDatabase, table: RowTable) -> list[Fin
     """
     found = [
         finding(table, index, f"{column} {cell}", "is no number above zero, or a duration of more than an hour")
-        for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
+        for column in dict.fromkeys((*row_kind(table.kernel_type).duration_columns, *_NUMBERS))
         for index, cell in _no_numbers(table, column)
     ]
     for std, samples, mean, median, least in _statistics(table):

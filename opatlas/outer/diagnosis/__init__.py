@@ -1,9 +1,8 @@
 """Says why kernels are slow, and what to do about it.
 
-rules.py, rules.yaml   the verdicts with their tests, limits and sources, and what to do
 kernels.py             the kernels of a capture or of a database as one table
 peaks.py               the peaks and cores of the device, and the roofline share of each kernel
-verdicts.py            applies the rules to all kernels at once
+verdicts.py            the verdicts of all kernels at once; rules.yaml has their tests, limits and advice
 diagnosis.py           verdicts, time lost and ranking of a capture or database
 shown.py, changes.py   a diagnosis, and two of them side by side, as tables and JSON
 prompt.py              what a model is asked for: the kernel, its counters, verdicts and constraints

@@ -15,8 +15,8 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 
 from .diagnosis import Diagnosis
 from .kernels import LAUNCHES, ROW
-from .rules import KernelVerdict
 from .shown import SHAPES, SHOWN, chosen
+from .verdicts import KernelVerdict
 
 #: The least change of a ratio that is worth a look.
 _TELLING = 0.05

@@ -18,8 +18,7 @@ from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAP
 
 from .kernels import BLOCK_DIM, BY, CAPTURED, DEVICE, FILE, LAUNCHES, LINE, ROW, KernelLines, read_kernels
 from .peaks import DevicePeaks, known_peaks, roofline_shares
-from .rules import KernelVerdict, VerdictRule, limit, verdict_rules
-from .verdicts import L2_HIT_RATE, apply_rules
+from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, limit, verdict_rules
 
 #: A column that names the metric group of the profiler.
 _METRIC_GROUPS = {

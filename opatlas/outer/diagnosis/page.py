@@ -13,12 +13,12 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.capture.capture_reader import TYPE
 from opatlas.errors import OpAtlasError
 from opatlas.row.communication import is_communication
-from opatlas.show.site.columns import columns_of
 from opatlas.show.site.pages import ReportPage
+from opatlas.show.site.rows import columns_of
 
 from .diagnosis import Diagnosis
 from .kernels import LAUNCHES, KernelLines, row_lines
-from .rules import verdict_rules
+from .verdicts import verdict_rules
 
 #: The rows of the ranking.
 _MOST_ROWS = 1_000

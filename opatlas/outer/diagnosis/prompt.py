@@ -11,7 +11,7 @@ from opatlas.formats import microseconds, percent
 from opatlas.row.columns import BASE, KERNEL_NAMES
 
 from .diagnosis import ROOFLINE, Diagnosis, RankedKernel
-from .rules import is_gpu
+from .verdicts import is_gpu
 
 #: Languages of code blocks, by the suffix of a source file.
 _BLOCKS = {".py": "python", ".cpp": "cpp", ".cc": "cpp", ".asc": "cpp", ".cce": "cpp", ".cu": "cuda", ".cuh": "cuda"}

@@ -18,7 +18,7 @@ from opatlas.show.result import Column, Fields, Part, Table
 
 from .diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
 from .kernels import NAME
-from .rules import KernelVerdict, limit, verdict_rules
+from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
 #: Rows of a table.
@@ -67,7 +67,6 @@ def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
             title="not tested, without counters",
         )
     yield _ranking(found)
-    yield _kernel_types(found)
     if first := dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None):
         what = [(verdict, verdict_rules()[verdict].advice.what) for verdict in first]
         yield Table(("verdict", "what to do"), what, title="to do first")
@@ -130,22 +129,6 @@ def _ranking(found: Diagnosis) -> Table:
     ]
     title = "most time lost; all of it counts where the roofline is not known" if known else "most time"
     return Table(columns, rows[:SHOWN], title, left_out=len(rows[SHOWN:]))
-
-
-def _kernel_types(found: Diagnosis) -> Table:
-    by_type: dict[str, list[RankedKernel]] = {}
-    for each in found.ranking:
-        by_type.setdefault(each.kernel_type, []).append(each)
-    rows = []
-    for name, kernels in sorted(by_type.items(), key=lambda item: -sum(each.lost_us for each in item[1])):
-        times = Counter[str]()
-        for each in kernels:
-            times[each.verdict or ""] += each.duration_us  # type: ignore[assignment]
-        known = all(each.lost_is_known for each in kernels)
-        lost_us = sum(each.lost_us for each in kernels) if known else None
-        rows.append((name, len(kernels), sum(times.values()), lost_us, times.most_common(1)[0][0]))
-    columns = ("kernel type", "kernels", Column("time(us)", microseconds), Column("lost(us)", microseconds), "mostly")
-    return Table(columns, rows[:SHOWN], title="by kernel type", left_out=len(rows[SHOWN:]))
 
 
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:

@@ -13,12 +13,9 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from opatlas.outer.doctor.machine import measure_row
-from opatlas.outer.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
 from opatlas.row.errors import ReplayError
 from opatlas.row.versions import cann_version
 from opatlas.run.devices import npu_operators
@@ -31,6 +28,8 @@ from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.run.msprof.pending import msprof_executable
 from opatlas.run.registry import replay_spec
 from opatlas.text import exception_line, first_line, last_line, pluralize
+
+from .probe import Target, Verdict, failed, passed, skipped
 
 _DEVICE_FILES = Path("/dev")
 _ASCEND = Path("/usr/local/Ascend")
@@ -95,16 +94,6 @@ def npu_smi(target: Target) -> Verdict:
     return passed(", ".join(found), info=said, chips=found)
 
 
-def npu_driver(target: Target) -> Verdict:
-    """Reads the version of the driver."""
-    path = _ASCEND / "driver" / "version.info"
-    if not path.is_file():
-        return failed(f"{path} is missing", f"install the NPU driver; in a container, mount {path.parent}")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    version = re.search(r"^\s*version\s*=\s*(\S+)", text, flags=re.MULTILINE | re.IGNORECASE)
-    return passed(f"{version[1] if version else 'of an unknown version'} ({path})", version_info=text)
-
-
 def cann(target: Target) -> Verdict:
     """Looks for the CANN toolkit, and whether its environment is set."""
     version = cann_version()
@@ -139,7 +128,7 @@ def torch_npu(target: Target) -> Verdict:
     import torch
 
     count = torch.get_device_module(KIND.name).device_count()
-    facts: dict[str, Fact] = {"version": str(module.__version__), "file": str(module.__file__), "devices": count}
+    facts = {"version": str(module.__version__), "file": str(module.__file__), "devices": count}
     if not count:
         visible = os.environ.get(KIND.visible)
         return failed(
@@ -153,7 +142,9 @@ def torch_npu(target: Target) -> Verdict:
 def npu(target: Target) -> Verdict:
     """Multiplies on the NPU, and measures a row without a profiler."""
     name = target.device if target.kind == KIND.name and target.device else KIND.name
-    return measure_row(available_devices(name)[0], KIND.events)
+    from .measure import measure_row
+
+    return measure_row(name, KIND.events)
 
 
 def msprof(target: Target) -> Verdict:
@@ -168,18 +159,6 @@ def msprof(target: Target) -> Verdict:
             help=said,
         )
     return passed(executable, help=said)
-
-
-def vllm_ascend(target: Target) -> Verdict:
-    """Reads the version of vllm-ascend."""
-    spec = find_spec("vllm_ascend")
-    if spec is None:
-        return skipped("not installed", "--versions vllm=V names the one of a database")
-    try:
-        version = metadata.version("vllm-ascend")
-    except metadata.PackageNotFoundError:
-        version = "of an unknown version"
-    return passed(f"{version}, {(spec.submodule_search_locations or ['?'])[0]}", version=version)
 
 
 def npu_calls(target: Target) -> Verdict:
@@ -211,36 +190,6 @@ def custom_ops(target: Target) -> Verdict:
     if failures := list(filter(None, map(_load_failure, npu_operators.libraries()))):
         return failed(f"unsupported: {rows}: {'; '.join(failures)}", npu_operators.remedy())
     return passed(f"{len(calls)} operators and their kernels", calls=sorted(calls))
-
-
-def triton(target: Target) -> Verdict:
-    """Looks up vllm-ascend's Triton kernels, which need to know the device's cores."""
-    calls = _types_by_call(_TRITON)
-    if find_spec("vllm_ascend") is None:
-        return skipped(f"no vllm-ascend; skipped: {_rows(_types(calls))}")
-    _open(target)
-    if missing := _missing(calls):
-        remedy = "install the triton-ascend of this CANN and vLLM"
-        return failed(_effect(missing, "skipped"), remedy, missing=missing)
-    return passed(f"{len(calls)} kernels", calls=sorted(calls))
-
-
-def atb(target: Target) -> Verdict:
-    """Looks up torch_npu's calls of ATB, which need libatb.so."""
-    import torch
-
-    calls = _types_by_call(_ATB)
-    library = Path(str(import_torch_npu().__file__)).parent / "lib" / "libop_plugin_atb.so"
-    try:
-        # torch_npu loads it at its import or at the first call, and hides the error until then.
-        torch.ops.load_library(str(library))
-    except OSError as error:
-        loader = f"{error} {error.__cause__ or ''}"
-        # The explanation ends with the remedy.
-        why = npu_operators.missing_kernel(loader) or exception_line(error)
-        return failed(f"skipped: {_rows(_types(calls))}: {why}", loader=loader)
-    missing = _missing(calls)
-    return failed(_effect(missing, "unsupported")) if missing else passed(library.name)
 
 
 def _load_failure(library: Path) -> str:

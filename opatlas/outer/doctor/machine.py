@@ -1,41 +1,34 @@
-"""Probes of Python, packages, torch, the CPU and GPUs."""
+"""Probes of the machine: packages, CPU and GPUs, the database."""
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
-import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from opatlas.data import journal
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.header import read_header
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import expect_folder
 from opatlas.installation import CHECKOUT
-from opatlas.outer.doctor.probe import Fact, Target, Verdict, failed, passed, skipped
+from opatlas.row import location, versions
+from opatlas.run.devices.device import available_devices, database_name
 from opatlas.text import first_line
 
-if TYPE_CHECKING:
-    from opatlas.run.devices.device import DeviceSpec
+from .probe import State, Target, Verdict, failed, passed, skipped
 
-#: The versions of Python that the tests run on.
-_OLDEST, _NEWEST = (3, 10), (3, 13)
+_LEAST_FREE = 1 << 30
+_NAMED = 3
+_OTHER_DATABASE = "name another folder with --database-path"
 _INSTALL = (
     "pip install 'opatlas[bench]'"
     if CHECKOUT is None
     else "pip install -c constraints.txt -e '.[bench]' in the checkout"
 )
-
-
-def python(target: Target) -> Verdict:
-    """Compares the version of Python with the supported versions."""
-    here = sys.version_info[:2]
-    facts: dict[str, Fact] = {"executable": sys.executable, "prefix": sys.prefix, "platform": platform.platform()}
-    detail = f"{platform.python_version()}, {sys.prefix}"
-    if _OLDEST <= here <= _NEWEST:
-        return passed(detail, **facts)
-    wanted = "{}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
-    return failed(detail, f"use Python {wanted}: make bench PYTHON=/path/to/python", **facts)
 
 
 def packages(target: Target) -> Verdict:
@@ -66,40 +59,12 @@ def packages(target: Target) -> Verdict:
     return passed(", ".join(shown), installed=installed)
 
 
-def torch(target: Target) -> Verdict:
-    """Imports torch."""
-    import torch
-
-    version, config = str(torch.__version__), torch.__config__.show()
-    detail = f"{version}, {torch.get_num_threads()} threads"
-    return passed(detail, version=version, file=torch.__file__, config=config)
-
-
 def cpu(target: Target) -> Verdict:
-    """Multiplies on the CPU, and measures a row."""
-    from opatlas.run.devices.device import DeviceSpec
+    """Imports torch, multiplies on the CPU, and measures a row."""
+    # Without torch this module is imported, too.
+    from .measure import measure_row
 
-    return measure_row(DeviceSpec("cpu"), "wall-clock")
-
-
-def measure_row(spec: DeviceSpec, instrument: str) -> Verdict:
-    """Opens a device, checks a product of matrices, and measures a small row."""
-    from opatlas.outer.doctor.sample_rows import SAMPLES, job_of
-    from opatlas.row.quality import typical_mean
-    from opatlas.row.status import Status
-    from opatlas.run.instruments.instrument import MeasureSettings
-    from opatlas.run.runner import Runner
-
-    runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))
-    runner.probe()
-    description = runner.describe()
-    facts = {name: str(fact) for name, fact in description.facts.items()}
-    outcome = runner.run(job_of("Add"))
-    if outcome.status is not Status.MEASURED or outcome.measurement is None:
-        found = f"{description.name}, Add 16,64;16,64: {outcome.status}: {outcome.reason}"
-        return failed(found, facts=facts, traceback=outcome.detail)
-    taken_us = typical_mean(outcome.measurement.samples_us)
-    return passed(f"{description.name}, Add 16,64;16,64: {taken_us:.1f} us ({instrument})", facts=facts)
+    return measure_row("cpu", "wall-clock")
 
 
 def cuda(target: Target) -> Verdict:
@@ -123,7 +88,7 @@ def cuda(target: Target) -> Verdict:
             )
     import torch
 
-    facts: dict[str, Fact] = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
+    facts = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
     if torch.version.cuda is None:
         return failed(f"torch {torch.__version__} without CUDA", "install a torch that was built with CUDA", **facts)
     if not torch.cuda.is_available():
@@ -135,3 +100,63 @@ def cuda(target: Target) -> Verdict:
         )
     probe(torch.device(KIND.name, 0))
     return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", **facts)
+
+
+def database(target: Target) -> Verdict:
+    """Looks for room on the disk of the database, takes its lock, and reads the headers of its CSVs."""
+    try:
+        path = database_path(target)
+    except OpAtlasError as error:
+        return failed(str(error), "name the folder with --database-path")
+    try:
+        expect_folder(path, "", may_be_made=True)
+    except UsageError as error:
+        return failed(str(error), _OTHER_DATABASE)
+    room = _room(existing_folder(path), f"make room, or {_OTHER_DATABASE}")
+    if room.state is State.FAIL:
+        return room
+    if not path.exists():
+        try:
+            with tempfile.TemporaryFile(dir=existing_folder(path)):
+                pass
+        except OSError as error:
+            return failed(f"{path} cannot be made ({error.strerror})", _OTHER_DATABASE)
+        return passed(f"{path}, new", path=str(path))
+    found = Database(path)
+    found.folders()
+    # The doctor takes the lock like a session, and fails like a session.
+    lock = SessionLock(found, run_id="doctor", command="opatlas doctor")
+    lock.acquire()
+    lock.release()
+    broken = []
+    for kernel_type in found.kernel_types():
+        try:
+            read_header(found.csv_path(kernel_type))
+        except OpAtlasError as error:
+            broken.append(str(error))
+    journals = [str(left) for left in journal.journals(found)]
+    facts = {"path": str(path), "journals": journals}
+    if broken:
+        more = f" (and {len(broken) - _NAMED} more)" if len(broken) > _NAMED else ""
+        return failed("; ".join(broken[:_NAMED]) + more, **facts)
+    left = f", {len(journals)} journals to merge" if journals else ""
+    return passed(f"{path}, {len(found.kernel_types())} kernel types{left}", **facts)
+
+
+def _room(folder: Path, remedy: str) -> Verdict:
+    usage = shutil.disk_usage(folder)
+    detail = f"{folder}, {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
+    facts = {"free_bytes": usage.free, "total_bytes": usage.total, "folder": str(folder)}
+    return passed(detail, **facts) if usage.free >= _LEAST_FREE else failed(detail, remedy, **facts)
+
+
+def database_path(target: Target) -> Path:
+    """Returns the folder that was named, or the default of the device. Raises OpAtlasError."""
+    if target.database is not None:
+        return target.database
+    return location.default_path(database_name(available_devices(target.device or None)), versions.detect())
+
+
+def existing_folder(path: Path) -> Path:
+    """Returns the path, or the nearest folder above it that exists."""
+    return next(folder for folder in (path, *path.resolve().parents) if folder.exists())

@@ -5,7 +5,6 @@ The process runs this module as a program. A probe that hangs, or whose process 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,11 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import Any
+
+import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
@@ -28,7 +29,7 @@ from opatlas.run.process.fresh_python import import_environment, module_command
 from opatlas.run.process.keeper import die_with_parent
 from opatlas.text import exception_line
 
-Fact = str | int | float | bool | None | list[str] | dict[str, str]
+Fact = Any
 #: Deadline of a probe that prints a version or looks at files.
 PRINTS_S = 60.0
 #: The end of a process's output is kept, in bytes.
@@ -99,17 +100,6 @@ class Target:
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Path | None = None
 
-    def to_json(self) -> str:
-        """Returns the target as text, for the process of a probe."""
-        return json.dumps(asdict(self), default=str)
-
-    @staticmethod
-    def from_json(text: str) -> Target:
-        """Returns the target that `to_json` has written."""
-        values = json.loads(text)
-        paths = {name: Path(values[name]) for name in ("database", "files") if values.get(name)}
-        return Target(**{**values, **paths})
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -124,7 +114,6 @@ class Probe:
         of_database: runs only if the device was found, or --database-path names the database.
         requires: the probe that has to pass first; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
-        argument: a further argument of the function, which is the name of the probe then; else the function's name is.
     """
 
     function: Callable[..., Verdict]
@@ -135,11 +124,10 @@ class Probe:
     of_database: bool = False
     requires: str = ""
     as_device_process: bool = False
-    argument: str = ""
 
     @property
     def name(self) -> str:
-        return self.argument or self.function.__name__
+        return self.function.__name__
 
 
 @dataclass(frozen=True)
@@ -167,8 +155,8 @@ def run_probe(probe: Probe, target: Target) -> ProbeResult:
         process = subprocess.Popen(
             module_command(
                 __name__,
-                *(probe.function.__module__, probe.function.__name__, target.to_json(), str(verdict_file)),
-                *([probe.argument] if probe.argument else []),
+                *(probe.function.__module__, probe.name),
+                *(msgspec.json.encode(target, enc_hook=str).decode(), str(verdict_file)),
             ),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -185,39 +173,30 @@ def run_probe(probe: Probe, target: Target) -> ProbeResult:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        printed = _end_of(output)
-        verdict = _read(verdict_file) or failed(
-            f"the probe's process {ended}", "send us the report (--report), which has what it printed"
-        )
+        size = os.fstat(output.fileno()).st_size
+        printed = os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
+        try:
+            verdict = msgspec.json.decode(verdict_file.read_bytes(), type=Verdict)
+        except (OSError, msgspec.DecodeError):
+            verdict = failed(f"the probe's process {ended}", "send us the report (--report), which has what it printed")
     return ProbeResult(verdict, time.monotonic() - started, printed)
 
 
-def _end_of(output: IO[bytes]) -> str:
-    """Returns the end of what a process has printed and leaves the file's position where it is."""
-    size = os.fstat(output.fileno()).st_size
-    return os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
-
-
-def _read(path: Path) -> Verdict | None:
-    """Returns the verdict in a file; None if the process ended before it wrote one."""
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return Verdict(State(values["state"]), values["detail"], values["remedy"], values["facts"])
-
-
-def main(module: str, name: str, target: str, verdict_file: str, *arguments: str) -> None:
+def main(module: str, name: str, target: str, verdict_file: str) -> None:
     """Runs a probe on a target, and writes its verdict into a file; target and verdict are JSON."""
     die_with_parent()
     try:
-        verdict = getattr(import_module(module), name)(Target.from_json(target), *arguments)
+        verdict = getattr(import_module(module), name)(msgspec.json.decode(target, type=Target, dec_hook=_path))
     except OpAtlasError as error:
         # The message ends with the remedy.
         verdict = failed(str(error))
     except Exception as error:  # An error of a library is a finding of the probe.
         verdict = failed(exception_line(error), traceback=traceback.format_exc())
-    Path(verdict_file).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+    Path(verdict_file).write_bytes(msgspec.json.encode(verdict))
+
+
+def _path(kind: type, value: str) -> Any:
+    return kind(value)
 
 
 if __name__ == "__main__":

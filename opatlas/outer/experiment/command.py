@@ -71,7 +71,7 @@ def _suite_result(path: Path) -> Result:
     tried.sort(key=lambda each: (each.is_right, each.speed_up or 0.0, each.operator))
     operators = Table(
         ("operator", "right cases", "cases", Column("speed-up", ratio)),
-        [(each.operator, each.right, len(each.cases), each.speed_up) for each in tried[:_SHOWN]],
+        [(each.operator, each.right, each.cases, each.speed_up) for each in tried[:_SHOWN]],
         title="operators, the worst first",
         left_out=len(tried[_SHOWN:]),
     )
@@ -86,7 +86,7 @@ def _suite_result(path: Path) -> Result:
         "faster_operators": found.faster(FAST[0]),
         "statuses": dict(found.statuses),
         "by_operator": [
-            {"operator": each.operator, "cases": len(each.cases), "right_cases": each.right, "speed_up": each.speed_up}
+            {"operator": each.operator, "cases": each.cases, "right_cases": each.right, "speed_up": each.speed_up}
             for each in found.operators
         ],
     }
@@ -155,7 +155,6 @@ def report_as_json(experiment: Experiment, report: ExperimentReport) -> Mapping[
         "folders": [{**vars(run), "outcomes": len(run.outcomes)} for run in experiment.runs],
         "tasks": len(experiment.tasks),
         "common_tasks": len(experiment.common_tasks),
-        "mixed_complexities": experiment.mixed_complexities,
         **vars(report),
         "outcomes": [_outcome(experiment, outcome) for outcome in experiment.all_outcomes()],
     }
@@ -256,11 +255,7 @@ def _counts(experiment: Experiment) -> dict[str, Any]:
     outcomes = list(experiment.all_outcomes())
     free = [model for model, of in experiment.outcomes.items() if not any(each.cost_usd for each in of.values())]
     irregular = {
-        "lines twice": sum(run.identical for run in experiment.runs),
-        "tasks begun anew": sum(run.restarted for run in experiment.runs),
-        "tasks with missing attempts": sum(run.gaps for run in experiment.runs),
         "lines cut off": sum(run.torn for run in experiment.runs),
-        "tasks of two complexities": experiment.mixed_complexities,
         "attempts with estimated tokens": sum(
             each.tokens_estimated for outcome in outcomes for each in outcome.attempts
         ),

@@ -1,4 +1,4 @@
-"""The outcomes of models at tasks, from the attempts of one or more runs. Counts repeated, missing and damaged ones.
+"""The outcomes of models at tasks, from the attempts of one or more runs.
 
 Of a task that a model tried in several runs, the outcome of the last run counts; the earlier ones are repeats.
 """
@@ -105,20 +105,14 @@ class ExperimentRun:
     Attributes:
         path: the folder of the file.
         outcomes: by model and task, the last loop of attempts of each.
-        attempts: the number of lines that count.
-        identical: lines that repeat an earlier line of the run.
+        attempts: the number of lines that count: of equal ones the first.
         torn: whether the last line is cut off, as a killed session leaves it.
-        restarted: earlier loops of a model at a task that it began anew.
-        gaps: loops whose attempts are not numbered 0, 1, 2 and so on.
     """
 
     path: Path
     outcomes: Mapping[tuple[str, TaskName], TaskOutcome]
     attempts: int
-    identical: int
     torn: bool
-    restarted: int
-    gaps: int
 
 
 @dataclass
@@ -156,12 +150,10 @@ class Experiment:
     @cached_property
     def complexities(self) -> Mapping[TaskName, str]:
         """The complexity of each task: of several that its attempts have, the highest."""
-        return {task: max(found) for task, found in self._complexities_of_tasks().items()}
-
-    @property
-    def mixed_complexities(self) -> int:
-        """The number of tasks whose attempts differ in complexity."""
-        return sum(len(found) > 1 for found in self._complexities_of_tasks().values())
+        found: dict[TaskName, str] = {}
+        for outcome in self.all_outcomes():
+            found[outcome.task] = max([found.get(outcome.task, ""), *(each.complexity for each in outcome.attempts)])
+        return found
 
     def missing(self, model: str) -> int:
         """Returns the number of tasks that other models tried and this one did not."""
@@ -171,12 +163,6 @@ class Experiment:
         """Yields the outcomes that count, by model."""
         for model in self.models:
             yield from self.outcomes[model].values()
-
-    def _complexities_of_tasks(self) -> Mapping[TaskName, set[str]]:
-        found: dict[TaskName, set[str]] = {}
-        for outcome in self.all_outcomes():
-            found.setdefault(outcome.task, set()).update(attempt.complexity for attempt in outcome.attempts)
-        return found
 
 
 def read_experiment(folders: Sequence[Path]) -> Experiment:
@@ -236,13 +222,8 @@ def _with_baselines(folder: Path, attempts: Iterable[ModelAttempt]) -> Iterator[
 def run_of(folder: Path, attempts: Iterable[ModelAttempt], *, torn: bool = False) -> ExperimentRun:
     """Returns the outcomes of a file of attempts."""
     loops: dict[tuple[str, TaskName], list[list[ModelAttempt]]] = {}
-    seen: set[ModelAttempt] = set()
-    identical = 0
-    for attempt in attempts:
-        if attempt in seen:
-            identical += 1
-            continue
-        seen.add(attempt)
+    counted = list(dict.fromkeys(attempts))
+    for attempt in counted:
         of_task = loops.setdefault((attempt.model, TaskName(attempt.task_set, attempt.task)), [])
         same = next((loop for loop in reversed(of_task) if loop[-1].task_digest == attempt.task_digest), None)
         if same is not None and attempt.number > same[-1].number:
@@ -252,6 +233,4 @@ def run_of(folder: Path, attempts: Iterable[ModelAttempt], *, torn: bool = False
         else:
             of_task.append([attempt])
     outcomes = {key: TaskOutcome(tuple(of_task[-1])) for key, of_task in loops.items()}
-    gaps = sum([each.number for each in found.attempts] != [*range(len(found.attempts))] for found in outcomes.values())
-    restarted = sum(len(of_task) - 1 for of_task in loops.values())
-    return ExperimentRun(folder, outcomes, len(seen), identical, torn, restarted, gaps)
+    return ExperimentRun(folder, outcomes, len(counted), torn)

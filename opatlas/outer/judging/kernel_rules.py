@@ -96,16 +96,6 @@ def torch_api_without_kernel(source: CandidateSource) -> Iterator[Finding]:
                 yield line, f"{text} computes, and no kernel is launched"
 
 
-def _autotuned(source: CandidateSource) -> Iterator[tuple[int, bool]]:
-    """Yields the lines of triton.autotune without restore_value, and whether the kernel reads what it writes."""
-    for function in source.triton_kernels.values():
-        for decorator in function.decorator_list:
-            if not isinstance(decorator, ast.Call) or source.full_name(decorator.func) != "triton.autotune":
-                continue
-            if not {"restore_value", "reset_to_zero"} & {each.arg for each in decorator.keywords}:
-                yield decorator.lineno, _reads_what_it_writes(source, function)
-
-
 def _reads_what_it_writes(source: CandidateSource, kernel: Function) -> bool:
     """Returns whether a kernel of Triton changes memory that it read: atomics, or a load and a store of one pointer."""
     parameters = {each.arg for each in (*kernel.args.posonlyargs, *kernel.args.args)}
@@ -125,17 +115,18 @@ def _reads_what_it_writes(source: CandidateSource, kernel: Function) -> bool:
 @rule(ErrorClass.RULE, "AKG", "triton")
 def autotune_missing_restore_value(source: CandidateSource) -> Iterator[Finding]:
     """triton.autotune without restore_value, of a kernel that reads what it writes"""
-    for line, depends in _autotuned(source):
-        if depends:
-            yield line, "triton.autotune without restore_value: each configuration changes what the next one reads"
-
-
-@rule(None, "AKG", "triton")
-def autotune_overwrites(source: CandidateSource) -> Iterator[Finding]:
-    """triton.autotune without restore_value, of any other kernel; AKG fails it"""
-    for line, depends in _autotuned(source):
-        if not depends:
-            yield line, "triton.autotune without restore_value: each configuration writes the outputs again"
+    for function in source.triton_kernels.values():
+        for decorator in function.decorator_list:
+            if (
+                isinstance(decorator, ast.Call)
+                and source.full_name(decorator.func) == "triton.autotune"
+                and not {"restore_value", "reset_to_zero"} & {each.arg for each in decorator.keywords}
+                and _reads_what_it_writes(source, function)
+            ):
+                yield (
+                    decorator.lineno,
+                    "triton.autotune without restore_value: each configuration changes what the next one reads",
+                )
 
 
 @rule(ErrorClass.RULE, "KernelBench", "cuda")
@@ -188,37 +179,14 @@ def no_kernel(source: CandidateSource) -> Iterator[Finding]:
 
 @rule(None, "KernelBench, hack 24")
 def torch_operator(source: CandidateSource) -> Iterator[Finding]:
-    """a function calls an operator of torch"""
+    """a function calls an operator of torch, or makes a layer of torch.nn"""
     functions = [each for of_name in source.functions.values() for each in of_name]
     for line, name, text in _torch_calls(source, functions):
         if name in _HARD | _SOFT | _FURTHER or (
             text.startswith("torch.nn.functional.") and name not in ("pad", "unfold")
         ):
             yield line, f"{text} computes"
-
-
-@rule(None, "KernelBench, hack 24")
-def torch_layer(source: CandidateSource) -> Iterator[Finding]:
-    """makes a layer of torch.nn"""
     for call, full in source.calls:
         module, _, name = full.rpartition(".")
         if module == "torch.nn" and name[:1].isupper() and name not in _CONTAINERS:
             yield call.lineno, f"{full} is a layer of torch"
-
-
-@rule(None, "hacks 31, 33")
-def compiled_or_captured(source: CandidateSource) -> Iterator[Finding]:
-    """torch.compile, torch.jit, CUDA graphs"""
-    for call, name in source.calls:
-        if name in ("torch.compile", "torch.jit.script", "torch.jit.trace"):
-            yield call.lineno, f"{name} compiles torch's operators"
-        elif name in ("torch.cuda.CUDAGraph", "torch.cuda.graph", "torch.cuda.make_graphed_callables"):
-            yield call.lineno, f"{name} replays a CUDA graph"
-    for node in source.nodes:
-        if isinstance(node, Function | ast.ClassDef):
-            for decorator in node.decorator_list:
-                if not isinstance(decorator, ast.Call) and source.full_name(decorator) in (
-                    "torch.compile",
-                    "torch.jit.script",
-                ):
-                    yield decorator.lineno, f"{ast.unparse(decorator)} compiles torch's operators"

@@ -18,7 +18,6 @@ _NATIVE_THREADS = re.compile(r"\bstd::(?:thread|jthread|async)\b|\bpthread_creat
 _DISPATCH = frozenset({"__torch_function__", "__torch_dispatch__"})
 #: Settings of torch and Triton, which the guards restore.
 _SETTING = re.compile(r"torch\.backends\..+|(?:torch|triton)\.(?:.*\.)?(?:config|knobs)\..+")
-_SETTERS = re.compile(r"torch\.(?:set_\w+|use_deterministic_algorithms|backends\..+|_inductor\.config\.\w+)")
 _COMPARISONS = frozenset(["__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__"])
 _ENDS = re.compile(r"os\.(?:_exit|abort|kill|killpg|exec\w+)|sys\.exit|exit|quit|signal\.\w+|atexit\.register")
 _FRAMES = re.compile(
@@ -27,18 +26,11 @@ _FRAMES = re.compile(
     r"|threading\.(?:settrace|setprofile)"
 )
 _HARNESS = re.compile(r"(?:_pytest|pytest|conftest)(?:\..+)?|opatlas\.(?!implements|Prepared|Unsupported).+")
-_STREAMS = re.compile(r"torch\.(?:cuda|npu)\.(?:Stream|ExternalStream|stream)|torch\.Stream|torch_npu\.npu\.\w*tream")
-_NATIVE_STREAMS = re.compile(r"\bcudaStreamCreate\w*|\bgetStreamFromPool\b")
 _HALF_TYPES = frozenset(
     {"torch.float16", "torch.half", "torch.bfloat16", "triton.language.float16", "triton.language.bfloat16"}
 )
 _NATIVE_HALF = re.compile(
     r"\b__float2half(?:_rn)?\b|\b__float2bfloat16\b|\(\s*__half\s*\)|static_cast<\s*(?:__half|half)\s*>"
-)
-_HIDDEN = re.compile(r"exec|eval|compile|__import__|importlib\.import_module")
-_FILES = re.compile(
-    r"open|io\.open|torch\.load|numpy\.(?:load|fromfile|memmap)|pickle\.loads?|os\.(?:listdir|walk|scandir)|os\.getenv"
-    r"|os\.environ\.get"
 )
 
 
@@ -141,16 +133,6 @@ def looks_at_harness(source: CandidateSource) -> Iterator[Finding]:
             yield 0, f"imports {name}, a part of what measures it"
 
 
-@rule(None, "KernelBench, hack 6")
-def stream(source: CandidateSource) -> Iterator[Finding]:
-    """work on a stream of its own"""
-    yield from _called(source, _STREAMS, "starts work on a stream of its own")
-    for call, _ in source.calls:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("wait_stream", "record_stream"):
-            yield call.lineno, f"{call.func.attr} orders work on a stream of its own"
-    yield from _in_strings(source, _NATIVE_STREAMS, "starts work on a stream of its own", "#include")
-
-
 @rule(None, "KernelBench, hack 22")
 def precision(source: CandidateSource) -> Iterator[Finding]:
     """float16, bfloat16, TF32, autocast"""
@@ -169,39 +151,3 @@ def precision(source: CandidateSource) -> Iterator[Finding]:
         if name.endswith(("allow_tf32", "allow_fp16_reduced_precision_reduction", "fp32_precision")):
             yield line, f"{name} changes the precision of products"
     yield from _in_strings(source, _NATIVE_HALF, "lowers the precision")
-
-
-@rule(None, "hack 23")
-def global_setting(source: CandidateSource) -> Iterator[Finding]:
-    """sets a setting of torch or Triton"""
-    for line, name in _changed_names(source):
-        if _SETTING.fullmatch(name):
-            yield line, f"{name} is changed for the whole process"
-    yield from _called(source, _SETTERS, "changes a setting of the whole process")
-
-
-@rule(None, "hacks 12 to 16")
-def cache(source: CandidateSource) -> Iterator[Finding]:
-    """keeps something between calls, compares addresses"""
-    for node in source.nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and "cache" in node.attr.lower():
-            yield node.lineno, f"{ast.unparse(node)} keeps something between calls"
-        elif isinstance(node, ast.Attribute) and node.attr == "_version":
-            yield node.lineno, "_version tells whether a tensor was written"
-    for function in source.forward_functions:
-        for node in ast.walk(function):
-            for each in ast.walk(node) if isinstance(node, ast.Compare) else ():
-                if isinstance(each, ast.Call) and ast.unparse(each.func).endswith(("data_ptr", ".storage", "id")):
-                    yield each.lineno, f"{ast.unparse(each)} is compared: a result may be kept for an address"
-
-
-@rule(None, "hack 20")
-def hidden_code(source: CandidateSource) -> Iterator[Finding]:
-    """exec, eval, import by name"""
-    return _called(source, _HIDDEN, "runs code that these rules do not see")
-
-
-@rule(None, "hack 21")
-def outside(source: CandidateSource) -> Iterator[Finding]:
-    """reads files or the environment"""
-    return _called(source, _FILES, "reads a file or the environment")

@@ -50,7 +50,7 @@ class CandidateSource:
                 compile(tree, name, "exec", dont_inherit=True)
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(f"{type(error).__name__}: {error}") from error
-        tree.body = list(_run_on_import(tree.body, tuple(ast.walk(tree))))
+        tree.body = list(_run_on_import(tree.body, text))
         return cls(text, tree)
 
     @cached_property
@@ -183,59 +183,38 @@ class CandidateSource:
 
 
 _ENTRIES = ("forward", "__call__")
-#: Tests that are false where a candidate is imported, and the names whose values they depend on.
+#: Tests that are false where a candidate is imported, and the names that they depend on.
 _FALSE_HERE = {
     "__name__ == '__main__'": "__name__",
     "'__main__' == __name__": "__name__",
     "TYPE_CHECKING": "TYPE_CHECKING",
 }
+_IMPORT_OF_TYPING = re.compile(r"^from typing import .*\bTYPE_CHECKING\b", re.MULTILINE)
+_HIDES_NAMES = re.compile(r"\bimport \*|\brunpy\b")
 
 
-def _run_on_import(body: Sequence[ast.stmt], nodes: Sequence[ast.AST]) -> Iterator[ast.stmt]:
-    """Yields the statements at the top of a source that an import runs. `nodes` are those of the whole tree."""
+def _run_on_import(body: Sequence[ast.stmt], text: str) -> Iterator[ast.stmt]:
+    """Yields the statements at the top of a source that an import runs.
+
+    A block behind a test is left out if nothing but such tests, and the import of typing, mentions the name in it: the
+    source may give the name another value.
+    """
+    tests = [ast.unparse(each.test) for each in body if isinstance(each, ast.If)]
     for statement in body:
         if not isinstance(statement, ast.If):
             yield statement
             continue
-        test = statement.test
-        name = _FALSE_HERE.get(ast.unparse(test))
-        is_constant = isinstance(test, ast.Constant) and not test.value
-        if is_constant or (name and not _may_be_set(name, nodes)):
-            yield from _run_on_import(statement.orelse, nodes)
+        test = ast.unparse(statement.test)
+        name = _FALSE_HERE.get(test, "")
+        known = sum(_FALSE_HERE.get(each) == name for each in tests)
+        if name == "TYPE_CHECKING":
+            known += len(_IMPORT_OF_TYPING.findall(text))
+        is_named = len(re.findall(rf"(?<![.\w]){name}\b", text)) > known or _HIDES_NAMES.search(text)
+        is_constant = isinstance(statement.test, ast.Constant) and not statement.test.value
+        if is_constant or (name and not is_named):
+            yield from _run_on_import(statement.orelse, text)
         else:
             yield statement
-
-
-def _may_be_set(name: str, nodes: Sequence[ast.AST]) -> bool:
-    """Returns whether a source may give a name another value: it does more with the name than read or import it."""
-    of_typing = {
-        id(alias)
-        for node in nodes
-        if isinstance(node, ast.ImportFrom) and node.module == "typing"
-        for alias in node.names
-    }
-    for node in nodes:
-        match node:
-            case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()) | ast.ImportFrom():
-                continue
-            case ast.Constant(value=value):
-                # `globals()["__name__"] = ...`
-                if isinstance(value, str) and name in value:
-                    return True
-            case ast.alias(name="*") | ast.alias(name="runpy"):
-                return True
-            case ast.alias(name=imported, asname=None):
-                if imported == name and id(node) not in of_typing:
-                    return True
-            case _:
-                values = (
-                    value
-                    for _, field in ast.iter_fields(node)
-                    for value in (field if isinstance(field, list) else [field])
-                )
-                if name in (value for value in values if isinstance(value, str)):
-                    return True
-    return False
 
 
 def _named_functions(function: Function) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,43 +17,10 @@ from opatlas.row.signature import column_cells, signatures
 from opatlas.row.status import Status
 from opatlas.text import parse_whole
 
-#: Statuses of a case whose result was right.
-_RIGHT = frozenset({Status.MEASURED, Status.CHECKED})
+#: Statuses of a case whose result was right, and of one without a kernel.
+_RIGHT, _WITHOUT = frozenset({Status.MEASURED, Status.CHECKED}), frozenset({None, Status.UNSUPPORTED, Status.SKIPPED})
 #: perf@p is given for these p.
 FAST = (1.0, 1.5, 2.0)
-
-
-@dataclass(frozen=True)
-class CaseScore:
-    """One case.
-
-    Attributes:
-        status: the result of the last run; None if the case never ran.
-        duration_us, baseline_us: the durations of the kernel and of torch, in microseconds; None if unknown.
-        count: how often models make the call; 1 where that is unknown, and for calls that somebody made up.
-    """
-
-    status: Status | None
-    duration_us: float | None = None
-    baseline_us: float | None = None
-    count: int = 1
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the result was right."""
-        return self.status in _RIGHT
-
-    @property
-    def was_tried(self) -> bool:
-        """Whether there was a kernel."""
-        return self.status not in (None, Status.UNSUPPORTED, Status.SKIPPED)
-
-    @property
-    def speed_up(self) -> float | None:
-        """The duration of torch as a multiple of that of the kernel; None for a wrong result, and without durations."""
-        if not self.is_right or self.duration_us is None or self.baseline_us is None:
-            return None
-        return self.baseline_us / self.duration_us
 
 
 @dataclass(frozen=True)
@@ -62,49 +29,46 @@ class OperatorScore:
 
     Attributes:
         operator: its overload ("add.Tensor").
-        cases: the cases, those without a kernel included.
+        statuses: the number of cases by status; None for those that never ran.
+        speed_up: the geometric mean over the right cases of torch's duration as a multiple of that of the kernel,
+            weighted by how often models make the call; None without durations.
     """
 
     operator: str
-    cases: Sequence[CaseScore]
+    statuses: Mapping[Status | None, int]
+    speed_up: float | None
+
+    @property
+    def cases(self) -> int:
+        """The number of cases, those without a kernel included."""
+        return sum(self.statuses.values())
 
     @property
     def right(self) -> int:
         """The number of right cases."""
-        return sum(case.is_right for case in self.cases)
+        return sum(self.statuses.get(each, 0) for each in _RIGHT)
 
     @property
     def is_right(self) -> bool:
         """Whether all cases are right."""
-        return bool(self.cases) and self.right == len(self.cases)
+        return 0 < self.right == self.cases
 
     @property
     def was_tried(self) -> bool:
         """Whether there was a kernel for a case."""
-        return any(case.was_tried for case in self.cases)
-
-    @property
-    def speed_up(self) -> float | None:
-        """The geometric mean over the right cases, weighted by their counts; None without durations."""
-        return _geometric_mean((case.speed_up, case.count) for case in self.cases)
+        return bool(self.statuses.keys() - _WITHOUT)
 
 
 @dataclass(frozen=True)
 class SuiteScore:
-    """The score of all operators of a database.
+    """The score of all operators of a database, those without a kernel included."""
 
-    Attributes:
-        operators: the operators, those without a kernel included.
-        statuses: the number of cases by status; "not run" for those that never ran.
-    """
-
-    operators: Sequence[OperatorScore]
-    statuses: Counter[str] = field(default_factory=Counter)
+    operators: Sequence[OperatorScore] = field(default_factory=list)
 
     @property
     def cases(self) -> int:
         """The number of cases."""
-        return sum(len(each.cases) for each in self.operators)
+        return sum(each.cases for each in self.operators)
 
     @property
     def right(self) -> int:
@@ -117,14 +81,17 @@ class SuiteScore:
         return sum(each.is_right for each in self.operators)
 
     @property
+    def statuses(self) -> Mapping[str, int]:
+        """The number of cases by status."""
+        found = Counter[str]()
+        for each in self.operators:
+            found.update({str(status or "not run"): count for status, count in each.statuses.items()})
+        return found
+
+    @property
     def speed_up(self) -> float | None:
         """The geometric mean over the operators with a speed-up; None if there is none."""
         return _geometric_mean((each.speed_up, 1) for each in self.operators)
-
-    @property
-    def timed_operators(self) -> int:
-        """The number of operators with a speed-up."""
-        return sum(each.speed_up is not None for each in self.operators)
 
     def faster(self, least: float) -> int:
         """Returns the number of operators of which all cases are right and whose speed-up is above `least`."""
@@ -141,7 +108,8 @@ class SuiteScore:
             "right operators": share(self.right_operators, len(self.operators)),
         }
         if self.speed_up is not None:
-            found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {self.timed_operators:,} operators")
+            timed = sum(each.speed_up is not None for each in self.operators)
+            found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {timed:,} operators")
             found |= {f"perf@{p:g}": share(self.faster(p), len(self.operators)) for p in FAST}
         return found
 
@@ -157,34 +125,32 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
     Raises:
         OpAtlasError: a file cannot be read.
     """
-    operators, statuses = [], Counter[str]()
+    operators = []
     for name in filter(is_folder, database.kernel_types()):
         if kernel_types is not None and name not in kernel_types:
             continue
         frame = database.read(name).frame
         if SAMPLE not in frame.columns:
             continue
+        statuses = list(map(Status.from_cell, column_cells(frame, STATUS)))
         torchs = _durations(name, baseline)
-        cases = []
-        for row_signature, status, duration, count in zip(
-            signatures(name, frame),
-            *(column_cells(frame, each) for each in (STATUS, AVERAGE, TRACE_COUNT)),
-            strict=True,
-        ):
-            found = Status.from_cell(status)
-            statuses[str(found) if found is not None else "not run"] += 1
-            baseline_us = torchs.get(row_signature)
-            cases.append(CaseScore(found, valid_duration(duration), baseline_us, parse_whole(count) or 1))
-        operators.append(OperatorScore(overload_of(name), cases))
-    return SuiteScore(operators, statuses)
+        cells = (column_cells(frame, each) for each in (AVERAGE, TRACE_COUNT))
+        speed_ups = (
+            (torchs[case] / us, parse_whole(count) or 1)
+            for case, status, cell, count in zip(signatures(name, frame), statuses, *cells, strict=True)
+            if status in _RIGHT and case in torchs and (us := valid_duration(cell)) is not None
+        )
+        operators.append(OperatorScore(overload_of(name), Counter(statuses), _geometric_mean(speed_ups)))
+    return SuiteScore(operators)
 
 
 def _durations(kernel_type: str, database: Database | None) -> dict[str, float]:
+    """Returns the durations in microseconds by signature."""
     if database is None or not database.csv_path(kernel_type).exists():
         return {}
     frame = database.read(kernel_type).frame
     found = zip(signatures(kernel_type, frame), map(valid_duration, column_cells(frame, AVERAGE)), strict=True)
-    return {row_signature: duration for row_signature, duration in found if duration is not None}
+    return {case: us for case, us in found if us is not None}
 
 
 def _geometric_mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:

@@ -1,14 +1,16 @@
-"""The text of a file to begin the kernel of an operator with: the arguments of torch's schema, and a call of torch."""
+"""Files to begin kernels of operators with: the arguments of torch's schema, and a call of torch."""
 
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.texts import folder_of
+from opatlas.outer.suites.listing import suite_rows
+from opatlas.outer.suites.texts import folder_of, overload_of
+from opatlas.row.columns import FUNCTIONAL
 from opatlas.text import suggest
 
 _TEMPLATE = '''\
@@ -28,14 +30,27 @@ def {name}_kernel_impl({parameters}):
 '''
 
 
-def operator_file(folder: Path, overload: str) -> Path:
-    """Returns the path of the file of an operator in a folder of kernels."""
-    name = folder_of(overload)
-    return folder / name / f"{name}_implementation_v1.py"
+def operator_files(folder: Path, operators: Sequence[str], suite: str = "") -> dict[Path, str]:
+    """Returns files to begin kernels of operators of torch with: path and text.
+
+    Args:
+        operators: the operators ("add.Tensor").
+        suite: a suite, whose operators are taken that are no variants of others.
+
+    Raises:
+        OpAtlasError: torch has no such operator, or the suite cannot be listed.
+    """
+    if suite:
+        rows = suite_rows(suite, "cpu").items()
+        operators = [overload_of(name) for name, own in rows if not any(cells[FUNCTIONAL] for cells in own)]
+    return {
+        folder / name / f"{name}_implementation_v1.py": _text(folder, operator)
+        for operator in operators
+        for name in (folder_of(operator),)
+    }
 
 
-def operator_template(folder: Path, overload: str) -> str:
-    """Returns the file of an operator. Raises OpAtlasError if torch has no such operator."""
+def _text(folder: Path, overload: str) -> str:
     # Imported here because it imports torch.
     from opatlas.outer.suites.operators import find_overload, overloads_of
 

@@ -5,6 +5,5 @@ timeline.py                          the kernels of a capture in the order of th
 structure.py                         layers, by the repeated sequence of kernel types; steps, phases, candidate scopes
 gains.py                             what splits a SuperKernel, what a scope gains, and the verdict
 analysis.py                          all of this for one capture; which scope to try first, and the experiment
-comparison.py                        captures with and without SuperKernels
-command.py                           `opatlas diagnose --superkernel`, and the page of `opatlas report`
+command.py                           captures with and without SuperKernels; the command, and the page of the site
 """

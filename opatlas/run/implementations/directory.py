@@ -134,6 +134,11 @@ class KernelInFile:
 Finder = Callable[[Path, Sequence[Path]], Iterable[KernelInFile | str]]
 
 
+def is_overload(name: str) -> bool:
+    """Returns whether a kernel type is an operator of torch."""
+    return _OVERLOAD.fullmatch(name) is not None
+
+
 def read_directory(
     place: Path, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
 ) -> list[Implementation]:
@@ -210,14 +215,14 @@ def _implementation(
 def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[KernelInFile]:
     """Yields the kernels in the files of a folder, and of its folders of kernel types and of overloads of torch."""
     for entry in sorted(root.iterdir()):
-        if entry.name.startswith((".", "_")) and not (entry.is_dir() and _OVERLOAD.fullmatch(entry.name)):
+        if entry.name.startswith((".", "_")) and not (entry.is_dir() and is_overload(entry.name)):
             continue
         if entry.is_dir():
             # The name of an operator may begin with an underscore, and so may that of its file.
             paths = sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")})
         else:
             paths = [entry] if entry.suffix == ".py" else []
-        is_operator = entry.is_dir() and _OVERLOAD.fullmatch(entry.name) is not None
+        is_operator = entry.is_dir() and is_overload(entry.name)
         for path in paths:
             try:
                 if is_operator:

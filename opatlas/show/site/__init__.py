@@ -1,7 +1,6 @@
 """A static site that shows a database in a browser: from a file or from a web server, without network.
 
-columns.py   columns of numbers and words in few characters
-rows.py      the rows of a kernel type, with and without durations
+rows.py      the rows of a kernel type, with and without durations, as columns in few characters
 pages.py     the contents of the pages: overview, comparisons, costs of models, and what registers itself
 writer.py    the files of the site
 assets/      HTML, CSS and JavaScript of the site; plots are Bokeh's, which comes with its Python package

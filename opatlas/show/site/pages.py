@@ -17,8 +17,7 @@ from opatlas.data.database import Database
 from opatlas.extensions import REPORT_PAGES, extensions
 from opatlas.row.roofline import device_peak
 
-from .columns import columns_of
-from .rows import durations_of
+from .rows import columns_of, durations_of
 
 
 class ReportPage:

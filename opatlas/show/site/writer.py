@@ -23,9 +23,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.progress import track
 
-from .columns import columns_of
 from .pages import comparison_page, model_page, overview_page, registered_pages
-from .rows import WORDS, moves_each_byte_once, row_table
+from .rows import WORDS, columns_of, moves_each_byte_once, row_table
 
 #: What the files of rows are called, before their numbers.
 _ROWS = "rows"

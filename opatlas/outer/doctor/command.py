@@ -5,9 +5,13 @@ Each probe runs in a process of its own with a deadline: a library that hangs, o
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
+import tempfile
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -15,14 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from opatlas import formats
-from opatlas.files import TemporaryFolder
-from opatlas.outer.doctor.ascend import signs_of_ascend
-from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, run_probe, skipped
-from opatlas.outer.doctor.probes import PROBES
-from opatlas.outer.doctor.report import expect_report, write_report
+from opatlas.data import log
+from opatlas.data.csv_files import write_atomically
+from opatlas.data.database import Database
+from opatlas.data.manifest import manifest_paths
+from opatlas.errors import OpAtlasError
+from opatlas.files import TemporaryFolder, UnsafePath, read_safely
 from opatlas.progress import note_after, track
-from opatlas.run.devices.device import device_kinds, kind_named
+from opatlas.run.devices import cuda, npu
+from opatlas.run.devices.device import available_devices, device_environment, device_kinds, kind_named
+from opatlas.run.msprof.pending import PARSE_TIMEOUT_S
 from opatlas.show.result import Fields, Part, Result, Table
+
+from . import ascend, machine, measure
+from .probe import PRINTS_S, Probe, ProbeResult, State, Target, Verdict, passed, run_probe, skipped
 
 _FORMAT = 2
 #: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
@@ -37,6 +47,57 @@ _NO_ASCEND = "no sign of an Ascend NPU: its steps are skipped"
 #: A probe that takes longer is named on stderr while it runs.
 _TOLD_AFTER_S = 5.0
 _WARN = "warn"
+#: The largest file in the report. Larger files are listed as left out.
+_MOST_BYTES = 16 << 20
+#: The files of a kept profile in the report: sources of durations, without raw records.
+_PROFILE_FILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
+#: The number of session reports in the zip file: the newest ones, because a report's name does not tell its run.
+_REPORTS = 4
+
+
+#: Deadline of an import of torch, perhaps from a cold remote disk.
+_IMPORTS_S = 180.0
+#: Deadline of a device process and an export of msprof, whose own deadlines pass before and tell more.
+_MEASURES_S = 2 * PARSE_TIMEOUT_S
+
+
+def device(target: Target) -> Verdict:
+    """Finds the devices that `pytest bench/` would replay on."""
+    found = available_devices(target.device or None)
+    names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
+    detail = f"{len(found)} x {found[0].kind} ({names})"
+    return passed(detail, kind=found[0].kind, environment=device_environment(found[0]))
+
+
+_NPU, _CUDA = (npu.KIND.name,), (cuda.KIND.name,)
+_ON_TORCH_NPU: Mapping[str, Any] = {
+    "of_ascend": True,
+    "of_device": True,
+    "requires": "torch_npu",
+    "as_device_process": True,
+}
+
+#: By name, in the order in which they run.
+PROBES = {
+    probe.name: probe
+    for probe in (
+        Probe(device, 2 * PRINTS_S),
+        Probe(machine.packages),
+        Probe(machine.cpu, _IMPORTS_S),
+        Probe(machine.cuda, _IMPORTS_S, _CUDA),
+        Probe(ascend.npu_devices, needed_by=_NPU, of_ascend=True),
+        Probe(ascend.npu_smi, needed_by=(), of_ascend=True),
+        Probe(ascend.cann, needed_by=_NPU, of_ascend=True),
+        Probe(ascend.torch_npu, _IMPORTS_S, _NPU, of_ascend=True),
+        Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True, as_device_process=True),
+        Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
+        Probe(measure.replay, _MEASURES_S, of_device=True),
+        Probe(ascend.npu_calls, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(ascend.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(measure.group, _MEASURES_S, of_device=True),
+        Probe(machine.database, of_database=True),
+    )
+}
 
 
 def doctor(
@@ -55,8 +116,8 @@ def doctor(
         group: let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce.
     """
     if report is not None:
-        expect_report(report)
-    signs = signs_of_ascend()
+        _expect_report(report)
+    signs = ascend.signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:
         kind = device if device in device_kinds() else ""
         target, results = _examine(Target(device, kind, database_path, group, files=files), signs)
@@ -167,3 +228,72 @@ def _write(path: Path, target: Target, found: Mapping[str, Any]) -> Fields:
         },
         title=f"{path}: look through it before you send it",
     )
+
+
+def _expect_report(path: Path) -> None:
+    """Makes the folder of a report. Raises OpAtlasError where a report cannot be written."""
+    if path.is_dir():
+        raise OpAtlasError(f"--report {path} is a folder: name a file in it, such as {path / 'doctor.zip'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OpAtlasError(f"--report {path} cannot be written ({error.strerror}): name another folder") from None
+
+
+def write_report(
+    path: Path, found: Mapping[str, Any], files: Path, database: Path | None
+) -> tuple[list[str], list[str]]:
+    """Writes the zip file.
+
+    Args:
+        found: the findings, in types of JSON.
+        files: the folder of the files that probes left.
+        database: the database whose last run and kept profiles go in; None: no database.
+
+    Returns:
+        The names in the zip file, and the files that were left out, each with the reason.
+
+    Raises:
+        OpAtlasError: the zip file cannot be written.
+    """
+    names, left_out = ["doctor.json"], list[str]()
+
+    def write(temporary: str) -> None:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:
+            report.writestr("doctor.json", json.dumps(found, indent=1) + "\n")
+            for name, source in _files_of(files, database):
+                try:
+                    content = read_safely(source, _MOST_BYTES)
+                except (UnsafePath, OSError) as error:
+                    left_out.append(f"{source} ({error})")
+                    continue
+                report.writestr(name, content)
+                names.append(name)
+
+    write_atomically(path, write)
+    return names, left_out
+
+
+def _files_of(files: Path, folder: Path | None) -> Iterator[tuple[str, Path]]:
+    """Yields what probes left; manifest and history of the last run, the last reports, and kept profiles of rows."""
+    yield from ((f"probes/{path.relative_to(files)}", path) for path in _files_below(files))
+    if folder is None:
+        return
+    database = Database(folder)
+    for manifest in manifest_paths(database)[-1:]:
+        for path in (manifest, log.file_path(database, manifest.stem)):
+            if path.is_file():
+                yield f"database/runs/{path.name}", path
+    reports = sorted(_files_below(database.reports_dir), key=lambda report: report.stat().st_mtime)
+    yield from ((f"database/reports/{report.name}", report) for report in reports[-_REPORTS:])
+    for kept in _files_below(database.profiles_dir):
+        if _PROFILE_FILES.fullmatch(kept.name):
+            yield f"database/profiles/{kept.relative_to(database.profiles_dir)}", kept
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Returns the regular files at any depth, sorted; links are not followed."""
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from opatlas.capture.time_shares import captured_time_us
-from opatlas.data.cells import identity_columns
 from opatlas.data.comparable import Staleness, StaleRuns
 from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database
@@ -24,8 +23,8 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.quality import valid_duration
-from opatlas.row.signature import digest, make_case_id, signature, signatures
-from opatlas.row.table import FIRST_LINE, Row, RowTable
+from opatlas.row.signature import digest, make_case_id, signature
+from opatlas.row.table import FIRST_LINE, Row
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.row_source import Rows
 from opatlas.text import printable, suggest
@@ -222,20 +221,12 @@ def make_plan(
 
 def _case_table(database: Database, name: str, requested: Sequence[Mapping[str, str]] | None) -> CaseTable:
     """Returns the rows in the file of a kernel type, followed by the requested rows that the file lacks."""
+    table = database.read_or_empty(name)
     if requested is None:
-        table = database.read(name)
         return CaseTable(table, len(table), label=name)
-    # It takes 40 MB, which the rows of a database do without.
-    import pandas as pd
-
-    path = database.csv_path(name)
-    frame = (
-        database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in identity_columns(name)})
-    )
-    there = set(signatures(name, frame))
-    missing = [row for row in requested if signature(name, row) not in there]
-    together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
-    return CaseTable(RowTable(name, path, together), len(frame), label=name)
+    fold = TableFold(table)
+    fold.append_missing(requested, ())
+    return CaseTable(fold.rows.table(), len(table), label=name)
 
 
 def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> None:

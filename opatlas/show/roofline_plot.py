@@ -1,4 +1,4 @@
-"""The figures of a database: its roofline, and replays against captures.
+"""The roofline of a database as an image: its rows, and the roofs of its device.
 
 Operations and bytes follow from shapes and dtypes (opatlas/row/roofline.py), the time is measured. Williams, Waterman
 and Patterson, "Roofline", CACM 52(4), 2009.
@@ -9,19 +9,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from opatlas.data.csv_files import write_atomically
-from opatlas.row.durations import Duration
-from opatlas.row.roofline import ARITHMETIC, PRODUCTS, Peak, moved_bytes, operations
+from opatlas.data.database import Database, expect_tables
+from opatlas.data.origin import Provenance, are_one_device
+from opatlas.errors import CellError, OpAtlasError
+from opatlas.progress import track
+from opatlas.row.durations import Duration, Source
+from opatlas.row.roofline import ARITHMETIC, PRODUCTS, Peak, device_peak, moved_bytes, operations
 from opatlas.row.siblings import base_type
 from opatlas.row.table import Row
-from opatlas.show.session_report import HIGHEST_RATIO, LOWEST_RATIO
+from opatlas.text import pluralize
 
+PlotFormat = Literal["png", "svg", "pdf"]
+_WAYS_SHOWN = 3
 #: Resolution of a raster image: sharp in print at half size.
 _DOTS_PER_INCH = 150
 #: Colours for print and most colour-blind people (Okabe and Ito), then further colours of matplotlib.
@@ -32,46 +39,9 @@ _PALETTE = (
 _OTHER_COLOR = "#c0c0c0"
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure, and the number of rows in it."""
-
-    figure: Any
-    rows: int
-
-
-def _new_figure(width_inches: float, height_inches: float) -> tuple[Any, Any]:
-    """Returns a figure and its axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
-
-
-def save(figure: Any, path: Path) -> None:
-    """Writes a figure in the format of the file's suffix, png, svg or pdf. Raises OpAtlasError."""
-    form = path.suffix.removeprefix(".")
-    from matplotlib import rc_context
-
-    # Without dates and random names the same data give the same file.
-    metadata = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else {}
-    with rc_context({"svg.hashsalt": "opatlas"}):
-        write_atomically(
-            path, lambda temporary: figure.savefig(temporary, format=form, metadata=metadata, dpi=_DOTS_PER_INCH)
-        )
-
-
 def _escape_formulas(name: str) -> str:
     """Returns a name in which matplotlib finds no formula: `$x^$` would be an error."""
     return name.replace("$", r"\$")
-
-
-def _color_map(names: Sequence[str]) -> Callable[[str], str]:
-    """Returns a function from names to colours, in order; grey for other names, and if colours run out."""
-    colors = dict(zip(names, _PALETTE, strict=False))
-    return lambda name: colors.get(name, _OTHER_COLOR)
 
 
 def _use_decades(axis: Any) -> None:
@@ -91,7 +61,7 @@ def _whole_decades(least: float, most: float) -> tuple[float, float]:
     return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
 
 
-_ROOFLINE_INCHES = (8.5, 5.5)
+_INCHES = (8.5, 5.5)
 _ARITHMETIC_STYLE: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
 _PRODUCT_STYLE: Mapping[str, Any] = {"s": 14, "linewidths": 0}
 #: Markers of product types, whose colours are similar.
@@ -119,15 +89,17 @@ def roofline_points(rows: Sequence[tuple[Row, Duration]]) -> list[RooflinePoint]
     return points
 
 
-def roofline_plot(rows: Sequence[tuple[Row, Duration]], title: str, peak: Peak) -> Plot | None:
-    """Plots the roofline; None without a row whose operations and bytes are known. Raises CellError."""
-    points = roofline_points(rows)
-    if not points:
-        return None
+def roofline_figure(points: Sequence[RooflinePoint], title: str, peak: Peak) -> Any:
+    """Returns a figure of matplotlib with at least one point."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     numbers = Counter(point.kernel_type for point in points)
     types = [name for name, _ in numbers.most_common()]
-    color = _color_map(types)
-    figure, axis = _new_figure(*_ROOFLINE_INCHES)
+    colors = dict(zip(types, _PALETTE, strict=False))
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis: Any = figure.subplots()
     products = [name for name in types if base_type(name) not in ARITHMETIC]
     markers = dict(zip(products, itertools.cycle(_PRODUCT_MARKERS), strict=False))
     for name in types:
@@ -135,7 +107,7 @@ def roofline_plot(rows: Sequence[tuple[Row, Duration]], title: str, peak: Peak) 
         axis.scatter(
             [point.intensity for point in shown],
             [point.tera_ops for point in shown],
-            color=color(name),
+            color=colors.get(name, _OTHER_COLOR),
             alpha=0.7,
             label=f"{_escape_formulas(name)} ({numbers[name]:,})",
             **({**_PRODUCT_STYLE, "marker": markers[name]} if name in markers else _ARITHMETIC_STYLE),
@@ -149,7 +121,7 @@ def roofline_plot(rows: Sequence[tuple[Row, Duration]], title: str, peak: Peak) 
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
     axis.set_ylabel(rate_unit({point.dtype for point in points}))
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
-    return Plot(figure, len(points))
+    return figure
 
 
 def rate_unit(dtypes: Collection[str]) -> str:
@@ -183,98 +155,67 @@ def _roofs(axis: Any, points: Sequence[RooflinePoint], peak: Peak) -> None:
     axis.set_ylim(bottom, _whole_decades(bottom, highest)[1])
 
 
-_COMPARISON_INCHES = (8.0, 6.0)
-_TYPES_SHOWN = 15
-#: Fewer values have no meaningful 10th and 90th percentile.
-_FEWEST_FOR_TENTHS = 10
+def write_roofline(place: Path, path: Path) -> tuple[int, list[str]]:
+    """Writes the roofline of a database in the format of the path's suffix: png, svg or pdf.
 
+    Captures are in it where there are no replays on the database's device. Compositions of torch operators are not.
 
-@dataclass(frozen=True)
-class Agreement:
-    """Statistics of the ratios microbench / profiling.
+    Returns:
+        The number of rows in the image, 0 where none is written, and messages about rows that cannot be read.
 
-    Attributes:
-        p10, p50, p90: percentiles; p10 and p90 are None for few rows.
-        within: the number of rows within 20 %.
+    Raises:
+        OpAtlasError: the database has no CSVs, or the file cannot be written.
     """
+    from matplotlib import rc_context
 
-    rows: int
-    p10: float | None
-    p50: float
-    p90: float | None
-    within: int
+    expect_tables(place)
+    problems: list[str] = []
+    devices = Provenance(Database(place))
+    timed, device = list(_rows_with_duration(Database(place), problems)), devices.device
+    replayed = [(row, duration) for row in timed if (duration := row.replayed) is not None and not duration.composed]
+    here = [each for each in replayed if are_one_device(devices.replayed(each[1].run_id), device)]
+    rows = here or [(row, duration) for row in timed if (duration := row.captured) is not None]
+    path.unlink(missing_ok=True)
+    if points := roofline_points(rows):
+        figure = roofline_figure(points, _title(device, rows), device_peak(device))
+        form = path.suffix.removeprefix(".")
+        # Without dates and random names the same data give the same file.
+        metadata = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else {}
 
+        def write(temporary: str) -> None:
+            figure.savefig(temporary, format=form, metadata=metadata, dpi=_DOTS_PER_INCH)
 
-def agreement(rows: Sequence[Row]) -> Agreement:
-    """Returns the statistics of at least one row; all rows have both durations."""
-    ratios = [replayed_us / captured_us for replayed_us, captured_us in map(_both_us, rows)]
-    tenths = quantiles(ratios, n=10, method="inclusive") if len(ratios) >= _FEWEST_FOR_TENTHS else None
-    return Agreement(
-        rows=len(ratios),
-        p10=tenths[0] if tenths else None,
-        p50=median(ratios),
-        p90=tenths[-1] if tenths else None,
-        within=sum(LOWEST_RATIO <= ratio <= HIGHEST_RATIO for ratio in ratios),
-    )
-
-
-def _both_us(row: Row) -> tuple[float, float]:
-    """Returns the replayed and the captured duration of a row that has both."""
-    replayed, captured = row.replayed, row.captured
-    assert replayed is not None
-    assert captured is not None
-    return replayed.us, captured.us
+        with rc_context({"svg.hashsalt": "opatlas"}):
+            write_atomically(path, write)
+    return len(points), problems
 
 
-def comparison_plot(rows: Sequence[Row], title: str) -> Plot | None:
-    """Plots replayed against captured durations, which all rows have; None without rows."""
-    if not rows:
-        return None
-    found = agreement(rows)
-    numbers = Counter(row.kernel_type for row in rows)
-    types = [name for name, _ in numbers.most_common()]
-    color = _color_map(types[:_TYPES_SHOWN])
-    figure, axis = _new_figure(*_COMPARISON_INCHES)
-    for number, name in enumerate(types):
-        replayed_us, captured_us = zip(*(_both_us(row) for row in rows if row.kernel_type == name), strict=True)
-        label = f"{_escape_formulas(name)} ({numbers[name]:,})" if number < _TYPES_SHOWN else ""
-        if number == _TYPES_SHOWN:
-            label = f"{len(types) - _TYPES_SHOWN} others"
-        axis.scatter(
-            captured_us,
-            replayed_us,
-            c=color(name),
-            s=40,
-            marker=".",
-            linewidths=0,
-            alpha=0.8,
-            label=label,
-        )
-    durations = [us for row in rows for us in _both_us(row)]
-    ends = _whole_decades(min(durations), max(durations))
-    axis.plot(ends, ends, color="black", linewidth=1, label="equal")
-    axis.fill_between(
-        ends,
-        [LOWEST_RATIO * end for end in ends],
-        [HIGHEST_RATIO * end for end in ends],
-        color="0.5",
-        alpha=0.2,
-        linewidth=0,
-        label=f"within 20 %: {found.within:,} of {found.rows:,}",
-    )
-    for ratio, words, style in (
-        (found.p10, "10th percentile", "dotted"),
-        (found.p50, "median", "dashed"),
-        (found.p90, "90th percentile", "dotted"),
-    ):
-        if ratio is not None:
-            label = f"{words}: {ratio:,.2f} x"
-            axis.plot(ends, [ratio * end for end in ends], color="red", linewidth=1, linestyle=style, label=label)
-    axis.set_xlim(*ends)
-    axis.set_ylim(*ends)
-    _use_decades(axis)
-    figure.suptitle(_escape_formulas(title))
-    axis.set_xlabel("captured: Profiling Average Duration (us)")
-    axis.set_ylabel("replayed: Average Duration (us)")
-    figure.legend(loc="outside right center", fontsize="small", markerscale=1.5)
-    return Plot(figure, found.rows)
+def _rows_with_duration(database: Database, problems: list[str]) -> Iterator[Row]:
+    """Yields the rows with a duration; `problems` receives sentences about files and tensors that cannot be read."""
+    for kernel_type in track(database.kernel_types(), "read, kernel types"):
+        unread: list[str] = []
+        try:
+            table = database.read(kernel_type)
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        for position in np.flatnonzero(table.replayed.known | table.captured.known).tolist():
+            row = table.row(position)
+            try:
+                _ = row.tensors
+            except CellError as error:
+                unread.append(str(error))
+            else:
+                yield row
+        if unread:
+            left_out = f"{pluralize(len(unread), 'row')} left out: {unread[0]}"
+            problems.append(f"{table.path}: {left_out}; correct the cell")
+
+
+def _title(device: str, rows: Sequence[tuple[Row, Duration]]) -> str:
+    """Returns the title of a plot with the device and the ways in which rows were timed, the most frequent first."""
+    ways = [way for way, _ in Counter(duration.conditions for _, duration in rows).most_common()]
+    shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
+    if ways in ([], [Source.CAPTURED], [Source.REPLAYED]):
+        return "Roofline" + (f": {device}" if device else "") + (f" ({shown})" if shown else "")
+    return "Roofline: replays on " + (f"{device} " if device else "") + f"({shown})"
