@@ -30,7 +30,6 @@ from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect,
 from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.implementations.catalog import find_implementations
-from opatlas.run.implementations.directory import BrokenFiles
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.row_source import RowSource
 
@@ -202,8 +201,7 @@ def _implementations(
 ) -> list[Implementation]:
     """Returns the implementations that a user names, and the models as implementations. Raises OpAtlasError."""
     if models is None:
-        broken = BrokenFiles.KEPT if source.counts_missing else BrokenFiles.REFUSED
-        return find_implementations(names, kind, source.find, broken=broken)
+        return find_implementations(names, kind, source.find)
     found = find_implementations(names, kind, source.find) if names else []
     written = models.implementations(source.subjects)
     if taken := {each.name for each in found} & {each.name for each in written}:

@@ -168,9 +168,6 @@ class SharedRule:
         """Returns 1: the number of samples that an instrument can queue differs between ranks."""
         return 1
 
-    def any_rank(self, happened: bool) -> bool:
-        return any(happened for (happened,) in self._group.gather([float(happened)]))
-
     def again(self) -> None:
         """Does nothing: samples of a single rank are not taken again."""
 

@@ -18,7 +18,6 @@ from opatlas.run.group import ALONE, Group, SynchronizedInstrument
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.inputs.row_slots import RowSlots
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.instruments.timers import count_stops
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.outcome import outcome_of, translated_pytest_exceptions
 from opatlas.run.process_state import OF_LIBRARIES, ProcessState, changes
@@ -58,7 +57,6 @@ class Runner:
         self._description = self._device.describe()
         self._peak = device_peak(self._description.name)
         self._group = ALONE
-        count_stops()
         self._state = ProcessState(self.torch_device.type)
         #: Changes of the process's state by all rows so far.
         self._changed: list[str] = []

@@ -40,7 +40,7 @@ def test_an_expensive_flush_is_reported_with_the_option_to_leave_it_out(
 
 
 def test_a_manifest_keeps_readings_and_their_meaning() -> None:
-    facts = run_manifest.facts_of([DeviceSpec("cpu")], replace(_QUIET, load_1min=4.2), [])
-    assert facts["load_1min"] == 4.2
+    facts = run_manifest.facts_of([DeviceSpec("cpu")], replace(_QUIET, other_cores=1.3), [])
+    assert facts["other_cores"] == 1.3
     assert facts["gpus"] == []
     assert len(facts["disturbances"]) == 1

@@ -21,7 +21,6 @@ from opatlas.outer.suites.texts import overload_of
 from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
 from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
 from opatlas.row.versions import CUDA, TORCH, Versions
-from opatlas.run.implementations.directory import BrokenFiles, read_directory
 
 TRACE = """\
 Operator: aten.add.Tensor
@@ -171,14 +170,6 @@ def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], optio
     done = sessions.run(*options, "test_suites.py")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert done.has_line("--suite")
-
-
-def test_a_broken_file_stops_other_sessions_and_is_a_kernel_of_suites(tmp_path: Path) -> None:
-    folder = write_kernels(tmp_path / "kit", KERNELS)
-    (found,) = read_directory(folder, broken=BrokenFiles.KEPT)
-    assert {"silu__default", "argmax__default"} <= set(found.sources)
-    with pytest.raises(OpAtlasError, match="silu__default"):
-        read_directory(folder)
 
 
 def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:

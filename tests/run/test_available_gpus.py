@@ -9,7 +9,14 @@ import pytest
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import cpu_device_name
 from opatlas.run.devices import cuda, npu, system
-from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, device_environment
+from opatlas.run.devices.device import (
+    DeviceSpec,
+    available_devices,
+    database_name,
+    device_environment,
+    kind_named,
+    visible_ids,
+)
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 H200, H100 = "NVIDIA_H200", "NVIDIA_H100_80GB_HBM3"
@@ -110,3 +117,23 @@ def test_of_different_gpus_the_one_of_the_folder_is_opened(machine, monkeypatch,
     monkeypatch.setenv(VARIABLE, visible)
     (spec,) = available_devices(name)
     assert (spec.name, spec.pinned[1][:8]) == (name, pinned)
+
+
+@pytest.mark.parametrize(
+    ("value", "ids"), [(None, ["0", "1", "2"]), (" 1 , 2 ", ["1", "2"]), ("-1", []), ("0,7,1", ["0"]), ("1,1,2", ["1"])]
+)
+def test_the_list_of_visible_devices_ends_at_the_first_invalid_one(value, ids):
+    assert visible_ids(VARIABLE, 3, {} if value is None else {VARIABLE: value}) == ids
+
+
+def test_the_drivers_version_is_read_without_opening_a_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(cuda, "_NVIDIA_MODULE", tmp_path / "version")
+    assert [kind_named(name).driver_version() for name in ("cuda", "npu", "cpu")] == ["", "", None]
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$1" = --query-gpu=driver_version ] && printf "535.104.05\\n535.104.05\\n"\n')
+    program.chmod(0o755)
+    system._run.cache_clear()
+    assert kind_named("cuda").driver_version() == "535.104.05"
+    (tmp_path / "version").write_text("550.54.15\n")
+    assert kind_named("cuda").driver_version() == "550.54.15"

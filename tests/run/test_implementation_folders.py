@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.run.implementations.catalog import find_implementations, named_implementations
-from opatlas.run.implementations.directory import OVERLOADS, read_directory
+from opatlas.run.implementations.directory import read_directory
 from opatlas.run.implementations.implementation import Implementation
 
 KERNEL = "def kernel(*arguments):\n    return None\n"
@@ -39,13 +39,15 @@ def only(found: list[Implementation]) -> Implementation:
             {"RmsNorm": "norm", "LayerNormV4": "norm"},
         ),
         ("Add.py", '@opatlas.implements("Mul")\ndef norm(x): ...\n', {"Mul": "norm"}),
-        ("relu__default/relu__default_implementation.py", "def relu__default_kernel_impl(x): ...\n", None),
+        (
+            "relu__default/relu__default_implementation.py",
+            "def relu__default_kernel_impl(x): ...\n",
+            {"relu__default": "relu__default_kernel_impl"},
+        ),
     ],
 )
-def test_layouts(tmp_path: Path, name: str, text: str, kernels: dict[str, str] | None) -> None:
+def test_layouts(tmp_path: Path, name: str, text: str, kernels: dict[str, str]) -> None:
     found = only(read_directory(write(tmp_path / "mine", {name: text})))
-    of_overload = ("relu__default", *OVERLOADS["relu__default"])
-    kernels = kernels or dict.fromkeys(of_overload, "relu__default_kernel_impl")
     assert {kernel_type: source.function for kernel_type, source in found.sources.items()} == kernels
     assert found.name == "mine"
     assert {Path(source.path) for source in found.sources.values()} == {tmp_path / "mine" / name}
@@ -72,7 +74,7 @@ def test_candidates_are_implementations_of_their_own(tmp_path: Path) -> None:
         "mine": {"RmsNorm"},
         "mine-fast": {"Add", "SwiGlu"},
         "mine-small": {"Add"},
-        "mine-v1": {"mul__Tensor", *OVERLOADS["mul__Tensor"]},
+        "mine-v1": {"mul__Tensor"},
     }
 
 
@@ -82,27 +84,21 @@ def test_one_file_is_an_implementation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "kept"),
     [
-        ("Mul.py", "def one(): ...\ndef two(): ...\n"),
-        ("notes.py", "VALUE = 1\n"),
-        ("_softmax__default/a_implementation_v1.py", KERNEL),
-        ("add__Tensor/add__Tensor_implementation_v1.py", KERNEL),
+        ("Mul.py", "def one(): ...\ndef two(): ...\n", set()),
+        ("Mul.py", "def kernel(:\n", set()),
+        ("notes.py", "VALUE = 1\n", set()),
+        # The rows of an operator fail, so that they count.
+        ("add__Tensor/add__Tensor_implementation_v1.py", KERNEL, {"add__Tensor"}),
+        ("add__Tensor/add__Tensor_implementation_v1.py", "(" * 10_000, {"add__Tensor"}),
     ],
 )
-def test_an_ignored_file_has_its_reason(tmp_path: Path, name: str, text: str) -> None:
-    found = only(read_directory(write(tmp_path / "mine", {"Add.py": KERNEL, name: text})))
-    assert set(found.sources) == {"Add"}
-    (note,) = found.notes
+def test_a_file_without_its_kernel_has_its_reason(tmp_path: Path, name: str, text: str, kept: set[str]) -> None:
+    found = read_directory(write(tmp_path / "mine", {"Add.py": KERNEL, name: text}))
+    assert {kernel_type for each in found for kernel_type in each.sources} == {"Add", *kept}
+    (note,) = found[0].notes
     assert note.startswith(str(tmp_path / "mine" / name))
-
-
-def test_the_list_of_a_folder_has_its_other_files(tmp_path: Path) -> None:
-    broken = {"Mul.py": "def kernel(:\n", "add__Tensor/add__Tensor_implementation_v1.py": "(" * 10_000}
-    folder = write(tmp_path / "mine", {"Add.py": KERNEL, **broken})
-    found = only(named_implementations(str(folder)))
-    assert set(found.sources) == {"Add"}
-    assert [note.partition(":")[0] for note in found.notes] == [str(folder / name) for name in broken]
 
 
 def test_hidden_and_private_files_are_no_kernels(tmp_path: Path) -> None:

@@ -44,16 +44,6 @@ def test_the_group_decides_and_a_sample_is_one_call(before_each: Callable[[], No
     assert [event.split()[-1] for event in group.done[1:]] == ["call", "together", "call"] * 3
 
 
-def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:
-    group = Recorded([False, False, False, True])
-    group.of_the_other = [1.0, 0.0]
-    samples = SynchronizedInstrument(WallClock(), group).sample(
-        lambda: None, None, StopRule(repeat_count=1, time_limit_s=60)
-    )
-    assert len(samples.durations_us) == 2
-    assert len(samples.notes) == 1
-
-
 class SlowInTurns(Group):
     """A second rank, each of whose samples is slow where the first one's is not."""
 

@@ -37,9 +37,6 @@ class Asked:
     def batch(self, count):
         return 1
 
-    def any_rank(self, happened):
-        return happened
-
     def again(self):
         return None
 

@@ -36,9 +36,12 @@ def _sundials(monkeypatch):
     monkeypatch.setattr(Cpu, "instruments", {**Cpu.instruments, Sundial.name: "sundials:of"})
 
 
-def test_the_first_one_is_taken_by_default():
+def test_the_first_one_is_taken_by_default(monkeypatch):
     assert kind_named("cpu").preferred_instrument(None) == "wall-clock"
     assert kind_named("npu").preferred_instrument(None) == "msprof"
+    # A group cannot start and stop CANN's profiler for each message.
+    monkeypatch.setenv("PATH", "")
+    assert kind_named("npu").group_instrument(None) == "npu-events"
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():

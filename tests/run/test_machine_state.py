@@ -30,7 +30,6 @@ def test_a_quiet_machine_reports_no_disturbance() -> None:
 @pytest.mark.parametrize(
     ("changed", "number"),
     [
-        ({"load_1min": 4.2}, "4.2 on 2"),
         ({"other_cores": 1.3}, "1.3 of 2"),
         ({"steal_percent": 7.5}, "7.5 %"),
         ({"governors": ("performance", "powersave")}, "powersave"),
@@ -43,24 +42,11 @@ def test_each_disturbance_is_reported_once_with_its_number(changed: dict[str, ob
     assert number in disturbance
 
 
-def test_the_load_of_the_session_itself_disturbs_nobody() -> None:
-    busy_s = 600.0
-    working = replace(_QUIET, window_s=busy_s, load_1min=2.1, own_cores=2.0)
-    assert working.disturbances() == []
-    assert replace(working, own_cores=0.5).disturbances() != []
-
-
-def test_load_that_leaves_the_usable_cores_idle_disturbs_nobody() -> None:
-    pinned = replace(_QUIET, machine_cores=64, load_1min=40.0)
-    assert pinned.disturbances() == []
-    assert replace(pinned, load_1min=63.0).disturbances() != []
-
-
 def test_cores_that_a_session_on_gpus_does_not_need_may_be_busy() -> None:
-    busy = replace(_QUIET, machine_cores=16, cores=16, load_1min=9.0, other_cores=8.0, quota_cores=8.0)
-    assert len(busy.disturbances(needed_cores([DeviceSpec("cpu")]))) == 3
+    busy = replace(_QUIET, machine_cores=16, cores=16, other_cores=8.0, quota_cores=8.0)
+    assert len(busy.disturbances(needed_cores([DeviceSpec("cpu")]))) == 2
     assert busy.disturbances(needed_cores([DeviceSpec("cuda")])) == []
-    assert len(busy.disturbances(needed_cores([DeviceSpec("cuda", index) for index in range(8)]))) == 3
+    assert len(busy.disturbances(needed_cores([DeviceSpec("cuda", index) for index in range(8)]))) == 2
 
 
 def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> None:
@@ -98,7 +84,7 @@ def test_a_watch_reports_the_changes_between_two_readings(tmp_path: Path) -> Non
     assert state.governors == ("powersave",)
     assert state.quota_cores == 1.5
     assert state.quota_periods == Periods(all=20, throttled=4)
-    assert len(state.disturbances()) == 6
+    assert len(state.disturbances()) == 5
     write_files(tmp_path, {child: stat.format(parent=os.getpid(), user=100, system=50)})
     later = watch.state()
     assert later.own_cores is not None

@@ -90,16 +90,6 @@ def test_a_rank_that_dies_costs_its_message_and_one_that_crashes_at_its_end_no_p
     assert not sessions.left_behind()
 
 
-def test_a_message_that_one_ranks_profile_lacks_is_tried_again_once(npus: StandInNpus, sessions: Sessions) -> None:
-    # The profile of all three messages holds the first; the other two are tried again, one after the other.
-    faults = {"1/rank1": "cut", "3/rank1": "no-summary"}
-    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,2048,4096", faults=faults)
-    assert (done.code, done.ledger()) == (1, {"measured": 2, "failed": 1}), done.output
-    assert durations(sessions) == {1024: SLOWEST_US, 2048: SLOWEST_US}
-    assert "rank 1 of this node" in done
-    assert (sessions.database / "profiles").is_dir()
-
-
 def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
@@ -117,9 +107,3 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     again = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", "--update-mode=missing-only")
     assert again.code == 0, again.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
-
-
-def test_a_group_without_msprof_takes_events(npus: StandInNpus, sessions: Sessions) -> None:
-    # The stand-in NPU has no events: its refusal names the instrument that it was to measure with.
-    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
-    assert "npu-events" in done, done.output

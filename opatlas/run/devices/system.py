@@ -214,8 +214,6 @@ def _counts(path: Path) -> dict[str, int]:
     return counts
 
 
-#: With more runnable threads of other processes than this, a thread of a row probably has to wait for a core.
-LOAD_LIMIT = 0.5
 #: Work of other processes, in cores. A quarter of a core takes ten of every forty milliseconds, which affects samples.
 OTHER_CORES_LIMIT = 0.25
 #: Share of the time in which the hypervisor ran other machines on the cores. One percent exceeds 0.5 %, the error
@@ -225,8 +223,6 @@ STEAL_LIMIT_PERCENT = 1.0
 STEADY_GOVERNOR = "performance"
 #: Length of a window in which the kernel's ticks of 10 ms resolve 5 % of a core.
 _WINDOW_S = 0.2
-#: Period of the load average.
-_LOAD_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -263,15 +259,6 @@ class MachineState:
         cores = f"{self.machine_cores} core{'' if self.machine_cores == 1 else 's'}"
         return "" if self.load_1min is None else f"load {self.load_1min:.1f} on {cores}"
 
-    @property
-    def other_load(self) -> float | None:
-        """Returns the load average without this process and its descendants."""
-        if self.load_1min is None:
-            return None
-        # The kernel's average decays over a minute, so that the last seconds have a small weight.
-        own = (self.own_cores or 0.0) * (1 - math.exp(-self.window_s / _LOAD_S))
-        return max(self.load_1min - own, 0.0)
-
     def disturbances(self, needed_cores: int | None = None) -> list[str]:
         """Returns a phrase with numbers for each likely disturbance; [] on a quiet machine.
 
@@ -280,9 +267,7 @@ class MachineState:
         """
         found = []
         needed = self.cores if needed_cores is None else min(needed_cores, self.cores)
-        # Other load does not disturb if enough cores for the session stay idle.
-        if self.other_load is not None and self.other_load > self.machine_cores - needed + LOAD_LIMIT:
-            found.append(self.load)
+        # Other processes do not disturb if enough cores for the session stay idle.
         if self.other_cores is not None and self.other_cores > self.cores - needed + OTHER_CORES_LIMIT:
             found.append(f"other processes keep {self.other_cores:.1f} of {self.cores} cores busy")
         if self.steal_percent is not None and self.steal_percent > STEAL_LIMIT_PERCENT:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import implementation_label, public_version
-from opatlas.run.implementations.directory import BrokenFiles, Finder, Marks, read_directory, read_marks
+from opatlas.run.implementations.directory import Finder, Marks, read_directory, read_marks
 from opatlas.run.implementations.implementation import (
     TORCH,
     Implementation,
@@ -63,26 +63,23 @@ def named_implementations(name: str) -> list[Implementation]:
     if name in known:
         return [known[name]]
     if Path(name).exists():
-        return _read_own(name, broken=BrokenFiles.LEFT_OUT)
+        return _read_own(name)
     raise OpAtlasError(_unknown(name, known))
 
 
-def find_implementations(
-    names: Sequence[str], kind: str, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
-) -> list[Implementation]:
+def find_implementations(names: Sequence[str], kind: str, find: Finder | None = None) -> list[Implementation]:
     """Returns the implementations that a user names, in this order, each once.
 
     Args:
         names: names, folders and files of a user, or "all"; empty: the default of the device.
         kind: the kind of the device.
         find: finds the kernels in folders and files of a user; None: those of kernel types.
-        broken: what becomes of files of a user that are not Python.
 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
     found: dict[str, Implementation] = {}
-    named = [each for name in names for each in _named(name, kind, find, broken=broken)]
+    named = [each for name in names for each in _named(name, kind, find)]
     for implementation in named or [default_implementation(kind)]:
         other = found.setdefault(implementation.name, implementation)
         if other != implementation:
@@ -90,7 +87,7 @@ def find_implementations(
     return list(found.values())
 
 
-def _named(name: str, kind: str, find: Finder | None, *, broken: BrokenFiles) -> Iterable[Implementation]:
+def _named(name: str, kind: str, find: Finder | None) -> Iterable[Implementation]:
     default = default_implementation(kind)
     if name == default.name:
         return [default]
@@ -104,15 +101,13 @@ def _named(name: str, kind: str, find: Finder | None, *, broken: BrokenFiles) ->
             raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
         return [chosen]
     if Path(name).exists():
-        return _read_own(name, find, broken=broken)
+        return _read_own(name, find)
     raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
 
 
-def _read_own(
-    place: str, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
-) -> list[Implementation]:
+def _read_own(place: str, find: Finder | None = None) -> list[Implementation]:
     """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
-    found = read_directory(Path(place), find, broken=broken)
+    found = read_directory(Path(place), find)
     taken = {ALL, *default_devices(), *shipped()}
     for each in found:
         if each.name in taken:

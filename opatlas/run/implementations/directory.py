@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,82 +40,6 @@ _NO_SOURCES = frozenset(("__pycache__", "build", "implementations", "journal", "
 #: A folder of BackendBench is named after an overload of torch: `add__Tensor`.
 _OVERLOAD = re.compile(r"\w+__\w+")
 _CANDIDATE = re.compile(r"_implementation_?(\w*)$")
-#: Kernel types whose replays pass the arguments of the overload, in its order and by its names. A replay may pass a
-#: number for a tensor of an elementwise operator, as torch does. Overloads that fit only some rows are not here.
-OVERLOADS: Mapping[str, tuple[str, ...]] = {
-    "_adaptive_avg_pool3d__default": ("AdaptiveAvgPool3d", "AdaptiveAvgPool3dAiCore"),
-    "_adaptive_avg_pool3d_backward__default": ("AdaptiveAvgPool3dGrad", "AdaptiveAvgPool3dGradAiCore"),
-    "_foreach_add__List": ("ForeachAddList",),
-    "_foreach_mul__Scalar": ("ForeachMulScalar",),
-    "_log_softmax_backward_data__default": ("LogSoftmaxGrad",),
-    "abs__default": ("Abs", "AbsAiCore"),
-    "add__Tensor": ("Add", "AddAiCore"),
-    "arange__start_step": ("ArangeAiCore", "Range"),
-    "argmax__default": ("ArgMaxV2", "ArgMaxV2AiCore"),
-    "broadcast_to__default": ("BroadcastTo", "BroadcastToAiCore"),
-    "cat__default": ("ConcatD",),
-    "conv2d__default": ("Conv2D",),
-    "convolution_backward__default": ("Conv2DBackpropFilter", "Conv2DBackpropInput"),
-    "cos__default": ("Cos", "CosAiCore"),
-    "cumsum__default": ("Cumsum",),
-    "div__Tensor": ("RealDiv", "RealDivAiCore"),
-    "embedding__default": ("GatherV2", "GatherV2AiCore"),
-    "embedding_dense_backward__default": ("EmbeddingDenseGradV2",),
-    "eq__Tensor": ("Equal", "EqualAiCore"),
-    "exp__default": ("Exp", "ExpAiCore"),
-    "floor_divide__default": ("FloorDiv", "FloorDivAiCore"),
-    "gather__default": ("GatherElements", "GatherElementsV2"),
-    "ge__Tensor": ("GreaterEqual", "GreaterEqualAiCore"),
-    "gt__Tensor": ("Greater", "GreaterAiCore"),
-    "index__Tensor": ("Index", "IndexAiCore"),
-    "index_select__default": ("Gather", "GatherV3", "GatherV3AiCore"),
-    "log__default": ("Log", "LogAiCore"),
-    "log_softmax__int": ("LogSoftmaxAiCore", "LogSoftmaxV2"),
-    "logical_and__default": ("LogicalAnd", "LogicalAndAiCore"),
-    "logical_not__default": ("LogicalNot", "LogicalNotAiCore"),
-    "logical_or__default": ("LogicalOr", "LogicalOrAiCore"),
-    "lt__Tensor": ("Less", "LessAiCore"),
-    "matmul__default": ("BatchMatMul", "BatchMatMulNd", "BatchMatMulV2", "BatchMatMulV3"),
-    "max__dim": ("ArgMaxWithValue",),
-    "max_pool2d_with_indices__default": ("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore"),
-    "max_pool2d_with_indices_backward__default": ("MaxPoolGradWithArgmaxV1", "MaxPoolGradWithArgmaxV1AiCore"),
-    "mean__dim": ("ReduceMean", "ReduceMeanAiCore", "ReduceMeanD"),
-    "mul__Scalar": ("Muls", "MulsAiCore"),
-    "mul__Tensor": ("Mul", "MulAiCore"),
-    "ne__Tensor": ("NotEqual", "NotEqualAiCore"),
-    "neg__default": ("Neg", "NegAiCore"),
-    "nonzero__default": ("NonZero", "NonzeroAiCore"),
-    "ones_like__default": ("OnesLike", "OnesLikeAiCore"),
-    "pad__default": ("PadV3", "PadV3AiCore"),
-    "reciprocal__default": ("Reciprocal", "ReciprocalAiCore"),
-    "relu__default": ("Relu", "ReluAiCore"),
-    "repeat_interleave__self_Tensor": ("RepeatInterleave",),
-    "rsqrt__default": ("Rsqrt", "RsqrtAiCore"),
-    "silu__default": ("Swish",),
-    "sin__default": ("Sin", "SinAiCore"),
-    "softmax__int": ("SoftmaxAiCore", "SoftmaxV2"),
-    "sort__default": ("Sort", "SortAiCore"),
-    "square__default": ("Square", "SquareAiCore"),
-    "stack__default": ("Pack", "PackAiCore"),
-    "sub__Tensor": ("Sub", "SubAiCore"),
-    "sum__dim_IntList": ("ReduceSum", "ReduceSumD", "ReduceSumOpAiCore"),
-    "threshold_backward__default": ("ReluGrad",),
-    "tile__default": ("Tile", "TileAiCore"),
-    "to__dtype": ("Cast", "CastAiCore"),
-    "topk__default": ("TopKV2", "TopKV2AiCore"),
-    "tril__default": ("Tril",),
-    "triu__default": ("Triu",),
-    "where__self": ("SelectV2", "SelectV2AiCore"),
-    "zeros_like__default": ("ZerosLike", "ZerosLikeAiCore"),
-}
-
-
-class BrokenFiles(Enum):
-    """What becomes of a file that is not Python, or of a file of an operator of torch without its function."""
-
-    REFUSED = "refused"  # the folder is unusable; a file without the function is a note
-    LEFT_OUT = "left out"  # a note says why
-    KEPT = "kept"  # that of an operator of torch is a kernel, whose rows fail
 
 
 @dataclass(frozen=True)
@@ -139,29 +62,24 @@ def is_overload(name: str) -> bool:
     return _OVERLOAD.fullmatch(name) is not None
 
 
-def read_directory(
-    place: Path, find: Finder | None = None, *, broken: BrokenFiles = BrokenFiles.REFUSED
-) -> list[Implementation]:
+def read_directory(place: Path, find: Finder | None = None) -> list[Implementation]:
     """Returns the implementations in a folder, or in one file: one without a candidate's name, and one per candidate.
 
-    The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers.
+    The files are read and not run. The version of an implementation is a digest of its kernels and of the helpers. A
+    file that is not Python is left out with a note; that of an operator of torch is a kernel, whose rows fail.
 
     Args:
         find: finds the kernels, whose files need not be Python; None: those of kernel types.
 
     Raises:
-        OpAtlasError: a file is not Python, no file has a kernel, or two files have the same one.
+        OpAtlasError: no file has a kernel, or two files have the same one.
     """
     root = place.resolve()
     name = _NAME.sub("_", root.stem if root.is_file() else root.name).strip("_") or "kernels"
     notes: list[str] = []
     found: dict[str, list[KernelInFile]] = defaultdict(list)
-    if find is not None:
-        files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
-        kernels: Iterable[KernelInFile | str] = find(root, files)
-    else:
-        kernels = _of_file(root, "", notes) if root.is_file() else _of_folder(root, notes, broken)
-    for kernel in kernels:
+    files = [root] if root.is_file() else [path for path in _source_files(root) if path.suffix == ".py"]
+    for kernel in find(root, files) if find is not None else _kernels(root):
         if isinstance(kernel, str):
             notes.append(kernel)
         else:
@@ -212,68 +130,52 @@ def _implementation(
     return Implementation(own_name, version, f"kernels in {root}", sources, notes=tuple(notes))
 
 
-def _of_folder(root: Path, notes: list[str], broken: BrokenFiles) -> Iterator[KernelInFile]:
-    """Yields the kernels in the files of a folder, and of its folders of kernel types and of overloads of torch."""
-    for entry in sorted(root.iterdir()):
-        if entry.name.startswith((".", "_")) and not (entry.is_dir() and is_overload(entry.name)):
-            continue
-        if entry.is_dir():
-            # The name of an operator may begin with an underscore, and so may that of its file.
-            paths = sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")})
-        else:
-            paths = [entry] if entry.suffix == ".py" else []
+def _kernels(root: Path) -> Iterator[KernelInFile | str]:
+    """Yields the kernels of kernel types in a file, or in a folder and its folders, and a note on each other file."""
+    entries = [root] if root.is_file() else sorted(root.iterdir())
+    for entry in entries:
         is_operator = entry.is_dir() and is_overload(entry.name)
-        for path in paths:
-            try:
-                if is_operator:
-                    yield from _of_operator(entry.name, path, notes, broken)
-                else:
-                    candidate, kernel_type = (_candidate_name(path.stem), entry.name) if entry.is_dir() else ("", "")
-                    yield from _of_file(path, candidate, notes, kernel_type)
-            except OpAtlasError as error:
-                if broken is not BrokenFiles.LEFT_OUT:
-                    raise
-                notes.append(str(error))
+        if entry.name.startswith((".", "_")) and not is_operator:
+            continue
+        if not entry.is_dir():
+            yield from _of_file(entry, "", entry.stem) if entry.suffix == ".py" else ()
+            continue
+        # The name of an operator may begin with an underscore, and so may that of its file.
+        for path in sorted({*entry.glob("[!._]*.py"), *entry.glob(f"{entry.name}_implementation*.py")}):
+            if is_operator:
+                yield from _of_operator(path, entry.name)
+            else:
+                yield from _of_file(path, _candidate_name(path.stem), entry.name)
 
 
-def _of_operator(folder: str, path: Path, notes: list[str], broken: BrokenFiles) -> Iterator[KernelInFile]:
-    """Yields the kernels of a file in a folder that is named after an overload of torch."""
+def _of_operator(path: Path, folder: str) -> Iterator[KernelInFile | str]:
+    """Yields the kernel of a file in a folder that is named after an overload of torch."""
     function, suffix = f"{folder}_kernel_impl", _CANDIDATE.search(path.stem)
-    candidate = _candidate_name(suffix[1] if suffix else path.stem)
     try:
-        problem = "" if function in read_marks(path).defined else f"{path}: has no function {function}"
+        if function not in read_marks(path).defined:
+            yield f"{path}: has no function {function}"
     except OpAtlasError as error:
-        if broken is not BrokenFiles.KEPT:
-            raise
-        problem = str(error)
-    if problem:
-        notes.append(problem)
-    if not problem or broken is BrokenFiles.KEPT:
-        # The folder is the kernel type of the operator's rows in a suite.
-        for kernel_type in (folder, *(() if problem else OVERLOADS.get(folder, ()))):
-            yield KernelInFile(kernel_type, candidate, path, function)
+        yield str(error)
+    # The folder is the kernel type of the operator's rows in a suite.
+    yield KernelInFile(folder, _candidate_name(suffix[1] if suffix else path.stem), path, function)
 
 
-def _of_file(path: Path, candidate: str, notes: list[str], kernel_type: str = "") -> Iterator[KernelInFile]:
+def _of_file(path: Path, candidate: str, kernel_type: str) -> Iterator[KernelInFile | str]:
     """Yields the marked kernels of a file; without marks the file or its folder names the kernel type."""
-    marks = read_marks(path)
+    try:
+        marks = read_marks(path)
+    except OpAtlasError as error:
+        yield str(error)
+        return
+    for marked, function in marks.functions.items():
+        yield KernelInFile(marked, candidate, path, function)
     if marks.functions:
-        for marked, function in marks.functions.items():
-            yield KernelInFile(marked, candidate, path, function)
         return
-    function = _only_function(marks)
-    kernel_type = kernel_type or path.stem
-    if not function or not is_file_name(kernel_type):
+    if (KERNEL in marks.public or len(marks.public) == 1) and is_file_name(kernel_type):
+        yield KernelInFile(kernel_type, candidate, path, KERNEL if KERNEL in marks.public else marks.public[0])
+    else:
         public = ", ".join(marks.public) or "none"
-        notes.append(f"{path}: has no mark, and no function {KERNEL} (its public functions: {public})")
-        return
-    yield KernelInFile(kernel_type, candidate, path, function)
-
-
-def _only_function(marks: Marks) -> str:
-    if KERNEL in marks.public:
-        return KERNEL
-    return marks.public[0] if len(marks.public) == 1 else ""
+        yield f"{path}: has no mark, and no function {KERNEL} (its public functions: {public})"
 
 
 def _candidate_name(text: str) -> str:

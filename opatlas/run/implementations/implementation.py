@@ -27,7 +27,7 @@ def default_name(kind: str) -> str:
 
 def default_devices() -> Mapping[str, tuple[str, ...]]:
     """Returns the kinds of devices of each default, apart from a user's own kind."""
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {TORCH: ()}
     for name, kind in kinds().items():
         found[kind.implementation] = (*found.get(kind.implementation, ()), name)
     return found

@@ -129,10 +129,6 @@ class Rule(Protocol):
         """Returns the number of samples to take after `count` samples, before the next call of `enough`."""
         ...
 
-    def any_rank(self, happened: bool) -> bool:
-        """Returns whether `happened` is true in this process or, in a group, on any rank."""
-        ...
-
     def again(self) -> Rule | None:
         """Returns a new rule of the same settings for the remaining time; None if no time is left."""
         ...
@@ -187,9 +183,6 @@ class StopRule:
         if self._repeat_count is not None:
             return max(1, self._repeat_count - count)
         return LEAST_SAMPLES
-
-    def any_rank(self, happened: bool) -> bool:
-        return happened
 
     def again(self) -> StopRule | None:
         left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()

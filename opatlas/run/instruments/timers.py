@@ -1,4 +1,4 @@
-"""Instruments that time whole calls, the host's clock and events of the device; and filters of disturbed samples.
+"""Instruments that time whole calls, the host's clock and events of the device, and what waits for a throttled device.
 
 Device events are recorded on the device's stream before and after a call. If the device has no other work, it waits
 between the first event and the kernel until the host has launched the kernel. A sample includes this gap of some
@@ -8,75 +8,80 @@ Profilers measure the kernel alone, but need more set-up.
 
 from __future__ import annotations
 
-import signal
-import threading
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns
-from types import FrameType
 from typing import Any, Protocol
 
 from opatlas.gc_pause import gc_paused
-from opatlas.row.errors import ReplayError
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Rule, Samples
 
-#: Shortest sample of the wall clock. A reading of the clock takes about 50 ns, less than 0.1 % of this duration.
-_SHORTEST_SAMPLE_NS = 50_000
-_MOST_CALLS_PER_SAMPLE = 10_000
+
+class Timer:
+    """Measures one call, or without `before_each` the mean of several consecutive calls.
+
+    Attributes:
+        name: name of the instrument.
+        shortest_us: shortest sample of several calls.
+        most_calls: the most calls of a sample.
+    """
+
+    name: str
+    shortest_us: float
+    most_calls: int
+
+    def _elapsed_us(self, call: Callable[[], object], calls: int) -> float:
+        """Returns the microseconds that some consecutive calls take."""
+        raise NotImplementedError
+
+    def _wait(self) -> None:
+        """Waits until work before a sample has ended."""
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """Takes samples as `Instrument.sample` does."""
+        durations_us: list[float] = []
+        # A collection of garbage would lie in a sample.
+        with gc_paused():
+            calls = 1 if before_each else self._calls_per_sample(call)
+            while not rule.enough(durations_us):
+                if before_each:
+                    before_each()
+                    self._wait()
+                durations_us.append(self._elapsed_us(call, calls) / calls)
+        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls)
+
+    def _calls_per_sample(self, call: Callable[[], object]) -> int:
+        """Returns the number of calls that together take at least `shortest_us`."""
+        calls = 1
+        while (elapsed_us := self._elapsed_us(call, calls)) < self.shortest_us and calls < self.most_calls:
+            wanted = calls * 2 if elapsed_us <= 0 else math.ceil(calls * self.shortest_us / elapsed_us)
+            calls = min(self.most_calls, wanted)
+        return calls
 
 
-class WallClock:
-    """Measures calls with `time.perf_counter_ns` while garbage collection is paused.
+class WallClock(Timer):
+    """Measures calls with `time.perf_counter_ns`.
 
     On a CPU the duration includes torch's dispatch, like the duration that a caller sees.
     """
 
     name = "wall-clock"
+    #: A reading of the clock takes about 50 ns, less than 0.1 % of this duration.
+    shortest_us = 50.0
+    most_calls = 10_000
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        calls = 1 if before_each else _calls_per_sample(call)
-        durations_us: list[float] = []
-        sample = StopFilter(rule)
-        with gc_paused():
-            while not rule.enough(durations_us):
-                if before_each:
-                    before_each()
-                sample.begin()
-                start = perf_counter_ns()
-                for _ in range(calls):
-                    call()
-                stop = perf_counter_ns()
-                if not sample.is_disturbed():
-                    durations_us.append((stop - start) / calls / 1000)
-        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
-
-
-def _calls_per_sample(call: Callable[[], object]) -> int:
-    """Returns the number of calls that together take at least `_SHORTEST_SAMPLE_NS`."""
-    calls = 1
-    while True:
-        before = stops()
+    def _elapsed_us(self, call: Callable[[], object], calls: int) -> float:
         start = perf_counter_ns()
         for _ in range(calls):
             call()
-        elapsed = perf_counter_ns() - start
-        if stops() != before:
-            continue
-        if elapsed >= _SHORTEST_SAMPLE_NS or calls >= _MOST_CALLS_PER_SAMPLE:
-            return calls
-        calls = min(_MOST_CALLS_PER_SAMPLE, calls * 2 if elapsed <= 0 else -(-calls * _SHORTEST_SAMPLE_NS // elapsed))
+        return (perf_counter_ns() - start) / 1000
 
 
 def open_wall_clock(kind: str, settings: MeasureSettings) -> WallClock:
     """Opens the wall clock."""
     return WallClock()
-
-
-#: Shortest sample between events. Device clocks tick in steps of up to a microsecond, 0.1 % of this duration. Only the
-#: first of several consecutive calls waits for the host, if kernels take longer than their launch.
-_SHORTEST_EVENTS_US = 1_000.0
-_MOST_CALLS_BETWEEN_EVENTS = 1_000
 
 
 class Event(Protocol):
@@ -91,8 +96,13 @@ class Event(Protocol):
         ...
 
 
-class DeviceEvents:
-    """Measures with two events around each call, or around several consecutive calls without `before_each`."""
+class DeviceEvents(Timer):
+    """Measures with two events around each call, or around several. Kernels outside the current stream do not count."""
+
+    #: Device clocks tick in steps of up to a microsecond, 0.1 % of this duration. Only the first of several consecutive
+    #: calls waits for the host, if kernels take longer than their launch.
+    shortest_us = 1_000.0
+    most_calls = 1_000
 
     def __init__(self, name: str, event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
         """
@@ -105,24 +115,10 @@ class DeviceEvents:
         self._start, self._stop = event(), event()
         self._synchronize = synchronize
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """Takes samples as `Instrument.sample` does. Kernels outside the current stream are not measured."""
-        with gc_paused():
-            calls = 1 if before_each else self._calls_per_sample(call)
-            durations_us: list[float] = []
-            sample = StopFilter(rule)
-            while not rule.enough(durations_us):
-                if before_each:
-                    before_each()
-                    self._synchronize()
-                # A stop of the host before the launch lies between the events.
-                sample.begin()
-                duration_us = self._duration_us(call, calls) / calls
-                if not sample.is_disturbed():
-                    durations_us.append(duration_us)
-        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
+    def _wait(self) -> None:
+        self._synchronize()
 
-    def _duration_us(self, call: Callable[[], object], calls: int) -> float:
+    def _elapsed_us(self, call: Callable[[], object], calls: int) -> float:
         self._start.record()
         for _ in range(calls):
             call()
@@ -131,19 +127,6 @@ class DeviceEvents:
         self._stop.synchronize()
         return self._start.elapsed_time(self._stop) * 1000
 
-    def _calls_per_sample(self, call: Callable[[], object]) -> int:
-        """Returns the number of calls that together take at least `_SHORTEST_EVENTS_US`."""
-        calls = 1
-        while True:
-            before = stops()
-            elapsed_us = self._duration_us(call, calls)
-            if stops() != before:
-                continue
-            if elapsed_us >= _SHORTEST_EVENTS_US or calls >= _MOST_CALLS_BETWEEN_EVENTS:
-                return calls
-            wanted = calls * 2 if elapsed_us <= 0 else int(calls * _SHORTEST_EVENTS_US / elapsed_us) + 1
-            calls = min(_MOST_CALLS_BETWEEN_EVENTS, wanted)
-
 
 def open_device_events(kind: str, settings: MeasureSettings) -> DeviceEvents:
     """Opens events on the device of this process."""
@@ -151,67 +134,6 @@ def open_device_events(kind: str, settings: MeasureSettings) -> DeviceEvents:
 
     module: Any = torch.get_device_module(kind)
     return DeviceEvents(f"{kind}-events", lambda: module.Event(enable_timing=True), module.synchronize)
-
-
-#: Maximum number of samples of a row that are discarded because the process was stopped.
-_MOST_DROPPED = 10
-
-_count = 0
-
-
-def count_stops() -> None:
-    """Starts the count of `stops`. Does nothing outside the main thread, because only that thread handles signals."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGCONT) is _on_continue:
-        return
-    signal.signal(signal.SIGCONT, _on_continue)
-    # Waits of libraries in C are not interrupted.
-    signal.siginterrupt(signal.SIGCONT, False)
-
-
-def stops() -> int:
-    """Returns how often this process was stopped and continued (SIGSTOP, SIGCONT) since `count_stops`."""
-    return _count
-
-
-def _on_continue(number: int, frame: FrameType | None) -> None:
-    global _count
-    _count += 1
-
-
-class StopFilter:
-    """Discards the samples of a row during which the process was stopped."""
-
-    def __init__(self, rule: Rule) -> None:
-        """`rule` shares between the ranks of a group whether a rank was stopped."""
-        self._rule = rule
-        self._before = 0
-        self._dropped = 0
-
-    def begin(self) -> None:
-        """Marks the beginning of a sample."""
-        self._before = stops()
-
-    def is_disturbed(self) -> bool:
-        """Returns whether the process was stopped during the last sample, which must be repeated then.
-
-        Raises:
-            ReplayError: the process was stopped too often.
-        """
-        if not self._rule.any_rank(stops() != self._before):
-            return False
-        self._dropped += 1
-        if self._dropped > _MOST_DROPPED:
-            raise ReplayError(
-                f"the process was stopped (SIGSTOP, SIGCONT) during {self._dropped} samples: run the row again "
-                "without stopping the process"
-            )
-        return True
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Returns remarks for readers of the durations."""
-        dropped = f"{self._dropped} sample{'s were' if self._dropped > 1 else ' was'} dropped"
-        return (f"{dropped}: the process was stopped meanwhile",) if self._dropped else ()
 
 
 #: Pause between two questions whether the throttling has ended, in seconds, and the most pauses of a row. A power cap

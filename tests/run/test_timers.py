@@ -1,4 +1,4 @@
-"""The wall clock: how it calls the timed function."""
+"""The instruments that time whole calls: how they call the timed function, and what lies in a sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.run.instruments import timers as wall_clock
 from opatlas.run.instruments.instrument import StopRule
-from opatlas.run.instruments.timers import WallClock
+from opatlas.run.instruments.timers import DeviceEvents, WallClock
 
 
 @pytest.fixture
@@ -83,5 +83,48 @@ def test_collector_is_on_again_after_an_error(clock):
     assert gc.isenabled()
 
 
-def test_it_does_not_know_of_device_kernels(clock):
-    assert WallClock().sample(lambda: clock.tick(1), lambda: None, rule()).device_kernels is None
+class Stream:
+    """A stream whose work takes as long as it is said to, in microseconds."""
+
+    def __init__(self):
+        self.now_us = 0.0
+        self.log = []
+
+    def work(self, microseconds, name):
+        self.now_us += microseconds
+        self.log.append(name)
+
+
+@pytest.fixture
+def stream():
+    return Stream()
+
+
+@pytest.fixture
+def events(stream):
+    class Event:
+        def record(self):
+            self.at = stream.now_us
+            stream.log.append("record")
+
+        def synchronize(self):
+            stream.log.append("synchronize")
+
+        def elapsed_time(self, end_event):
+            return (end_event.at - self.at) / 1000
+
+    return DeviceEvents("toy-events", Event, lambda: stream.log.append("wait"))
+
+
+def test_preparation_before_each_call_is_not_in_its_sample(stream, events):
+    samples = events.sample(lambda: stream.work(15.5, "call"), lambda: stream.work(40, "flush"), rule(2))
+    assert samples.durations_us == pytest.approx((15.5, 15.5))
+    assert samples.calls_per_sample == 1
+    assert stream.log == ["flush", "wait", "record", "call", "record", "synchronize"] * 2
+
+
+@pytest.mark.parametrize(("microseconds", "calls"), [(2_000, 1), (300, 4), (10, 100), (0, 1_000)])
+def test_short_calls_in_a_row_are_averaged(stream, events, microseconds, calls):
+    samples = events.sample(lambda: stream.work(microseconds, "call"), None, rule(2))
+    assert samples.durations_us == pytest.approx((microseconds, microseconds))
+    assert samples.calls_per_sample == calls
