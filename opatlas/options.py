@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
-import shutil
-import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
-from functools import wraps
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
-from opatlas.text import parse_real, parse_whole, printable_lines, suggest
+from opatlas.text import parse_real, parse_whole, suggest
 
 if TYPE_CHECKING:
     import pytest
@@ -203,51 +198,7 @@ def declare(name: str, scope: Scope, **argparse_arguments: Any) -> Option:
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
     """Adds options to a group of pytest's help."""
     for each in options:
-        arguments = dict(each.argparse_arguments)
-        if "type" in arguments:
-            arguments["type"] = _wrap_errors(each.name, arguments["type"])
-        group.addoption(each.name, **arguments)
-
-
-def _wrap_errors(name: str, read: Callable[[str], T]) -> Callable[[str], T]:
-    """Returns a reader whose errors fit the terminal: pytest prints them as they are."""
-    begin = f"python -m pytest: error: argument {name}: "
-
-    @wraps(read)
-    def read_wrapped(text: str) -> T:
-        try:
-            return read(text)
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(fit_terminal(str(error), begin)) from None
-
-    return read_wrapped
-
-
-def fit_terminal(text: str, begin: str) -> str:
-    """Returns printable text that stderr gets behind `begin`, wrapped on a terminal and where COLUMNS is set.
-
-    Elsewhere each line stays one line, so that grep finds it. Line breaks and indents stay.
-    """
-    text = printable_lines(f"{begin}{text}")
-    if sys.stderr.isatty() or os.environ.get("COLUMNS"):
-        width = shutil.get_terminal_size().columns
-        text = "\n".join(_wrap(line, width) for line in text.split("\n"))
-    return text.removeprefix(begin)
-
-
-def _wrap(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    indent = line[: len(line) - len(line.lstrip(" "))]
-    # A path stays whole.
-    return textwrap.fill(
-        line.lstrip(" "),
-        width,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        group.addoption(each.name, **each.argparse_arguments)
 
 
 def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:

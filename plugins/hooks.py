@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opatlas.files import path_problem
-from opatlas.options import fit_terminal
 from opatlas.run.registry import replay_spec
-from opatlas.text import pluralize
+from opatlas.text import pluralize, printable_lines
 
 from .benchmark import benchmark_plugins
 from .cases import needs_group, row_of
@@ -60,13 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Wraps errors of usage to the terminal: pytest prints them as they are."""
+    """Escapes what a terminal would obey in errors of usage: pytest prints them as they are."""
     try:
         _expect_paths(config)
         return (yield)
     except pytest.UsageError as error:
-        # As pytest begins the line.
-        raise pytest.UsageError(fit_terminal(str(error), "ERROR: ")) from None
+        raise pytest.UsageError(printable_lines(str(error))) from None
 
 
 def _expect_paths(config: pytest.Config) -> None:

@@ -27,7 +27,7 @@ __all__ = ["Expression", "LogXML", "xml_key"]
 
 def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> None:
     """Writes parts of a result as wide as the terminal that pytest writes to; unbroken lines where it is none."""
-    from opatlas.show.terminal import text
+    from opatlas.show.render import text
 
     writer = terminal.config.get_terminal_writer()
     is_limited = writer._file.isatty() or bool(os.environ.get("COLUMNS"))

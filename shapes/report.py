@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 
 from opatlas.data.manifest import Pace
 from opatlas.formats import size
@@ -56,7 +54,7 @@ def _coverage_parts(results: Sequence[KernelResult]) -> Iterator[Part]:
     for model, named in by_model.items():
         shapes = [shape for _, shape in named]
         enough = sum(shape.is_enough for shape in shapes)
-        rows.append((model, len(shapes), enough, _share(shapes, None), ", ".join(_shares(shapes))))
+        rows.append((model, len(shapes), enough, _share(shapes, None)))
         short = [(kernel_type, shape) for kernel_type, shape in named if not shape.is_enough]
         # Kernel types without any row are shown last: a database may be without them on purpose.
         measured = {kernel_type for kernel_type, shape in named if shape.has_rows}
@@ -64,7 +62,7 @@ def _coverage_parts(results: Sequence[KernelResult]) -> Iterator[Part]:
         # Shapes that differ only in their dtypes are one line.
         few |= dict.fromkeys((kernel_type, str(shape)) for kernel_type, shape in short)
     if rows:
-        header = ("model", "shapes", f"with {ENOUGH_SIZES} sizes", "of the calls in a step", "by division")
+        header = ("model", "shapes", f"with {ENOUGH_SIZES} sizes", "of the calls in a step")
         yield Table(header, rows, "coverage")
     if few:
         shown = list(few)[:_FEW_NAMED]
@@ -76,15 +74,6 @@ def _divisions(shapes: Iterable[ShapeCoverage]) -> list[str]:
     """Returns the ways to divide a model: "", "ep 1", "ep 2", ... "tp 16"."""
     found = {division for shape in shapes for division in shape.calls}
     return sorted(found, key=lambda division: (division.rstrip("0123456789"), len(division), division))
-
-
-def _shares(shapes: Sequence[ShapeCoverage]) -> Iterator[str]:
-    """Yields the share of each way to divide a model, "tp 1 25 %"; one text for neighbours with equal shares."""
-    divided = [division.split() for division in _divisions(shapes) if division]
-    shares = [(kind, size, _share(shapes, f"{kind} {size}")) for kind, size in divided]
-    for (kind, share), group in groupby(shares, key=itemgetter(0, 2)):
-        sizes = [size for _, size, _ in group]
-        yield f"{kind} {sizes[0]}{f' to {sizes[-1]}' if sizes[1:] else ''}: {share}"
 
 
 def _share(shapes: Sequence[ShapeCoverage], division: str | None) -> str:

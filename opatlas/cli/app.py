@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from opatlas.cli.commands import BUILT_IN, all_commands
-from opatlas.cli.guard import run_guarded
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.show.output import Output
+from opatlas.show.output import Output, run_guarded
 from opatlas.show.result import Result
 
 #: The options of all commands.

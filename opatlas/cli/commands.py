@@ -14,7 +14,7 @@ BUILT_IN = {
     "shapes": Command("Rows", "add theory rows of models to the database", tests="shapes"),
     "combine": Command("Rows", "combine databases that were measured separately", "opatlas.cli.combine:combine"),
     "export": Command(
-        "Rows", "write the rows for other tools: Parquet, CSV, aiconfigurator", "opatlas.cli.export:export"
+        "Rows", "write the rows for other tools: Parquet, CSV, aiconfigurator", "opatlas.cli.query:export"
     ),
     "bench": Command("Measure", "replay the rows of the database on a device", tests="bench"),
     "collectives": Command("Measure", "measure collectives between devices", tests="bench/test_collectives.py"),

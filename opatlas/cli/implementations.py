@@ -10,8 +10,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.cli.build import Built, build_ahead
-from opatlas.cli.kernel_template import write_templates
+from opatlas.ask.kernel_rows import sample_rows
+from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.extensions import KERNEL_TEMPLATES, extensions
 from opatlas.installation import require_extra
@@ -24,6 +24,7 @@ from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_p
 from opatlas.run.registry import replay_spec
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
+from opatlas.text import suggest
 
 _NOT_RUN = "not run"
 _NO_REPLAY = "no replay"
@@ -66,44 +67,31 @@ def implementations(
     name: Annotated[str, Parameter(name="NAME")] = "",
     /,
     *,
-    build: bool = False,
-    device: str = "",
     new: Path | None = None,
     ops: Names = (),
     suite: str = "",
     database_path: Path | None = None,
 ) -> Result:
-    """Lists the implementations of kernels, builds one ahead, or begins kernels of your own.
+    """Lists the implementations of kernels, or begins kernels of your own.
 
-    Exit status: 0 done; 1 a row of --build failed, NAME is unknown, or a file could not be read or written; 2 wrong
-    usage.
+    Exit status: 0 done; 1 NAME is unknown, or a file could not be read or written; 2 wrong usage.
 
     Args:
         name: an implementation, or a folder or file of your own, whose kernel types are listed (default: all).
-        build: run a small row of each kernel type and dtype of NAME, so that later sessions find its kernels compiled;
-            no duration is kept.
-        device: where --build runs: the name of a device, or npu, cuda or cpu (default: the device at hand).
         new: folder into which a file is written for each kernel type of --ops, or operator of --suite: its arguments,
             a row, and a kernel that calls torch.
         ops: kernel types, or operators of torch such as add.Tensor, for --new.
         suite: suite of operators for --new: opinfo, traces, or a file or folder of traces.
-        database_path: database that has the rows for --build and --new (default: that of the device, or any).
+        database_path: database that has the rows for --new (default: that of the device, or any).
     """
-    if build and (not name or new is not None):
-        raise UsageError("--build takes one implementation, folder or file as NAME, and no --new")
     if (new is None) == bool(ops or suite) or (ops and suite) or (new is not None and name):
         raise UsageError("--new DIR goes with --ops TYPE[,TYPE...] or with --suite NAME, without another NAME")
-    if device and not build:
-        raise UsageError("--device says where --build runs: leave it out, or add --build")
-    if database_path is not None and not build and new is None:
-        raise UsageError("--database-path has the rows for --build and --new: leave it out, or add one of them")
+    if database_path is not None and new is None:
+        raise UsageError("--database-path has the rows for --new: leave it out, or add --new")
     if new is not None:
         require_extra("bench", "`opatlas implementations --new`", "torch")
         return _write_templates(new, ops, suite, database_path)
     chosen = named_implementations(name) if name else every_implementation()
-    if build:
-        require_extra("bench", "`opatlas implementations --build`", "torch")
-        return _build(chosen, device or None, database_path)
     found = [listed(each) for each in chosen]
     return Result(list(_details(found)) if name else [_list(found)], json={"implementations": found})
 
@@ -116,7 +104,7 @@ def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Pat
         if (operators := extensions(KERNEL_TEMPLATES).get("operators")) is None:
             raise UsageError("this OpAtlas has no suites of operators")
         files = operators.load()(folder, of_torch, suite)
-    paths = write_templates(folder, kernel_types, files, database)
+    paths = _write_files(folder, kernel_types, files, database)
     quoted, commands = shlex.quote(str(folder)), []
     if files:
         only = "" if suite else f" --ops {','.join(of_torch)}"
@@ -127,28 +115,6 @@ def _write_templates(folder: Path, ops: Sequence[str], suite: str, database: Pat
     return Result(
         [Table(("written",), [(path,) for path in paths]), *(f"next: opatlas bench {each}" for each in commands)]
     )
-
-
-def _build(chosen: Sequence[Implementation], device: str | None, database: Path | None) -> Result:
-    """Builds each implementation, whatever becomes of the one before. Raises OpAtlasError for a single one."""
-    built, problems = list[Built](), list[str]()
-    for each in chosen:
-        try:
-            built.append(build_ahead(each, device, database))
-        except OpAtlasError as error:
-            if len(chosen) == 1:
-                raise
-            problems.append(str(error))
-    failed = problems or any(each.failures for each in built)
-    return Result([part for each in built for part in _built(each)], problems=problems, status=int(bool(failed)))
-
-
-def _built(found: Built) -> Iterator[Part]:
-    rows = {status.value: count for status, count in found.counts.items()}
-    without = (len(found.without), ", ".join(found.without)) if found.without else None
-    yield Fields({"kernel types": found.kernel_types, **rows, "without a row": without}, title=found.label)
-    if found.failures:
-        yield Table(("kernel type", "status", "reason"), found.failures, title=f"{found.label}: rows that failed")
 
 
 def _list(found: Sequence[Listed]) -> Table:
@@ -232,3 +198,37 @@ def _proofs(implementation: Implementation) -> Mapping[str, str]:
 def _npu_call(function: object) -> str:
     spec = replay_spec(function)
     return (spec.npu if spec is not None else None) or ""
+
+
+def _write_files(
+    folder: Path, kernel_types: Sequence[str], others: Mapping[Path, str], database: Path | None
+) -> list[Path]:
+    """Writes a file for each kernel type and each operator into a folder, and returns the files.
+
+    Args:
+        others: further files, and their texts.
+        database: has the sample rows; None: the first default database that has one.
+
+    Raises:
+        OpAtlasError: a kernel type has no replay or no row, or a file exists: nothing is written.
+    """
+    replays = replays_of_bench()
+    # A file whose name begins with an underscore is no kernel's; the mark has the name of the kernel type.
+    paths = {kernel_type: folder / f"{kernel_type.lstrip('_')}.py" for kernel_type in kernel_types}
+    for kernel_type in kernel_types:
+        if kernel_type not in replays:
+            raise OpAtlasError(
+                f"--ops {kernel_type}: there is no such kernel type with a replay{suggest(kernel_type, replays)}"
+            )
+    if there := [path for path in (*paths.values(), *others) if path.exists()]:
+        raise OpAtlasError(f"{there[0]} exists: nothing is written; remove it, or name another folder")
+    rows = sample_rows(kernel_types, database)
+    # Imported here because it imports torch.
+    from opatlas.run.kernel_template import template
+
+    texts = {path: template(folder, kernel_type, rows[kernel_type]) for kernel_type, path in paths.items()}
+    texts |= others
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    return list(texts)

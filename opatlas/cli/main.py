@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from opatlas.cli.commands import BUILT_IN, all_commands
-from opatlas.cli.guard import run_guarded
 from opatlas.cli.sessions import run_session
 from opatlas.errors import UsageError
+from opatlas.show.output import run_guarded
 from opatlas.text import suggest
 
 

@@ -14,8 +14,8 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.result import How, QueryResult
-from opatlas.data.csv_files import read_frame
-from opatlas.errors import UsageError
+from opatlas.data.csv_files import read_frame, write_text
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.formats import microseconds
 from opatlas.progress import note_after
 from opatlas.row.communication import BY_NAME
@@ -150,3 +150,56 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
         counts["may be compositions"] = untold
     told = Fields(counts, title="answers")
     return Result([Table(columns, rows, title=kernel_type), told], status=1 if (answers["How"] == "").any() else 0)
+
+
+def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, compositions: bool = False) -> Result:
+    """Write the stored rows for other tools: as one typed table, or as the tables of aiconfigurator.
+
+    Rows that cannot answer a question are left out, as in opatlas query.
+
+    Exit status: 0 written; 1 no row fits, or a file could not be read or written; 2 wrong usage.
+
+    Args:
+        database: folder of {KernelType}.csv files, or name of a device.
+        output: FILE.parquet or FILE.csv: one table, durations in us; a path without a suffix: the folder of a system
+            of aiconfigurator, below which each table gets its place, latencies in ms.
+        compositions: with durations of compositions of torch operators.
+    """
+    from opatlas.ask.query.export import of_other_devices
+
+    if output.suffix not in (".parquet", ".csv", ""):
+        raise UsageError(
+            f"--output {output}: end the name with .parquet or .csv, or give a folder without suffix for aiconfigurator"
+        )
+    opened = open_database(database, compositions=compositions)
+    written = _write_table(opened, output) if output.suffix else _write_perf_tables(opened, output)
+    left_out = of_other_devices(opened)
+    return Result([written, Fields(left_out, title="left out, of other devices")] if left_out else [written])
+
+
+def _write_table(database: OpenDatabase, path: Path) -> Table:
+    # pandas takes as long to import as a query to answer.
+    from opatlas.ask.query.export import long_table, write_parquet
+
+    rows = long_table(database)
+    if rows.empty:
+        raise OpAtlasError(f"{database.path}: no row has a duration: nothing was written")
+    if path.suffix == ".parquet":
+        write_parquet(rows, path)
+    else:
+        write_text(path, rows.to_csv(index=False, lineterminator="\n"))
+    return Table(("file", "rows", "kernel types"), [(str(path), len(rows), rows["kernel_type"].nunique())])
+
+
+def _write_perf_tables(database: OpenDatabase, folder: Path) -> Table:
+    from opatlas.ask.query.export import perf_tables, write_perf_tables
+
+    tables = perf_tables(database)
+    if not tables:
+        raise OpAtlasError(f"{database.path}: no row belongs to a table of aiconfigurator")
+    write_perf_tables(tables, folder)
+    lines = [
+        (str(folder / each.path), len(each.rows), int(each.rows["kernel_source"].str.contains("composition").sum()))
+        for each in tables
+    ]
+    return Table(("file", "rows", "may be compositions"), lines)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -13,13 +14,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from opatlas.ask.overview import Overview, read_overview
-from opatlas.cli.kernels import HEADERS, kernels_with_replay
 from opatlas.data.database import Database
 from opatlas.data.origin import are_one_device
 from opatlas.errors import UsageError
 from opatlas.formats import percent
 from opatlas.row.location import ROOT, expect_database, list_databases
-from opatlas.run.kernel_facts import WITHOUT_REPLAY
+from opatlas.run.devices.device import device_kinds
+from opatlas.run.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
+from opatlas.run.registry import replay_spec
 from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
@@ -28,7 +30,10 @@ _NUMBERS = ("rows", "measured", "composed", "captured", "failed", "missing", "no
 _ALWAYS = ("rows", "measured")
 #: The columns of which a database's rows are counted by cell.
 _COUNTED = ("status", "quality", "cache", "instrument", "machines")
-_KERNEL_COLUMNS = [Column(name, wide=number >= 4) for number, name in enumerate(HEADERS)]
+_KERNEL_COLUMNS = (
+    *("kernel type", "family", "NPU call", "proven by"),
+    *(Column("devices", wide=True), Column("timed on a GPU", wide=True)),
+)
 
 
 def show(
@@ -151,3 +156,48 @@ def _kernel_types(names: Sequence[str]) -> Result:
 def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
     """Returns whether a name is a part of the kernel type, or its family, in any case; True for no names."""
     return not names or any(name.lower() in kernel_type.lower() or name.lower() == family for name in names)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A line of the table: the attributes are its columns."""
+
+    kernel_type: str
+    family: str
+    npu_call: str
+    proven_by: str
+    devices: str
+    on_gpu: str
+
+
+#: The largest number of operators that are named for a composite kernel.
+_NAMED = 4
+#: Operators that take most of the time; they come first.
+_HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
+
+
+def kernels_with_replay() -> list[Kernel]:
+    """Returns all kernel types with a replay, by family and name."""
+    calls = read_calls()
+    found = []
+    for kernel_type, function in replays_of_bench().items():
+        spec = replay_spec(function)
+        assert spec is not None
+        found.append(
+            Kernel(
+                kernel_type,
+                function.__module__.rpartition("test_")[2],
+                spec.npu or "",
+                proof_of(spec.npu or "") or "not yet",
+                ", ".join(name for name, kind in device_kinds().items() if spec.npu or not kind.is_native),
+                _operator_names(calls.get(kernel_type, ())),
+            )
+        )
+    return sorted(found, key=lambda kernel: (kernel.family, kernel.kernel_type))
+
+
+def _operator_names(operators: Sequence[str]) -> str:
+    more = len(operators) - _NAMED
+    return ", ".join(sorted(operators, key=lambda name: not _HEAVY.search(name))[:_NAMED]) + (
+        f" and {more} more" if more > 0 else ""
+    )

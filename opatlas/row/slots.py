@@ -296,12 +296,28 @@ def normal_words(kernel_type: str, column: str, cells: Mapping[str, str]) -> tup
     Args:
         cells: the cell, and that of the shapes of its slots, where it is known.
     """
-    words = [format_name(dtype_name(word)) for word in split_cell(cells.get(column, ""))]
-    words = [word if (known := known_dtype(word)) is None else known.name for word in words]
-    if shapes := cells.get(SHAPES_OF.get(column, ""), ""):
-        optional = (optional_inputs if column in _OF_INPUTS else optional_outputs)(kernel_type)
-        there = [bool(shape) for shape in split_cell(shapes)]
-        words = [word if any(there[i : i + 1]) or i not in optional else "" for i, word in enumerate(words)]
-    while words and not words[-1]:
-        words.pop()
-    return tuple(words)
+    shapes = cells.get(SHAPES_OF.get(column, ""), "")
+    optional = (optional_inputs if column in _OF_INPUTS else optional_outputs)(kernel_type) if shapes else NO_SLOTS
+    return _present(_known_words(cells.get(column, "")), _has_shape(shapes) if optional else (), optional)
+
+
+# Cells of dtypes and formats repeat, and several columns have the same shapes.
+
+
+@lru_cache(maxsize=8192)
+def _known_words(cell: str) -> tuple[str, ...]:
+    words = [format_name(dtype_name(word)) for word in split_cell(cell)]
+    return tuple(word if (known := known_dtype(word)) is None else known.name for word in words)
+
+
+@lru_cache(maxsize=8192)
+def _has_shape(shapes: str) -> tuple[bool, ...]:
+    return tuple(bool(shape) for shape in split_cell(shapes))
+
+
+@lru_cache(maxsize=8192)
+def _present(words: tuple[str, ...], has_shape: tuple[bool, ...], optional: SlotNumbers) -> tuple[str, ...]:
+    kept = [word if any(has_shape[i : i + 1]) or i not in optional else "" for i, word in enumerate(words)]
+    while kept and not kept[-1]:
+        kept.pop()
+    return tuple(kept)

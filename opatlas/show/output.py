@@ -1,20 +1,30 @@
-"""Where a result goes: stdout in the format that was asked for; problems, errors and notes go to stderr."""
+"""Where a result goes: stdout in the format that was asked for; problems, errors and notes go to stderr.
+
+Errors of a command become a line and an exit status.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
-from opatlas.show.render import UNLIMITED, csv_text, json_text, markdown
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import path_problem
+from opatlas.show.render import UNLIMITED, csv_text, json_text, markdown, text
 from opatlas.show.result import Result
 from opatlas.text import printable_lines
 
 Format = Literal["text", "markdown", "csv", "json"]
 _PROBLEMS_SHOWN = 20
+#: The exit status after wrong usage.
+USAGE = 2
+#: The exit status that a shell gives a process which SIGINT has ended.
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,6 @@ class Output:
         elif self.format == "markdown":
             shown = markdown(result.parts)
         else:
-            # rich takes 50 ms to import, which JSON does not need.
-            from opatlas.show.terminal import text
-
             shown = text(result.parts, output_width(sys.stdout), styled=sys.stdout.isatty())
         if shown:
             print(shown, flush=True)
@@ -78,3 +85,27 @@ def print_problems(texts: Sequence[str]) -> None:
 
 def _print(line: str) -> None:
     print(printable_lines(line), file=sys.stderr, flush=True)
+
+
+def run_guarded(run: Callable[[], int]) -> int:
+    """Runs a command and returns its exit status; prints errors of OpAtlas and of paths without traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding lacks is escaped, and does not end the command.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return run()
+    except OpAtlasError as error:
+        print_error(error)
+        return USAGE if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        # The reader (`| head`) has closed the pipe. Python flushes stdout again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print_error(path_problem(error))
+        return 1
+    except KeyboardInterrupt:
+        print_note("interrupted: each CSV is complete, either as before or as after the change")
+        return _INTERRUPTED

@@ -3,14 +3,13 @@
 plan.py             plans the theory rows of a kernel type, and appends them
 catalog.py          reads catalog.yaml: the patterns of each kernel type
 patterns.py         the pattern of a kernel's calls, as arithmetic
-space.py            the rows that a pattern spans
-size_spread.py      sizes that are spread geometrically, with the edges of tiles
+space.py            theory rows, and the space of rows that a pattern spans
 sources.py          the sizes that models give to a pattern
 models.py           facts about a model
 model_calls.py      the calls of a step of a model
 config_json.py      the models that config.json files describe
+model_kinds.py      how the kinds of models are read from them
 known_rows.py       the rows of a database as theory rows see them
-rows.py             theory rows
+coverage.py         the coverage of models by these rows
 refused_shapes.py   the shapes that DispatchFFNCombine accepts
-report.py           the report of `pytest shapes/`
 """

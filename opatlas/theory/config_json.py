@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from opatlas.text import suggest
-from opatlas.theory.model_kinds import INDEXER, LINEAR, MODEL_KINDS, MOE_WIDTH, SLIDING, TEXT_OF
+from opatlas.theory.model_kinds import INDEXER, LINEAR, MODEL_KINDS, MOE_WIDTH, SLIDING, TEXT_OF, read_quantization
 from opatlas.theory.models import DeltaNet, Indexer, Latent, ModelFacts, RoutedExperts, TargetError, Weight, lm_head
-from opatlas.theory.quantization import read_quantization
 
 #: The model has no more layers, and no larger size.
 _MOST_LAYERS, _MOST = 10_000, 2**31

@@ -10,10 +10,10 @@ import pytest
 
 import opatlas
 from opatlas.ask.query.next_rows import NextRows, calls_of, steps_of
-from opatlas.cli.guard import USAGE
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.row.signature import signatures
+from opatlas.show.output import USAGE
 from tests.ask.tables import product_rows, write_table
 
 MODEL = "Qwen/Qwen3-32B"

@@ -184,13 +184,6 @@ def test_a_noisy_message_answers(tmp_path: Path, noise: float) -> None:
     assert between.how == ("extrapolated" if noise == 3.0 else "interpolated")
 
 
-def test_a_table_of_noisy_rows_predicts_others(tmp_path: Path) -> None:
-    sizes = [(m, 512, 1024) for m in range(32, 448, 32)]
-    rows = product_rows(sizes, us=[20.0 + i for i in range(13)]).assign(Quality="noisy")
-    write_table(tmp_path, "MatMulV2", rows)
-    assert opatlas.open(tmp_path).query("MatMulV2", "48,1024;512,1024").how == "interpolated"
-
-
 @pytest.mark.parametrize(
     ("kernel_type", "cells", "composed"),
     [
@@ -287,13 +280,6 @@ def test_neither_torch_nor_pytest_is_imported(tmp_path: Path) -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_unknown_noise_widens_the_interval(tmp_path: Path) -> None:
-    rows = product_rows([(16, 512, 1024)], us=[100.0])
-    write_table(tmp_path, "MatMulV2", rows.assign(**{"MicroBench Std Duration(us)": "", "MicroBench Samples": "1"}))
-    low, high = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)]).interval_us
-    assert (high - low) / 200 == pytest.approx(math.hypot(0.1645, 0.053), abs=1e-4)
-
-
 def test_a_question_that_only_compositions_answer_names_their_option(tmp_path: Path) -> None:
     write_table(tmp_path, "SwiGlu", product_rows([(16, 512, 1024)], us=[100.0]).assign(Quality="composition"))
     shapes = ["16,1024", "512,1024"]
@@ -335,14 +321,6 @@ def test_the_spread_between_machines_is_the_floor_of_an_interval(
         assert (line["machines"], line["machine_spread"]) == (int(machines), float(spread) / 100)
     here = opatlas.open(tmp_path, same_machine=True).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
     assert here.interval_us == pytest.approx((97.9, 102.1))
-
-
-def test_the_folder_of_a_device_means_its_newest_database(tmp_path: Path) -> None:
-    device = tmp_path / "data" / "NVIDIA_H200"
-    for version, us in (("torch2.9.0_cuda13.0", 9.0), ("torch2.11.0_cuda13.0", 12.5)):
-        write_table(device / "torch" / version, "MatMulV2", product_rows([(16, 512, 1024)], us=[us]))
-    assert opatlas.open(device).query("MatMulV2", "16,1024;512,1024").duration_us == 12.5
-    assert opatlas.open(str(device)).path.name == "torch2.11.0_cuda13.0"
 
 
 def test_a_captured_duration_has_its_own_median_and_no_instrument_of_a_replay(tmp_path: Path) -> None:

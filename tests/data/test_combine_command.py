@@ -136,17 +136,3 @@ def test_manifests_of_the_target_count(target: Database, source: Database, run_c
     manifest(target, OLD, 1.78e9)
     assert run_combine(target.path, source.path)[0] == 0
     assert read(target)[0][AVERAGE] == "5.0", "the clock of its machine was wrong, says its manifest"
-
-
-def test_a_run_of_a_clock_that_was_ahead_does_not_win(
-    target: Database, source: Database, run_combine: RunCombine
-) -> None:
-    ahead = "20990101T000000-aaaaaa"
-    write(target, [measured(1, 5.0, ahead)])
-    write(source, [measured(1, 6.0, NEW)])
-    status, out, _ = run_combine(target.path, source.path)
-    assert status == 0
-    assert [row[AVERAGE] for row in read(target)] == ["6.0"]
-    assert out["clocks_ahead"] == [ahead]
-    assert run_combine(source.path, target.path)[0] == 0
-    assert read(target) == read(source)

@@ -123,19 +123,6 @@ def test_a_newer_measurement_beats_an_older_failure() -> None:
     assert only_row(combined([valid], [failure])) == valid
 
 
-def test_what_a_judged_kernel_got_moves_with_its_status() -> None:
-    passed = {**measured(1, 5.0, OLD), "Level": "L4", "Error Class": "pass", "Within 1e-3": "yes", "Kernel Share": "1"}
-    wrong = {**failed(1, NEW), "Level": "L2", "Error Class": "mismatch/other", "Within 1e-3": "no"}
-    for rows in ([passed], [wrong]), ([wrong], [passed]):
-        row = only_row(combined(*rows))
-        assert [row.get(name) for name in ("Status", "Level", "Error Class", "Within 1e-3")] == [
-            *("crashed", "L2", "mismatch/other", "no")
-        ]
-        assert (row[AVERAGE], row.get("Kernel Share", "")) == ("5.0", "")
-    plain = measured(1, 6.0, NEW)
-    assert only_row(combined([passed], [plain])).get("Error Class", "") == ""
-
-
 def test_a_failure_between_two_measurements_is_read_from_the_reason() -> None:
     marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {MIDDLE}]"}
     assert only_row(combined([marked], [measured(1, 6.0, NEW)]))["Status"] == "measured"

@@ -99,15 +99,6 @@ def test_a_line_that_is_no_record_costs_itself_only(database: Database, line: by
     assert recover(database, own_run="") == []
 
 
-def test_many_lines_that_are_no_records_are_not_all_told(database: Database) -> None:
-    path, (header, first, second) = two_records(database)
-    path.write_bytes(b"\n".join((header, *(b"line %d" % n for n in range(1000)), first, second, b"")))
-    (found,) = recover(database, own_run="")
-    assert found.statuses.total() == 2
-    assert len(found.problems) < 10
-    assert any("995" in problem for problem in found.problems)
-
-
 HEADERS = {
     "missing": b"",
     "cut": b'run-1","update_mode":"all","prune":true,"version":3}\n',

@@ -16,11 +16,9 @@ from opatlas.data.edited import clear_edited, edited_rows
 from opatlas.data.journal import JournalHeader
 from opatlas.data.row_history import row_histories
 from opatlas.data.write_back import recover, write_back_run
-from opatlas.row.columns import BASE, MESSAGE
-from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.record import Measurement, Record, RowName
+from opatlas.row.columns import BASE
+from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, signature
-from opatlas.row.status import Status
 
 
 @pytest.fixture
@@ -130,21 +128,3 @@ def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:
     write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
     assert len(list(database.path.glob("*.csv"))) == 2
     assert edited_rows(database).count == 0
-
-
-def test_messages(tmp_path: Path) -> None:
-    database = Database(tmp_path / "database")
-    kernel_type = next(iter(BY_KERNEL_TYPE))
-    message = dict(zip(MESSAGE, ("1024", "2", "DT_BF16", "2"), strict=True))
-    measured = Record(
-        *(kernel_type, signature(kernel_type, message), message, Status.MEASURED, "", "run-1", 0.0),
-        Measurement((5.0, 6.0), "wall-clock", "warm"),
-    )
-    write_back_run(database, JournalHeader("run-1", "all", prune=False), [measured.to_json()])
-    assert edited_rows(database).count == 0
-    (row,) = read(database, kernel_type)
-    write(database, [{**row, "message_bytes": "2048"}], kernel_type)
-    assert clear_edited(database, "run-2").count == 1
-    (cleared,) = read(database, kernel_type)
-    assert {name: cell for name, cell in cleared.items() if cell} == {**message, "message_bytes": "2048"}
-    assert replaced(database, "edited")[0]["Duration(us)"] == "5.5000"

@@ -172,12 +172,6 @@ def test_a_record_survives_its_way_through_json(original: Record) -> None:
     assert Record.from_json(original.to_json()) == original
 
 
-def test_a_record_is_measured_if_and_only_if_it_has_a_measurement() -> None:
-    for wrong, status in ((record(1, 5.0), Status.FAILED), (record(1), Status.MEASURED)):
-        with pytest.raises(ValueError, match=status.value):
-            dataclasses.replace(wrong, status=status)
-
-
 def test_what_could_not_be_written_counts_for_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     write(database, [cells(1), cells(2)])
 
@@ -315,14 +309,6 @@ def test_a_record_of_an_earlier_run_does_not_prune(database: Database) -> None:
     result = write_back(database, late, UpdateMode.ALL, prune=True)
     assert [name.signature for name in result.outdated] == [signature("Abs", cells(1))]
     assert [name.signature for name in result.pruned] == [signature("Abs", cells(2))]
-
-
-def test_a_run_of_a_clock_that_was_ahead_does_not_keep_records_out(database: Database) -> None:
-    log.add_events(database, log.COMBINE, [log.ClocksAhead(("20990101T000000-aaaaaa",))])
-    write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "20990101T000000-aaaaaa"}])
-    recovered = [record(1, 5.0, run="20251121T120000-aaaaaa")]
-    assert write_back(database, recovered, UpdateMode.ALL, prune=False).updated == {"Abs": 1}
-    assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
 
 def test_pruned_rows_of_all_kernel_types_are_named(database: Database) -> None:

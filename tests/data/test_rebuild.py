@@ -7,7 +7,6 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from abs_rows import cells, read, record, write
-from hypothesis import given, settings
 from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
 from test_merge import RUN
@@ -146,36 +145,6 @@ SESSIONS = st.lists(
     min_size=1,
     max_size=4,
 )
-
-
-@given(sessions=SESSIONS, damaged=st.sets(st.integers(0, 3)))
-@settings(deadline=None, max_examples=25)
-def test_any_life_of_a_database_is_made_again_to_the_letter(tmp_path_factory, sessions, damaged) -> None:
-    database = Database(tmp_path_factory.mktemp("life") / "database")
-    write(database, [{**cells(size), "Note": f"of {size}"} for size in range(1, 5)])
-    for number, session in enumerate(sessions):
-        if number and not session["killed"]:
-            recover(database, own_run="")
-        run = f"run-{number}"
-        records = [
-            record(size, *([duration] if duration else []), status=session["status"], run=run)
-            for size, duration in session["durations"].items()
-        ]
-        path = abandoned(database, *records, run=run, mode=session["mode"])
-        if not session["killed"]:
-            write_back_run(database, JournalHeader(run, session["mode"], prune=False))
-            assert not path.exists()
-    recover(database, own_run="")
-    before = contents(database)
-    assert rebuild(database).changed.total() == 0
-    assert contents(database) == before
-    rows = read(database)
-    for position in damaged:
-        kept = {*cells(1), "Note"}
-        rows[position] = {name: cell if name in kept else "" for name, cell in rows[position].items()}
-    write(database, rows)
-    assert not rebuild(database).problems
-    assert contents(database) == before
 
 
 class TestCommand:

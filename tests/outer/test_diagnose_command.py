@@ -175,13 +175,6 @@ def test_wrong_usage(arguments: list[str], named: str, path: Path, capsys: pytes
     assert named in capsys.readouterr().err
 
 
-def test_a_place_that_is_missing_or_no_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(tmp_path / "nothing")]) == 2
-    (tmp_path / "kernel_details.csv").write_text("Type,Shapes\n")
-    assert main(["diagnose", str(tmp_path)]) == 1
-    assert str(tmp_path / "kernel_details.csv") in capsys.readouterr().err
-
-
 def test_a_capture_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = capture(tmp_path, [])
     assert main(["diagnose", str(path)]) == 1

@@ -15,7 +15,7 @@ import pytest
 from sessions import wait_for
 
 from opatlas.cli.main import main
-from opatlas.data.database import Database, SessionLock
+from opatlas.data.database import Database
 from opatlas.outer.doctor import ascend, command, machine, measure
 from opatlas.outer.doctor.command import PROBES
 from opatlas.outer.doctor.measure import ROWS
@@ -282,16 +282,6 @@ def test_msprof(machine_of):
     says(ascend.msprof, State.PASS, str(path))
 
 
-def test_signs_of_an_npu(machine_of, monkeypatch):
-    (machine_of / "Ascend").rmdir()
-    monkeypatch.setattr(ascend, "find_spec", lambda name: None)
-    assert ascend.signs_of_ascend() == []
-    (machine_of / "dev" / "davinci_manager").touch()
-    tool(machine_of, "msprof", "")
-    monkeypatch.setenv("ASCEND_HOME_PATH", "/nowhere")
-    assert ascend.signs_of_ascend() == [str(machine_of / "dev" / "davinci_manager"), "ASCEND_HOME_PATH", "msprof"]
-
-
 def test_databases(tmp_path):
     database = Database(tmp_path / "db")
     target = Target(database=database.path)
@@ -308,28 +298,6 @@ def test_databases(tmp_path):
     assert machine.database(Target(database=tmp_path / "file")).state is State.FAIL
 
 
-def test_a_database_in_use(tmp_path):
-    database = Database(tmp_path)
-    lock = SessionLock(database, run_id="other", command="pytest bench/")
-    lock.acquire()
-    try:
-        verdict = run_probe(PROBES["database"], Target(database=tmp_path)).verdict
-    finally:
-        lock.release()
-    assert verdict.state is State.FAIL
-    assert "session other" in verdict.detail
-
-
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_LEAST_FREE", 1 << 60)
     assert machine.database(Target(database=tmp_path / "a")).state is State.FAIL
-
-
-def test_a_database_whose_folder_cannot_be_named(monkeypatch):
-    """Its versions are options of a session, which the doctor does not have."""
-    monkeypatch.setattr(machine, "available_devices", lambda name: [DeviceSpec("npu", name="Ascend910B3")])
-    monkeypatch.setattr(machine.versions, "detect", lambda: machine.versions.Versions(torch="2.9.0"))
-    verdict = machine.database(Target("npu", "npu"))
-    assert verdict.state is State.FAIL
-    assert "vllm-ascend" in verdict.detail
-    assert "--database-path" in verdict.remedy

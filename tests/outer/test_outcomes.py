@@ -12,7 +12,7 @@ from simulated_attempts import attempt, loop, write_run
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
 from opatlas.outer.experiment.command import make_report
-from opatlas.outer.experiment.outcomes import TaskName, TaskOutcome, read_experiment
+from opatlas.outer.experiment.outcomes import TaskName, read_experiment
 from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, attempt_line
 from opatlas.outer.judging.judgement import ErrorClass, Level
 from opatlas.typed_json import DecodeError
@@ -30,12 +30,6 @@ def test_the_attempts_of_a_loop_are_one_outcome(tmp_path: Path) -> None:
     assert (relu.passed, relu.passed_first, relu.fixes, relu.final) == (True, False, 2, third)
     assert (relu.cost_usd, relu.level, relu.speed_up) == (0.6, Level.MEASURED, 2.5)
     assert (sort.passed, sort.passed_first, sort.fixes, sort.level, sort.speed_up) == (False, False, 0, None, None)
-
-
-def test_an_attempt_after_one_that_passed_costs_and_changes_no_more(tmp_path: Path) -> None:
-    passed, later = attempt("m", "relu"), attempt("m", "relu", ErrorClass.COMPILE, number=1)
-    found = TaskOutcome((passed, later))
-    assert (found.final, found.passed_first, found.fixes, found.cost_usd) == (passed, True, 1, 0.002)
 
 
 def test_a_loop_that_later_sessions_went_on_with_is_one_outcome(tmp_path: Path) -> None:
@@ -93,12 +87,6 @@ def test_a_model_without_some_tasks_has_figures_of_its_own_tasks(tmp_path: Path)
     figures = {each.model: each for each in report.task_sets if each.group is None}
     assert (figures["part"].passed.passed, figures["part"].passed.of, figures["part"].missing) == (4, 4, 6)
     assert all(each.passed.of == 4 for each in report.strategies)
-
-
-def test_strategies_of_models_without_a_common_task_have_no_rate(tmp_path: Path) -> None:
-    report = make_report(read_experiment([write_run(tmp_path, [attempt("a", "relu"), attempt("b", "sort")])]))
-    assert {each.passed.rate for each in report.strategies} == {None}
-    assert {each.cost_per_pass_usd for each in report.strategies} == {None}
 
 
 def test_the_baseline_is_that_of_the_tasks_in_the_database_around_the_run(tmp_path: Path) -> None:

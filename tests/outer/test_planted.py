@@ -10,7 +10,6 @@ import pytest
 import torch
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
-from opatlas.outer.judging.failures import run_candidate
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.static_rules import static_check
 from opatlas.row.status import Status
@@ -90,27 +89,6 @@ def test_an_honest_candidate_passes(task: Path, tmp_path: Path) -> None:
         candidate = tmp_path / f"honest_{number}.py"
         candidate.write_text(task.read_text().replace("class Model(", "class ModelNew("))
         outcome = runner.run(job_of_candidate(task, candidate))
-        assert Judgement.of(outcome) is not None, outcome.reason
-        assert Judgement.of(outcome).passed, Judgement.of(outcome).text
-        assert Judgement.of(outcome).level is Level.MEASURED
-        assert Judgement.of(outcome).notes == ()
+        judgement = Judgement.of(outcome)
+        assert (judgement.name, judgement.level, judgement.notes) == ("pass", Level.MEASURED, ()), outcome.reason
         assert outcome.changed == ()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [3, 23])
-def test_a_process_of_its_own_judges_alike(number: int, tmp_path: Path) -> None:
-    (kernel,) = (each for each in KERNELS if each.number == number)
-    process = DeviceProcess(CPU, SETTINGS)
-    try:
-        job = kernel.job(tmp_path)
-        by_calls = process.run(job)
-        with_rules = run_candidate(process.run, job)
-    finally:
-        process.close()
-    kernel.expect(by_calls)
-    assert Judgement.of(with_rules) is not None
-    if kernel.static:
-        assert str(Judgement.of(with_rules).error_class) == kernel.static.partition(" ")[0]
-    else:
-        kernel.expect(with_rules)

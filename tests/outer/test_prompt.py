@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from opatlas.outer.generation.models_file import KernelLanguage
-from opatlas.outer.generation.prompt import MOST_ERROR_CHARACTERS, Hardware, Prompts, TaskText, without_places
+from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText, without_places
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 SOURCE = """import torch
@@ -56,14 +56,6 @@ def test_each_class_has_advice_in_each_language(error_class: ErrorClass) -> None
 
 def _another(error_class: ErrorClass) -> ErrorClass:
     return ErrorClass.OOM if error_class is not ErrorClass.OOM else ErrorClass.CRASH
-
-
-def test_a_long_error_keeps_its_beginning_and_its_end() -> None:
-    text = "first line\n" + "x" * 50_000 + "\nlast line"
-    content = prompts().repair(1, "", Judgement(ErrorClass.COMPILE, text=text))[1].content
-    assert "first line" in content
-    assert "last line" in content
-    assert len(content) < len(prompts().first()[1].content) + MOST_ERROR_CHARACTERS + 500
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,16 +34,6 @@ def test_an_interval_is_narrower_at_a_lower_level_and_with_more_tasks(count: tup
 
     assert width(passed, tasks, level / 2) < width(passed, tasks, level)
     assert width(4 * passed, 4 * tasks, level) < width(passed, tasks, level)
-
-
-def test_an_interval_covers_the_true_rate_as_often_as_it_says() -> None:
-    """Over all counts that 30 tasks of a rate can give, weighted by how likely they are."""
-    tasks, covered = 30, []
-    for rate in (0.05, 0.2, 0.5, 0.77):
-        weights = [math.comb(tasks, k) * rate**k * (1 - rate) ** (tasks - k) for k in range(tasks + 1)]
-        within = [low <= rate <= high for k in range(tasks + 1) for low, high in [wilson_interval(k, tasks) or (0, 0)]]
-        covered.append(sum(weight for weight, holds in zip(weights, within, strict=True) if holds))
-    assert all(0.92 < each < 0.99 for each in covered)
 
 
 def test_figures_of_textbooks() -> None:

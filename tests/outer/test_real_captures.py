@@ -65,20 +65,6 @@ def test_a_step_of_a_convolutional_network(level: int) -> None:
     assert not found.verdicts.holds[KernelVerdict.AICPU].any()
 
 
-def test_captures_of_another_metric_group_with_a_malformed_row() -> None:
-    found = diagnose(shared("metric_groups"))
-    assert found.metric_groups == ["MemoryL0"]
-    assert found.with_ratios == 0
-    assert [problem.split(":")[-3] for problem in found.table.problems] == ["17"]
-    assert found.counts[KernelVerdict.AICPU] == 2
-
-
-def test_kernels_of_users_in_summaries_of_msprof() -> None:
-    found = diagnose(shared("op_summary/narrow_copy_small_a003-op_summary.csv"))
-    assert "_narrow_copy_flat_kernel" in set(found.table.frame["Type"])
-    assert found.with_ratios > 0
-
-
 @pytest.mark.parametrize("database", sorted(path for path in _H200.glob("[!n]*/*")), ids=lambda path: path.parent.name)
 def test_no_row_of_the_shipped_h200_is_above_the_roof(database: Path) -> None:
     found = diagnose(database)

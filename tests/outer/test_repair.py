@@ -109,7 +109,6 @@ def test_a_modification_that_does_not_fit_is_an_attempt_and_the_code_stays(tmp_p
         (LoopLimits(), StopReason.SAME_FAILURE, 3),
         (LoopLimits(cost_usd=0.5), StopReason.COST, 2),
         (LoopLimits(cost_usd=0.0), StopReason.COST, 0),
-        (LoopLimits(deadline_s=-1.0), StopReason.DEADLINE, 0),
     ],
 )
 def test_a_loop_ends_at_its_limits(tmp_path: Path, limits: LoopLimits, reason: StopReason, made: int) -> None:

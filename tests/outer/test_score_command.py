@@ -10,8 +10,8 @@ import pytest
 from commands import as_json, run
 from simulated_attempts import attempt, mixed_run, write_run
 
-from opatlas.cli.guard import USAGE
 from opatlas.outer.judging.judgement import ErrorClass
+from opatlas.show.output import USAGE
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.outer.tasks.task_rows import TaskRows, task_rows
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec
+from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementations.directory import read_directory
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
+from opatlas.run.job import Job
 from opatlas.run.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -53,30 +53,11 @@ def fits(found: str, expected: str) -> bool:
     return found == expected or found.startswith(f"{expected}/")
 
 
-class InThisProcess:
-    """Runs candidates in this process, which none of them ends."""
-
-    def __init__(self) -> None:
-        self._runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2, cache="warm"))
-
-    def run(self, job: Job) -> RowOutcome:
-        return self._runner.run(job)
-
-    def describe(self) -> DeviceDescription:
-        return self._runner.describe()
-
-    def prepare(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
-def executor() -> Iterator[InThisProcess]:
+def runner() -> Iterator[Runner]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield InThisProcess()
+    yield Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=2, cache="warm"))
     torch.set_num_threads(threads)
 
 
@@ -107,11 +88,11 @@ def test_there_are_twelve_tasks_and_a_right_candidate_for_each() -> None:
 @pytest.mark.parametrize(
     "path", [pytest.param(each, id=f"{each.parent.name}-{each.stem}") for each in FILES if each.stem != CRASH]
 )
-def test_a_candidate_gets_its_verdict(path: Path, executor: InThisProcess, rows: TaskRows) -> None:
+def test_a_candidate_gets_its_verdict(path: Path, runner: Runner, rows: TaskRows) -> None:
     task = TASKS[path.parent.name]
     expected = verdicts(path)
     for number, cells in enumerate(rows.rows[task.kernel_type]):
-        outcome = run_candidate(executor.run, job_of(task, path, dict(cells)))
+        outcome = run_candidate(runner.run, job_of(task, path, dict(cells)))
         judgement = Judgement.of(outcome)
         assert judgement is not None, outcome.reason
         assert fits(judgement.name, expected[min(number, len(expected) - 1)]), judgement.text
@@ -122,9 +103,9 @@ def test_a_candidate_gets_its_verdict(path: Path, executor: InThisProcess, rows:
             assert judgement.max_error is None or (judgement.max_error <= 1) == judgement.passed
 
 
-def test_the_models_of_the_tasks_pass(executor: InThisProcess, rows: TaskRows) -> None:
+def test_the_models_of_the_tasks_pass(runner: Runner, rows: TaskRows) -> None:
     """Without a candidate the Model of a task is measured: the baseline."""
     for name in ("softmax", "layer_norm"):
         task = TASKS[name]
-        outcome = executor.run(job_of(task, None, dict(rows.rows[task.kernel_type][0])))
+        outcome = runner.run(job_of(task, None, dict(rows.rows[task.kernel_type][0])))
         assert outcome.status is Status.MEASURED, outcome.reason

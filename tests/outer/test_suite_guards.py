@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import Judgement, Level
 from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
@@ -82,11 +82,16 @@ def judged(
     return runner.run(Job("opatlas.bench.test_suites", "", "test_operator", kernel_type, cells, 60.0, source=source))
 
 
+def judgement_of(outcome: RowOutcome) -> Judgement:
+    judgement = Judgement.of(outcome)
+    assert judgement is not None, outcome.reason
+    return judgement
+
+
 @pytest.mark.parametrize("guard", CHEATS)
 def test_a_way_to_cheat_is_a_hack_and_ends_the_process(guard: str, runner: Runner, tmp_path: Path) -> None:
     outcome = judged(runner, tmp_path, CHEATS[guard])
-    assert Judgement.of(outcome) is not None, outcome.reason
-    assert (Judgement.of(outcome).error_class, Judgement.of(outcome).sub_class) == (ErrorClass.HACK, guard)
+    assert judgement_of(outcome).name == f"hack/{guard}"
     assert outcome.status is Status.FAILED
     assert outcome.ends_process
 
@@ -94,9 +99,8 @@ def test_a_way_to_cheat_is_a_hack_and_ends_the_process(guard: str, runner: Runne
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_kernel_has_its_class(name: str, runner: Runner, tmp_path: Path) -> None:
     outcome = judged(runner, tmp_path, WRONG[name])
-    assert Judgement.of(outcome) is not None, outcome.reason
-    assert Judgement.of(outcome).cells[ERROR_CLASS] == name
-    assert Judgement.of(outcome).cells[LEVEL] == ("L1" if name.startswith("runtime") else "L2")
+    assert judgement_of(outcome).cells[ERROR_CLASS] == name
+    assert judgement_of(outcome).cells[LEVEL] == ("L1" if name.startswith("runtime") else "L2")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +125,8 @@ def test_an_honest_kernel_passes(
     kernel_type: str, arguments: str, text: str, is_functional: bool, runner: Runner, tmp_path: Path
 ) -> None:
     outcome = judged(runner, tmp_path, text, arguments, kernel_type=kernel_type, is_functional=is_functional)
-    assert Judgement.of(outcome) is not None, outcome.reason
-    assert (outcome.status, Judgement.of(outcome).level) == (Status.MEASURED, Level.MEASURED), outcome.reason
-    assert Judgement.of(outcome).passed
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert (judgement_of(outcome).name, judgement_of(outcome).level) == ("pass", Level.MEASURED)
     assert not outcome.changed
     assert outcome.measurement is not None
     if text is SET_UP:
@@ -134,8 +137,7 @@ def test_a_result_without_elements_is_right_and_not_timed(runner: Runner, tmp_pa
     empty = "((T([0, 16], f32), T([16], f32)), {})"
     outcome = judged(runner, tmp_path, "def kernel(x, y):\n    return x * y\n", empty)
     assert outcome.status is Status.CHECKED
-    assert Judgement.of(outcome) is not None
-    assert (Judgement.of(outcome).passed, Judgement.of(outcome).level) == (True, Level.CORRECT)
+    assert (judgement_of(outcome).passed, judgement_of(outcome).level) == (True, Level.CORRECT)
 
 
 def test_a_call_that_a_kernel_refuses_is_unsupported(runner: Runner, tmp_path: Path) -> None:

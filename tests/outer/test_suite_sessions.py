@@ -22,6 +22,7 @@ from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
 from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
 from opatlas.row.versions import CUDA, TORCH, Versions
 
+pytestmark = pytest.mark.usefixtures("forks")
 TRACE = """\
 Operator: aten.add.Tensor
 cnt: 3, ((T([64, 64], f32), T([64, 64], f32)), {})
@@ -153,18 +154,7 @@ def test_a_new_folder_has_right_kernels(
     assert done.outcomes() == {"passed": 12}
 
 
-def test_a_second_session_goes_on_as_with_any_rows(suite: tuple[Sessions, Finished, Path]) -> None:
-    sessions, _, own = suite
-    options = ("--suite=calls.txt", f"--implementation={sessions.folder / 'kit'}", "test_suites.py")
-    again = sessions.run_in_process(*options, "--update-mode=unreplayed", "--ops=relu.default,abs.default,add.Tensor")
-    # A row that failed is xfail; a case without elements has no duration.
-    assert again.outcomes() == {"xfailed": 1, "passed": 1, "skipped": 1}
-    assert statuses(own)["relu__default"] == {"failed"}
-    unknown = sessions.run(*options, "--ops=no.such")
-    assert unknown.code == pytest.ExitCode.USAGE_ERROR
-
-
-@pytest.mark.parametrize("options", [("--suite=opinf",), ("--suite=calls.txt", "--tasks=.")])
+@pytest.mark.parametrize("options", [("--suite=calls.txt", "--tasks=.")])
 def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], options: tuple[str, ...]) -> None:
     sessions, *_ = suite
     done = sessions.run(*options, "test_suites.py")

@@ -131,9 +131,3 @@ def test_one_run_counts_its_steps_and_captures_without_steps_count_as_one(
 )
 def test_classes_of_variation(variation: float, name: str) -> None:
     assert steadiness(variation) == name
-
-
-def test_a_map_of_modules_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_timeline(tmp_path / "kernel_details.csv", decode_steps(layers=2, steps=1))
-    assert main(["diagnose", str(path), "--superkernel", "--module-map", "nowhere"]) == 1
-    assert "nowhere" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import pytest
 import torch
 from replaying import cells_of
 from sample_rows import ROWS
-from sessions import row, write_table
 
 from opatlas.cli.main import main
 from opatlas.run.implementations.directory import read_directory
@@ -62,36 +61,13 @@ def test_a_kernel_type_without_arguments_is_refused(ops: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--build"],
         ["--new", "DIR"],
         ["--ops", "Add"],
         ["torch", "--new", "DIR", "--ops", "Add"],
-        ["torch", "--build", "--new", "DIR", "--ops", "Add"],
         ["--new", "DIR", "--ops", "Add", "--suite", "opinfo"],
-        ["torch", "--device", "cpu"],
         ["--database-path", "DIR"],
     ],
     ids=" ".join,
 )
 def test_an_option_without_an_effect_is_refused(arguments: list[str]) -> None:
     assert main(["implementations", *arguments]) == 2
-
-
-def test_build_runs_a_row_of_each_dtype_and_names_what_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, database = tmp_path / "mine", tmp_path / "DB"
-    folder.mkdir()
-    (folder / "Add.py").write_text("import torch\n\ndef kernel(x, y):\n    return torch.add(x, y)\n")
-    (folder / "Mul.py").write_text("def kernel(x, y):\n    raise ValueError('wrong')\n")
-    database.mkdir()
-    for kernel_type in ("Add", "Mul"):
-        write_table(database / f"{kernel_type}.csv", [row(4), row(8)])
-    command = ["implementations", str(folder), "--build", "--device", "cpu", "--database-path", str(database)]
-    before = {path: path.read_bytes() for path in database.iterdir()}
-    assert main(command) == 1
-    failed = [line.split()[:2] for line in capsys.readouterr().out.splitlines() if "wrong" in line]
-    assert failed == [["Mul", "failed"]]
-    assert {path: path.read_bytes() for path in database.iterdir()} == before
-    (folder / "Mul.py").unlink()
-    assert main(command) == 0

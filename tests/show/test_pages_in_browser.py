@@ -234,23 +234,6 @@ def test_a_web_server_serves_the_same(visit: Callable[..., Visit], start: Path) 
             thread.join()
 
 
-#: Finds a point on the canvas of the first plot: the middle of the first pixels that have its colour.
-_A_POINT = """(colour) => {
-  const inside = (root) => [...root.querySelectorAll('*')].flatMap((each) =>
-    [...(each.tagName === 'CANVAS' ? [each] : []), ...(each.shadowRoot ? inside(each.shadowRoot) : [])]);
-  const canvas = inside(document.querySelector('.plot')).find((each) => each.width > 100);
-  const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-  const near = (i) => colour.every((value, part) => Math.abs(data[i + part] - value) < 12) && data[i + 3] > 100;
-  const place = canvas.getBoundingClientRect(), scale = canvas.width / place.width;
-  for (let i = 0; i < data.length; i += 4) {
-    if (near(i) && near(i + 8 * width)) {
-      return [place.left + (i / 4 % width) / scale, place.top + (Math.floor(i / 4 / width) + 1.5) / scale];
-    }
-  }
-  return null;
-}"""
-
-
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site whose cells are names that every object of JavaScript has."""
@@ -283,16 +266,6 @@ def test_names_of_javascripts_own_break_no_page(address: str, visit: Callable[..
         assert all(name in text for name in ("constructor 1", "toString 1", "__proto__ 1"))
     elif address.endswith("status=constructor"):
         assert page.locator(".table tbody tr").count() == 1
-
-
-def test_a_click_on_a_point_opens_its_row(visit: Callable[..., Visit]) -> None:
-    page = visit().show(f"#/type/{quote(ENTITIES, safe='')}")
-    page.wait_for_selector(".plot[data-drawn]")
-    # The first colour, at three quarters over white.
-    x, y = page.wait_for_function(_A_POINT, arg=[64, 149, 197]).json_value()
-    page.mouse.click(x, y)
-    page.wait_for_selector("section.row")
-    assert page.locator("section.row h2").inner_text().startswith(ENTITIES)
 
 
 def test_the_diagnosis_ranks_rows_by_time_lost_and_gives_advice(visit: Callable[..., Visit]) -> None:

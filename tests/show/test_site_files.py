@@ -17,7 +17,6 @@ from opatlas.cli.main import main
 from opatlas.show.site import rows
 from opatlas.show.site.pages import registered_pages
 from opatlas.show.site.rows import columns_of, moves_each_byte_once, number_column, word_column
-from opatlas.show.site.writer import write_site
 from tests.ask.tables import RUN, product_rows, write_table
 from tests.outer.planted import capture, kernel
 from tests.show.small_databases import COMPOSED, ENTITIES, FAILED, HOSTILE, SIZES
@@ -85,13 +84,6 @@ def test_equal_rows_are_one(tmp_path: Path) -> None:
     assert packed["columns"]["duration_us"]["numbers"] == [1]
 
 
-def test_a_csv_without_rows_is_a_page(tmp_path: Path) -> None:
-    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3)], [1.0]))
-    write_table(tmp_path / "db", "Add", product_rows([], []))
-    site = write_site(tmp_path / "db", tmp_path / "site")
-    assert (site.kernel_types, site.rows, site.problems) == (2, 1, [])
-
-
 def test_columns_are_short() -> None:
     assert number_column([1.0, 2.5, float("nan"), None, 1 / 3]) == {"numbers": [1, 2.5, None, None, 0.333333]}
     assert number_column([None, float("inf")]) is None
@@ -110,14 +102,6 @@ def test_a_command_writes_the_pages_that_are_asked_for(database: Path, tmp_path:
     first = {path: path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file()}
     assert main(command) == 1
     assert {path: path.read_bytes() for path in (tmp_path / "site").rglob("*") if path.is_file()} == first
-
-
-def test_an_earlier_site_leaves_no_rows(database: Path, tmp_path: Path) -> None:
-    write_site(database, tmp_path / "site")
-    before = {path.name for path in (tmp_path / "site" / "data").glob("rows*.js")}
-    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3)], [1.0]))
-    write_site(tmp_path / "db", tmp_path / "site")
-    assert {path.name for path in (tmp_path / "site" / "data").glob("rows*.js")} < before
 
 
 def test_a_folder_with_other_files_is_unchanged(database: Path, tmp_path: Path) -> None:
@@ -167,13 +151,6 @@ def test_rows_have_verdicts_and_their_time_lost(tmp_path: Path) -> None:
     assert table["verdict"].fillna("").tolist() == ["at the roof", "below the roof", ""]
 
 
-def test_without_peaks_rows_are_ranked_by_their_time(tmp_path: Path) -> None:
-    write_table(tmp_path / "db", "MatMulV2", product_rows([(1, 2, 3), (4, 5, 6)], [1.0, 2.0]))
-    write_site(tmp_path / "db", tmp_path / "site")
-    page = content(tmp_path / "site", "overview")["diagnosis"]
-    assert (page["known"], page["table"]["columns"]["duration_us"]["numbers"]) == (0, [2, 1])
-
-
 @pytest.mark.parametrize("device", ["Ascend910B3", "Ascend910Z9", ""])
 def test_a_site_has_the_device_of_each_duration(device: str, tmp_path: Path) -> None:
     """Of a captured database with a replay of another device: the ranking is that of `diagnose`."""
@@ -220,13 +197,3 @@ def test_a_report_that_fails_leaves_the_folder_as_it_was(earlier: bool, database
         assert site.exists() is earlier
     assert main(command) == 1
     assert (site / "index.html").is_file()
-
-
-def test_the_rows_of_a_site_are_counted_by_implementation(database: Path, tmp_path: Path) -> None:
-    site = write_site(database, tmp_path / "counted")
-    messages = opened(database).messages
-    assert messages is not None
-    collectives = sum(len(row_table(messages, name)) for name in messages.kernel_types())
-    assert site.rows_of["collectives"] == collectives > 0
-    assert site.rows_of["flashinfer 0.5.3"] == len(SIZES)
-    assert sum(site.rows_of.values()) == site.rows

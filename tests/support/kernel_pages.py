@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from opatlas.cli.kernels import Kernel, kernels_with_replay
+from opatlas.cli.show import Kernel, kernels_with_replay
 from opatlas.row.siblings import base_type
 from opatlas.run.implementations.catalog import shipped
 from opatlas.run.kernel_facts import KINDS, WITHOUT_REPLAY, read_implementation_proofs, replays_of_bench

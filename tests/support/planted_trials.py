@@ -91,7 +91,6 @@ def job_of_candidate(task: Path, path: Path, row: int = 0) -> Job:
         timeout_s=120,
         subject=found,
         source=KernelSource("planted 1", "", str(path), "ModelNew"),
-        judge="opatlas.outer.judging.failures:run_candidate",
         log=str(path.with_suffix(".log")),
     )
 

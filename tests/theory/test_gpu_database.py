@@ -12,8 +12,10 @@ from opatlas.shapes.starter import RowsPart
 
 from opatlas.data.database import Database
 from opatlas.row.columns import AVERAGE, BASE, INPUT_DTYPES, INPUT_FORMATS
+from opatlas.row.communication import is_communication
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.coverage import model_coverage
+from opatlas.theory.model_calls import model_calls
 from opatlas.theory.plan import read_table
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
@@ -68,3 +70,15 @@ def test_rows_of_one_dtype(tmp_path: Path) -> None:
     assert part.write(database, 16 * GB, is_npu=False) == 2 * 4
     assert part.write(database, 16 * GB, is_npu=False) == 0
     assert set(database.read("QuantBatchMatmulV3").cells(INPUT_DTYPES)) == {"INT8;INT8;FLOAT"}
+
+
+def test_calls_of_a_step_meet_these_rows(folder: Path) -> None:
+    databases = [Database(folder / name) for name in FOLDERS]
+    calls = model_calls(QWEN3_32B, tp=2, batch=64, context=4096, phase="decode")
+    met = {
+        call.part
+        for call in calls
+        for database in databases
+        if call.signature() in database.read_or_empty(call.kernel_type).signatures
+    }
+    assert {call.part for call in calls if not is_communication(call.kernel_type)} == met

@@ -82,6 +82,11 @@ class RowDuration(NamedTuple):
         return float(self.durations.us[self.position])
 
     @property
+    def source(self) -> str:
+        """ "replayed" or "captured"."""
+        return self.durations.source.value
+
+    @property
     def quality(self) -> str:
         """The quality of the samples, in a word; "" if unknown."""
         return str(self.durations.quality[self.position] or "")
@@ -194,15 +199,19 @@ class AnsweringRows:
         """Whether the samples of each row are noisy, drifting, bimodal or throttled."""
         return self.numbers("noisy") > 0
 
+    def _each(self, name: str) -> list[Any]:
+        """Returns an attribute of each `RowDuration`."""
+        return [getattr(each, name) for each in self.found]
+
     @property
     def captured(self) -> list[bool]:
         """Whether each duration is that of a capture, and not of a replay."""
-        return [each.is_captured for each in self.found]
+        return self._each("is_captured")
 
     @property
     def devices(self) -> list[str]:
         """The device of each duration; "" if unknown."""
-        return [each.device for each in self.found]
+        return self._each("device")
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
@@ -212,8 +221,7 @@ class AnsweringRows:
         """
         composed = {each.composed for each in self.found}
         return {
-            **{name: joined(getattr(each, name) for each in self.found) for name in ("device", "cache", "instrument")},
-            "source": joined(each.durations.source.value for each in self.found),
+            **{name: joined(self._each(name)) for name in ("device", "cache", "instrument", "source")},
             "composed": True if True in composed else None if None in composed else False,
         }
 
@@ -222,14 +230,13 @@ class AnsweringRows:
         """What is known of the duration of each row, as columns."""
         import pandas as pd
 
-        words = ("quality", "composed", "device", "cache", "instrument", "run_id")
         columns: dict[str, Any] = {
             "duration_us": self.duration_us,
             **{name: self.numbers(column) for name, column in _NUMBERS.items()},
-            **{name: [getattr(each, name) for each in self.found] for name in words},
+            **{name: self._each(name) for name in ("quality", "composed")},
             "machines": [each.machines[0] for each in self.found],
             "machine_spread": [each.machines[1] for each in self.found],
-            "source": [each.durations.source.value for each in self.found],
+            **{name: self._each(name) for name in ("device", "source", "cache", "instrument", "run_id")},
             "implementation": self.label,
         }
         table: pd.DataFrame = pd.DataFrame(columns)

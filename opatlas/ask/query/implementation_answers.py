@@ -211,7 +211,7 @@ class ImplementationAnswers:
             machines=stored.machines[0],
             quality=stored.quality,
             composed=stored.composed,
-            source=durations.source.value,
+            source=stored.source,
         )
 
     def answer_frame(self, names: Collection[str], kernel_type: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -26,7 +26,6 @@ from opatlas.ask.query.smoother import (
     Kriged,
     Smoother,
     SmootherFit,
-    find_jump,
     fit_covariance,
     fit_roofline,
     posterior,
@@ -55,8 +54,6 @@ _OCTAVES, _FAR_OCTAVES, _SHARE, _REGIME = 3.0, 4.5, 1.0, 0.7
 #: The kinds of work that every roofline of a large table has; one of them has all.
 _KINDS = 2
 _NOISE = 0.01
-#: The sizes at which durations of a small table may jump, and the distance of the two sides.
-_MOST_JUMPS, _JUMP = 3, 0.7
 
 
 class Asked(IntEnum):
@@ -90,12 +87,10 @@ class Fit(msgspec.Struct):
     """All numbers that were fitted.
 
     Attributes:
-        jumps: a feature and a value of it, at which durations jump.
         scores: how many deviations each row is off, predicted with itself hidden; NaN where too few are left.
         quantiles: of the scores, by class.
     """
 
-    jumps: list[tuple[int, float]]
     smoothers: list[SmootherFit]
     scores: list[float]
     quantiles: list[float]
@@ -109,7 +104,6 @@ class KernelModel:
         self._regimes = {regime: i for i, regime in enumerate(dict.fromkeys(row.regime for row in features))}
         self._axes = {regime: _Axes(dims) for regime, dims in _dims_by_regime(features).items()}
         self._width = len(features[0].sizes), len(features[0].fills), len(features[0].work)
-        self._jumps = [] if fit is None else fit.jumps
         self._work, self._matrix = self._columns(features)
         self._tokens = np.array([self._tokens_of(row) for row in features])
         self._sites: dict[object, int] = {}
@@ -123,7 +117,7 @@ class KernelModel:
                 self._add(each)
             self._scores, self._quantiles = np.array(fit.scores), fit.quantiles
             return
-        self._fit_smoothers(features)
+        self._fit_smoothers()
         self._scores = np.ones(len(features))
         self._scores = self._left_out(np.arange(len(features)), Asked.NEAR)
         self._quantiles = [self._calibrate(asked) for asked in Asked]
@@ -132,19 +126,13 @@ class KernelModel:
     def fit(self) -> Fit:
         """All numbers that were fitted."""
         smoothers = [each.fit for each in self._smoothers]
-        return Fit(self._jumps, smoothers, self._scores.tolist(), self._quantiles)
+        return Fit(smoothers, self._scores.tolist(), self._quantiles)
 
-    def _fit_smoothers(self, features: Sequence[RowFeatures]) -> None:
+    def _fit_smoothers(self) -> None:
         every = self._work.shape[1]
-        if len(features) < _FEW_ROWS:
-            roofline = fit_roofline(self._work, self._log_us)
-            residual = self._log_us - roofline_log_us(roofline, np.log(self._work))
-            self._find_jumps(features, residual)
-            covariance = fit_covariance(self._covariance(residual), self._matrix, residual)
-            self._add(covariance.fit(roofline, every))
-            return
         # Fitting large tables flatters questions near their rows, at the cost of new weights and models.
-        models = (_KINDS, _OCTAVES, True), (_KINDS, _FAR_OCTAVES, False), (every, _OCTAVES, False)
+        of_large = [(_KINDS, _OCTAVES, True), (_KINDS, _FAR_OCTAVES, False), (every, _OCTAVES, False)]
+        models = of_large if len(self._work) >= _FEW_ROWS else [(every, _OCTAVES, True)]
         for kinds, octaves, fitted in models:
             work = self._work[:, :kinds]
             roofline = fit_roofline(work, self._log_us)
@@ -165,8 +153,7 @@ class KernelModel:
             if row.regime in self._regimes:
                 regimes[i, self._regimes[row.regime]] = 1.0
         numbers = np.array([(*row.sizes, *row.fills) for row in features], dtype=np.float64)
-        jumps = [numbers[:, [feature]] > value for feature, value in self._jumps]
-        return np.maximum(work, 1.0), np.hstack([numbers, regimes, *jumps])
+        return np.maximum(work, 1.0), np.hstack([numbers, regimes])
 
     def _sized(self, matrix: Floats) -> Floats:
         return matrix[:, : self._width[0]]
@@ -179,19 +166,10 @@ class KernelModel:
         axes = self._axes.get(row.regime)
         return math.log2(max(row.dims[axes.tokens if axes else 0], 1))
 
-    def _find_jumps(self, features: Sequence[RowFeatures], residual: Floats) -> None:
-        """Finds sizes at which durations jump, since a library takes another kernel there."""
-        for _ in range(_MOST_JUMPS):
-            found = find_jump(self._covariance(residual), self._matrix, residual, self._width[0], _JUMP)
-            if found is None:
-                return
-            self._jumps.append(found)
-            _, self._matrix = self._columns(features)
-
     def _covariance(self, residual: Floats, octaves: float = _OCTAVES) -> Covariance:
         """Returns a covariance that is not fitted but for the spread of the values."""
         sizes, fills, _ = self._width
-        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes) + [_JUMP] * len(self._jumps)
+        lengths = [octaves] * sizes + [_SHARE] * fills + [_REGIME] * len(self._regimes)
         spread = max(float(np.quantile(np.abs(residual), 0.8)), 0.02)
         return Covariance(np.array(lengths), spread, spread, _NOISE, self._is_smooth())
 
@@ -209,7 +187,7 @@ class KernelModel:
 
     def _is_smooth(self) -> Mask:
         sizes, fills, _ = self._width
-        return np.array([True] * sizes + [False] * fills + [True] * (len(self._regimes) + len(self._jumps)))
+        return np.array([True] * sizes + [False] * fills + [True] * len(self._regimes))
 
     def _hidden(self, rows: Positions, asked: Asked) -> Mask:
         """Returns for each of some rows the rows to hide, so that a question for this row has the class `asked`."""

@@ -40,7 +40,7 @@ _REASONS = {
     Asked.BEYOND: "a size is outside of those of the rows that predict it",
 }
 #: To be raised with every change of features or fits.
-_VERSION = 6
+_VERSION = 7
 _LARGEST_BYTES = 1 << 28
 
 

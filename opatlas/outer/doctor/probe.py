@@ -26,7 +26,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.process.process_end import die_with_parent
+from opatlas.run.process.keeper import die_with_parent
 from opatlas.text import exception_line
 
 Fact = Any

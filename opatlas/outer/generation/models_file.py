@@ -56,14 +56,12 @@ class LoopLimits:
         same_failures: the number of attempts in a row with the same failure (class and text) that ends the loop.
         cost_usd: the cost of all attempts of the run, of all models, in US dollars from which no request is sent;
             None: no limit.
-        deadline_s: the age of the loop in seconds after which it sends no request.
         max_tokens: the largest number of tokens of an answer.
     """
 
     attempts: int = 5
     same_failures: int = 3
     cost_usd: float | None = None
-    deadline_s: float = 3_600.0
     max_tokens: int = 8_192
 
 

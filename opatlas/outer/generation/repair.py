@@ -11,7 +11,6 @@ from enum import Enum
 from pathlib import Path
 
 from opatlas.data.csv_files import write_text
-from opatlas.errors import OpAtlasError
 from opatlas.outer.judging.answer import read_answer
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.text import cut_middle
@@ -37,7 +36,6 @@ class StopReason(str, Enum):
     ATTEMPTS = "the last attempt failed"
     SAME_FAILURE = "the last attempts failed in the same way"
     COST = "the cost limit is reached"
-    DEADLINE = "the deadline has passed"
     NO_ANSWER = "no answer to the next question is recorded"
 
     def __str__(self) -> str:
@@ -78,22 +76,20 @@ class RepairLoop:
         log: AttemptLog,
         prices: Mapping[str, Price],
         limits: LoopLimits,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads the attempts of former sessions.
 
         Raises:
-            OpAtlasError: the file of attempts or a candidate of it cannot be read.
+            OpAtlasError: the file of attempts cannot be read.
+            OSError: a candidate of it cannot be read.
         """
         self.task = task
-        self._prompts, self._log, self._prices, self._limits, self._clock = prompts, log, prices, limits, clock
-        self._start = clock()
+        self._prompts, self._log, self._prices, self._limits = prompts, log, prices, limits
         made = log.attempts(task.task_set, task.task, task.model)
         self._attempts = [attempt for attempt in made if attempt.task_digest == task.digest]
         #: The number of attempts at other contents of the task, whose candidates stay.
         self._others = len(made) - len(self._attempts)
-        self._code = self._last_code()
+        self._code = self.last_candidate.read_text("utf-8-sig") if self.last_candidate is not None else ""
 
     @property
     def attempts(self) -> Sequence[ModelAttempt]:
@@ -118,8 +114,6 @@ class RepairLoop:
             return StopReason.ATTEMPTS
         if limits.cost_usd is not None and self._log.cost_usd() >= limits.cost_usd:
             return StopReason.COST
-        if self._clock() - self._start > limits.deadline_s:
-            return StopReason.DEADLINE
         return None
 
     def run(self, model: ChatModel, judge: Judge) -> StopReason:
@@ -156,7 +150,7 @@ class RepairLoop:
         Raises:
             OpAtlasError: a file cannot be written.
         """
-        start, path = self._clock(), None
+        start, path = time.monotonic(), None
         read = read_answer(answer.text, self._code or None)
         if isinstance(read, Judgement):
             judgement = read
@@ -167,7 +161,7 @@ class RepairLoop:
             write_text(path, read)
             self._code = read
             judgement = judge(path)
-        return self._record(request, answer, judgement, path, self._clock() - start)
+        return self._record(request, answer, judgement, path, time.monotonic() - start)
 
     def _record(
         self, request: ChatRequest, answer: ChatAnswer, judgement: Judgement, path: Path | None, run_s: float
@@ -194,18 +188,6 @@ class RepairLoop:
         self._log.append(attempt)
         self._attempts.append(attempt)
         return attempt
-
-    def _last_code(self) -> str:
-        path = self.last_candidate
-        if path is None:
-            return ""
-        try:
-            return path.read_text("utf-8-sig")
-        except (OSError, UnicodeError) as error:
-            raise OpAtlasError(
-                f"{path}: cannot be read ({error}): restore it, or remove the lines of {self.task.task} from "
-                f"{self._log.path}"
-            ) from None
 
 
 def _failure(attempt: ModelAttempt) -> tuple[str, str]:

@@ -63,88 +63,25 @@ class StepTimes:
 
     Attributes:
         runs: the steps' durations of each capture, in microseconds.
+        samples_us: the mean of each run; the steps of a single run.
+        variation: the coefficient of variation of the samples; 0 for one sample.
         super_kernels: the launches of SuperKernels.
     """
 
-    path: Path
+    path: str
     runs: tuple[tuple[float, ...], ...]
+    samples_us: tuple[float, ...]
+    mean_us: float
+    variation: float
     super_kernels: int
 
-    @property
-    def samples_us(self) -> tuple[float, ...]:
-        """The mean of each run; the steps of a single run."""
-        return tuple(map(fmean, self.runs)) if len(self.runs) > 1 else self.runs[0]
 
-    @property
-    def mean_us(self) -> float:
-        return fmean(self.samples_us)
-
-    @property
-    def variation(self) -> float:
-        """The coefficient of variation of the samples; 0 for one sample."""
-        return standard_deviation(self.samples_us, self.mean_us) / self.mean_us if self.mean_us else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "runs": self.runs,
-            "mean_us": self.mean_us,
-            "variation": self.variation,
-            "class": steadiness(self.variation),
-            "super_kernels": self.super_kernels,
-        }
-
-
-@dataclass(frozen=True)
-class SuperKernelComparison:
-    """Captures without and with SuperKernels.
-
-    Attributes:
-        gain: the part of a step's duration that is saved.
-        notes: what limits the comparison.
-    """
-
-    old: StepTimes
-    new: StepTimes
-    gain: float
-    checks: tuple[ValidationCheck, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def verdict(self) -> CheckState:
-        """The worst state of a check."""
-        return max((check.state for check in self.checks), key=list(CheckState).index)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "old": self.old.as_json(),
-            "new": self.new.as_json(),
-            "gain": self.gain,
-            "gate": GATE,
-            "checks": [asdict(check) for check in self.checks],
-            "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
-            "notes": self.notes,
-            "verdict": self.verdict,
-        }
-
-
-def compare_captures(old: Path, new: Path) -> SuperKernelComparison:
-    """Compares captures; each path is a capture, or a folder with one for each run. Raises OpAtlasError."""
-    timelines = [[read_file(path) for path in captures_at(each)] for each in (old, new)]
-    every = [timeline for own in timelines for timeline in own]
-    in_steps = all(find_structure(each).step_source is not StepSource.NOTHING for each in every)
-    before, after = (
-        StepTimes(path, tuple(_steps_us(each, in_steps) for each in own), sum(map(_super_kernels, own)))
-        for path, own in zip((old, new), timelines, strict=True)
-    )
-    gain = 1 - after.mean_us / before.mean_us if before.mean_us else 0.0
-    notes = [problem for each in every for problem in each.problems]
-    for word, times in (("old", before), ("new", after)):
-        if len(times.runs) < LEAST_RUNS:
-            notes.append(f"{word}: {pluralize(len(times.runs), 'run')}; the guide asks for {LEAST_RUNS} to {MOST_RUNS}")
-    if not in_steps:
-        notes.append("a capture does not tell its steps: each counts as one step, so all must hold equally many")
-    return SuperKernelComparison(before, after, gain, tuple(_checks(before, after, gain)), tuple(notes))
+def _step_times(path: Path, timelines: Sequence[Timeline], in_steps: bool) -> StepTimes:
+    runs = tuple(_steps_us(each, in_steps) for each in timelines)
+    samples = tuple(map(fmean, runs)) if len(runs) > 1 else runs[0]
+    mean_us = fmean(samples)
+    variation = standard_deviation(samples, mean_us) / mean_us if mean_us else 0.0
+    return StepTimes(str(path), runs, samples, mean_us, variation, sum(map(_super_kernels, timelines)))
 
 
 def _steps_us(timeline: Timeline, in_steps: bool) -> tuple[float, ...]:
@@ -206,10 +143,55 @@ def find_scopes(capture: Path, module_map: Path | None, phase: str | None) -> Re
 
 
 def compare_scopes(old: Path, new: Path) -> Result:
-    """Returns the comparison of captures without and with SuperKernels. Raises OpAtlasError."""
-    comparison = compare_captures(old, new)
-    status = 1 if comparison.verdict is CheckState.FAILED else 0
-    return Result(list(_comparison_parts(comparison)), comparison.as_json(), status=status)
+    """Compares captures without and with SuperKernels; each path is a capture, or a folder with one for each run.
+
+    Raises:
+        OpAtlasError: there is no capture, or it cannot be read.
+    """
+    timelines = {path: [read_file(each) for each in captures_at(path)] for path in (old, new)}
+    every = [timeline for own in timelines.values() for timeline in own]
+    in_steps = all(find_structure(each).step_source is not StepSource.NOTHING for each in every)
+    times = {word: _step_times(path, timelines[path], in_steps) for word, path in (("old", old), ("new", new))}
+    before, after = times["old"], times["new"]
+    gain = 1 - after.mean_us / before.mean_us if before.mean_us else 0.0
+    notes = [problem for each in every for problem in each.problems]
+    for word, of in times.items():
+        if len(of.runs) < LEAST_RUNS:
+            notes.append(f"{word}: {pluralize(len(of.runs), 'run')}; the guide asks for {LEAST_RUNS} to {MOST_RUNS}")
+    if not in_steps:
+        notes.append("a capture does not tell its steps: each counts as one step, so all must hold equally many")
+    checks = _checks(before, after, gain)
+    verdict = max((check.state for check in checks), key=list(CheckState).index)
+    content = {
+        **{word: {**asdict(of), "class": steadiness(of.variation)} for word, of in times.items()},
+        "gain": gain,
+        "gate": GATE,
+        "checks": [asdict(check) for check in checks],
+        "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
+        "notes": notes,
+        "verdict": verdict,
+    }
+    columns = (
+        *("of", "runs", "steps", Column("mean(us)", microseconds), Column("variation", percent), "class", "SK"),
+        "captures",
+    )
+    rows = [
+        (
+            *(word, len(of.runs), sum(map(len, of.runs)), of.mean_us, of.variation, steadiness(of.variation)),
+            *(of.super_kernels, of.path),
+        )
+        for word, of in times.items()
+    ]
+    why = [(each.name, each.state, None if each.state is CheckState.PASSED else each.text) for each in checks]
+    parts: list[Part] = [
+        Table(columns, rows),
+        Table(("check", "state", "why"), why),
+        Fields({"gain": percent(gain), "gate": percent(GATE), "verdict": str(verdict)}),
+        _PUBLIC,
+        *(f"note: {note}" for note in notes),
+        _NOT_IN_CAPTURES,
+    ]
+    return Result(parts, content, status=1 if verdict is CheckState.FAILED else 0)
 
 
 class SuperKernelPage(ReportPage):
@@ -295,31 +277,3 @@ def _scopes(analysis: ScopeAnalysis) -> Table:
         ],
         title=f"scopes of a step; the gate is {percent(GATE)} of it",
     )
-
-
-def _comparison_parts(comparison: SuperKernelComparison) -> Iterator[Part]:
-    both = (("old", comparison.old), ("new", comparison.new))
-    yield Table(
-        (
-            *("of", "runs", "steps", Column("mean(us)", microseconds), Column("variation", percent), "class", "SK"),
-            "captures",
-        ),
-        [
-            (
-                *(word, len(times.runs), sum(map(len, times.runs)), times.mean_us, times.variation),
-                *(steadiness(times.variation), times.super_kernels, times.path),
-            )
-            for word, times in both
-        ],
-    )
-    yield Table(
-        ("check", "state", "why"),
-        [
-            (check.name, check.state, None if check.state is CheckState.PASSED else check.text)
-            for check in comparison.checks
-        ],
-    )
-    yield Fields({"gain": percent(comparison.gain), "gate": percent(GATE), "verdict": str(comparison.verdict)})
-    yield _PUBLIC
-    yield from (f"note: {note}" for note in comparison.notes)
-    yield _NOT_IN_CAPTURES

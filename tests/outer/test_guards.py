@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +18,9 @@ from opatlas.outer.judging.process_guard import (
     PackageFiles,
     PersistingCache,
     ProcessGuard,
-    ThreadWatch,
-    TorchSettings,
 )
 from opatlas.outer.judging.results import (
     PoisonedAllocations,
-    plain_results,
     poison_free_memory,
     poisoned_elements,
     same_results,
@@ -150,27 +146,6 @@ def test_memory_without_values_is_poisoned() -> None:
     poison_free_memory(CPU, 1 << 20)
 
 
-def _subclass() -> torch.Tensor:
-    return torch.ones(2).as_subclass(type("Lazy", (torch.Tensor,), {}))
-
-
-@pytest.mark.parametrize(
-    "returned",
-    [
-        _subclass(),
-        [torch.ones(1), _subclass()],
-        {"a": (_subclass(),)},
-        torch._efficientzerotensor((2,)),
-    ],
-)
-def test_results_are_plain_tensors(returned: Any) -> None:
-    with pytest.raises(CandidateRejected) as caught:
-        plain_results(returned)
-    assert caught.value.sub_class == "lazy-result"
-    values = [torch.ones(1), {"a": torch.ones(2)}, torch.nn.Parameter(torch.ones(0)), (2.0, None)]
-    assert len(plain_results(values)) == 5
-
-
 @pytest.mark.parametrize(
     ("dtype", "factor", "same"),
     [
@@ -202,18 +177,6 @@ def test_nan_and_infinity_are_the_same_only_at_the_same_places() -> None:
     assert not bool(same_results((one,), (other,)))
 
 
-def test_a_replaced_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opatlas.run import result_check
-
-    table = FunctionTable()
-    assert table.replaced() == []
-    monkeypatch.setattr(result_check, "check", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(result_check.Picks, "select", lambda *_: None)
-    assert {"opatlas.run.result_check.check", "torch.cuda.synchronize"} < set(table.replaced())
-    assert len(table.replaced()) == 3
-
-
 def test_other_code_in_the_same_function_is_named() -> None:
     from opatlas.run.result_check import check
 
@@ -223,37 +186,6 @@ def test_other_code_in_the_same_function_is_named() -> None:
         assert "opatlas.run.result_check.check" in table.replaced()
     finally:
         check.__code__ = code
-
-
-def test_settings_are_restored_and_reported() -> None:
-    settings, threads = TorchSettings("cpu"), torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    torch.set_default_dtype(torch.float64)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True
-    torch.use_deterministic_algorithms(True)
-    restored = settings.restore()
-    assert torch.get_num_threads() == threads
-    assert torch.get_default_dtype() is torch.float32
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cudnn.benchmark
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert len(restored) >= 5
-    assert settings.restore() == []
-
-
-def test_a_thread_that_continues_is_found() -> None:
-    watch, done = ThreadWatch(), threading.Event()
-    watch.expect_same()
-    thread = threading.Thread(target=done.wait, name="behind")
-    thread.start()
-    try:
-        with pytest.raises(CandidateRejected, match="behind"):
-            watch.expect_same()
-    finally:
-        done.set()
-        thread.join()
-    watch.expect_same()
 
 
 def test_a_changed_file_is_found(tmp_path: Path) -> None:
@@ -412,17 +344,6 @@ def test_the_values_of_a_view_are_timed(is_timed_only: bool) -> None:
     with pytest.raises(CandidateRejected) as caught:
         timed()
     assert caught.value.sub_class == "lazy-result"
-
-
-def test_calls_with_dropout_are_repeatable() -> None:
-    inputs = InputSets(lambda seed: [torch.randn(500)], (1, 2, 3))
-    trial = CandidateTrial(torch.nn.functional.dropout, inputs, CPU)
-    trial.first_call()
-    trial.examine()
-    for _ in range(10):
-        trial.prepare()
-        trial.launch()
-    trial.verify(lambda arguments, weights: (torch.nn.functional.dropout(arguments[0]),), _compare)
 
 
 def test_a_task_with_one_result_for_all_inputs_is_reported() -> None:
