@@ -34,19 +34,18 @@ class LastFailed:
             plugin.lastfailed[getattr(report, "id", report.nodeid)] = True
 
 
-class BenchmarksOnly:
-    """Makes --benchmark-only run rows too; pytest-benchmark would run only tests with its own fixture."""
+class RowsAreBenchmarks:
+    """Makes --benchmark-only and --benchmark-skip take rows for tests with pytest-benchmark's fixture."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Skips tests that are neither rows nor have the fixture, before pytest-benchmark would skip all rows."""
-        _benchmark_session(self._config).only = False
-        for item in items:
-            if row_of(item) is None and "benchmark" not in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.skip(reason="no benchmark (--benchmark-only)"))
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> Generator[None, None, None]:
+        """Gives rows the fixture while pytest-benchmark looks at the items, and not when they run."""
+        own = [(item, item.fixturenames) for item in items if row_of(item) is not None and hasattr(item, "callspec")]
+        for item, fixtures in own:
+            item.fixturenames = [*fixtures, "benchmark"]
+        yield
+        for item, fixtures in own:
+            item.fixturenames = fixtures
 
 
 class BenchmarkFeed:
@@ -114,8 +113,8 @@ def _benchmark(nodeid: str, record: Record) -> Any:
 def benchmark_plugins(config: pytest.Config, *, is_worker: bool) -> list[object]:
     """Returns the plugins that options of pytest and pytest-benchmark need."""
     found: list[object] = [LastFailed(config)]
-    if getattr(config.option, "benchmark_only", False):
-        found.append(BenchmarksOnly(config))
+    if any(getattr(config.option, name, False) for name in ("benchmark_only", "benchmark_skip")):
+        found.append(RowsAreBenchmarks())
     if not is_worker and any(getattr(config.option, name, None) for name in _NEED_ROWS):
         found.append(BenchmarkFeed(config))
     return found
