@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 from opatlas import formats
 from opatlas.capture.time_shares import without_replay as shares_without_replay
@@ -23,10 +22,8 @@ from .run_manifest import disturbances, flush_notes
 from .session import Session
 from .settings import Settings
 
-#: Kernel types without a replay, and databases of a folder, are named one by one up to this number.
+#: Kernel types without a replay, and implementations, are named one by one up to this number.
 _MANY = 8
-#: Targets without a row that are still named one by one.
-_FEW_TARGETS = 3
 
 
 def plan_lines(session: Session) -> list[str]:
@@ -83,16 +80,11 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     yield f"{of_all}{pluralize(rows, unit)} to {settings.source.verb}{place}"
     if has_named:
         counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
-        named = named_targets(session)
-        crowded = crowded_folders([settings.targets[number].path for number in named])
-        for number in named:
+        for number in list(counts)[:_MANY]:
             target = settings.targets[number]
-            if target.path.parent not in crowded:
-                yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
-        yield from (f"{count:,} implementations with databases in {folder}" for folder, count in crowded.items())
-        if others := len(settings.targets) - len(named):
-            have = pluralize(others, "further implementation has", "further implementations have")
-            yield f"{have} no row to {settings.source.verb}"
+            yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        if others := len(settings.targets) - len(list(counts)[:_MANY]):
+            yield pluralize(others, "further implementation")
     if settings.collect_only and settings.prof_path is None:
         yield from _estimate(session, to_run)
     yield from settings.notes
@@ -117,20 +109,6 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
             yield f"{table.table.path} has a header and no rows"
         yield from table.notes
     yield from (f"not read: {problem}" for problem in plan.problems)
-
-
-def named_targets(session: Session) -> list[int]:
-    """Returns the numbers of the targets that a session names: those without a row are left out if they are many."""
-    counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
-    numbers = range(len(session.context.settings.targets))
-    without = sum(not counts[number] for number in numbers)
-    return [number for number in numbers if counts[number] or without <= _FEW_TARGETS]
-
-
-def crowded_folders(paths: Sequence[Path]) -> dict[Path, int]:
-    """Returns the folders with too many of these databases to name one by one, and how many each has."""
-    counts = Counter(path.parent for path in paths)
-    return {folder: count for folder, count in counts.items() if count > _MANY}
 
 
 def _misspelt(session: Session, replayable: Collection[str]) -> Iterator[str]:
@@ -209,11 +187,7 @@ def continuation(session: Session) -> str:
     settings = session.context.settings
     if settings.read_only:
         return ""
-    if settings.mode is not UpdateMode.ALL:
-        return "the same command goes on with them"
-    if not any(case.is_replayed for case in session.cases if case.account == NOT_RUN):
-        return "the same command with --update-mode=unreplayed goes on with them"
-    # Some of the rows have replayed durations of earlier runs.
+    # Some of the rows may have replayed durations of earlier runs.
     new = f'run != "{session.context.run_id}"'
     where = new if settings.where is None else f"({settings.where}) and {new}"
     return f"the same command with --where {shlex.quote(where)} goes on with them"

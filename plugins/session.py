@@ -180,12 +180,12 @@ class Session:
             for number, own in enumerate(context.databases):
                 if own.provenance is None:
                     continue
-                judged = check_replaced(own.provenance, context.settings, plan, in_groups, number)
-                if judged.refusal:
+                try:
+                    plan.notes += check_replaced(own.provenance, context.settings, plan, in_groups, number)
+                except OpAtlasError as error:
                     # A plan with an error gets no report of rows that were not run.
-                    plan.error = judged.refusal
-                    raise pytest.UsageError(judged.refusal)
-                plan.notes += judged.notes
+                    plan.error = str(error)
+                    raise pytest.UsageError(plan.error) from None
         return True
 
     def rows(self) -> RowRunner:
