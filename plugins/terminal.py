@@ -27,11 +27,10 @@ from opatlas.text import printable_lines, shortened
 
 from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, of_fate, results_of
 from .interrupts import STOPPED, kept_lines
-from .notes import continuation, nothing_to_do
 from .pytest_internals import write_parts
-from .reports import facts_of
-from .row_note import FOR_OTHERS, FOR_OWN, note_of
+from .records import FOR_OTHERS, FOR_OWN, note_of
 from .session import Session
+from .told import continuation, facts_of, nothing_to_do
 
 #: Seconds between two lines.
 EVERY_S = 60.0

@@ -208,9 +208,9 @@ def parse_where(text: str) -> Where:
     except RecursionError:
         raise argparse.ArgumentTypeError(f"{text!r}: the expression is nested too deeply") from None
     names: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            names.setdefault(node.id.lower(), node.col_offset + 1)
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Name):
+            names.setdefault(each.id.lower(), each.col_offset + 1)
     return Where(text.strip(), names, tree)
 
 

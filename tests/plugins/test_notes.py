@@ -13,10 +13,10 @@ from doc_commands import ROOT
 from opatlas.bench import test_norm
 from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
 from opatlas.plugins.choice import Shard, requested_rows
-from opatlas.plugins.notes import plan_lines
 from opatlas.plugins.session import Session
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
+from opatlas.plugins.told import plan_lines
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
