@@ -39,7 +39,7 @@ from opatlas.run.devices.device_lock import DeviceWaits, announce_session
 from opatlas.run.devices.system import MachineState, MachineWatch, available_cores, needed_cores, usable_cores
 from opatlas.run.msprof.sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
-from opatlas.run.process.process_end import die_with_parent, parent_of
+from opatlas.run.process.keeper import die_with_parent, parent_of
 from opatlas.text import printable_lines
 
 from .cases import Plan

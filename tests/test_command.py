@@ -13,6 +13,7 @@ from captures import launch, write_capture
 from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
+from opatlas.cli import sessions
 from opatlas.cli.commands import all_commands
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
@@ -173,11 +174,10 @@ def test_the_exit_status_of_pytest_is_passed_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_file_that_an_option_names_is_not_a_test_file(tmp_path: Path) -> None:
-    task = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
-    (tmp_path / "mine.py").write_text(f"{task}\n\ndef get_inputs():\n    return [torch.randn(8, 16)]\n")
-    done = opatlas("bench", "--tasks", "mine.py", "--co", "-q", "--device=cpu", "--database-path=db", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert ".mine-8x16-" in done.stdout
+    mine = tmp_path / "mine.py"
+    mine.write_text("")
+    assert sessions.test_files(["--tasks", str(mine), "-k", "Add"]) == []
+    assert sessions.test_files([f"{mine}::test_it", "--tasks", str(mine)]) == [mine]
 
 
 def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.database import open as open_database
-from opatlas.ask.query.export import long_table, of_other_devices, perf_tables, write_parquet, write_perf_tables
 from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION_WORDS
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.result import How, QueryResult
@@ -166,6 +165,8 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, c
             of aiconfigurator, below which each table gets its place, latencies in ms.
         compositions: with durations of compositions of torch operators.
     """
+    from opatlas.ask.query.export import of_other_devices
+
     if output.suffix not in (".parquet", ".csv", ""):
         raise UsageError(
             f"--output {output}: end the name with .parquet or .csv, or give a folder without suffix for aiconfigurator"
@@ -177,6 +178,9 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, c
 
 
 def _write_table(database: OpenDatabase, path: Path) -> Table:
+    # pandas takes as long to import as a query to answer.
+    from opatlas.ask.query.export import long_table, write_parquet
+
     rows = long_table(database)
     if rows.empty:
         raise OpAtlasError(f"{database.path}: no row has a duration: nothing was written")
@@ -188,6 +192,8 @@ def _write_table(database: OpenDatabase, path: Path) -> Table:
 
 
 def _write_perf_tables(database: OpenDatabase, folder: Path) -> Table:
+    from opatlas.ask.query.export import perf_tables, write_perf_tables
+
     tables = perf_tables(database)
     if not tables:
         raise OpAtlasError(f"{database.path}: no row belongs to a table of aiconfigurator")

@@ -39,7 +39,7 @@ def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> 
 
     folder, _, file = tests.partition("/")
     path = code_folder(folder)
-    files = _test_files(arguments)
+    files = test_files(arguments)
     if files and not any(path in file.parents for file in files):
         return int(pytest.main([*_PLUGINS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments]))
     # Relative paths in options stay relative to the working folder.
@@ -50,7 +50,7 @@ def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> 
     return int(pytest.main([*settings, *([] if files else [str(path / file)]), *arguments]))
 
 
-def _test_files(arguments: Sequence[str]) -> list[Path]:
+def test_files(arguments: Sequence[str]) -> list[Path]:
     """Returns the test files among the arguments. Folders and the values of OpAtlas' options do not count."""
     options = import_module("opatlas.plugins.data_folders").PATH_OPTIONS
     words = [word for before, word in pairwise(("", *arguments)) if before not in options and not word.startswith("-")]
