@@ -10,11 +10,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from abs_rows import MIDDLE, NEW, OLD, cells, contents, read, record, write
+from abs_rows import MIDDLE, NEW, OLD, cells, read, record, write
 from folding import csvs, differences, imported, joined, recovered, restored, row_of, session
 
-from opatlas.cli.main import main
-from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.edited import edited_rows
 from opatlas.row.columns import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE, RUN_ID, STATUS, STATUS_REASON, STATUS_RUN_ID
@@ -34,16 +32,6 @@ def test_journals_that_were_left_behind_are_merged_in_the_order_of_time(database
     assert (row[AVERAGE], row[STATUS], row[RUN_ID]) == ("3.0000", "measured", KILLED)
     assert not list(database.journal_dir.glob("*.jsonl"))
     assert edited_rows(database).count == 0
-
-
-def test_a_session_changes_the_rows_that_it_ran_only(database: Database) -> None:
-    before = {size: row_of(database, size) for size in (1, 3, 4, 5)}
-    session(database, record(2, 20.0, run=NEXT))
-    assert row_of(database, 2)[AVERAGE] == "20.0000"
-    assert {size: row_of(database, size) for size in before} == before
-    assert imported(database) == [
-        {**cells(5), AVERAGE: "88.5", "Note": "of 5"},
-    ]
 
 
 def test_a_new_duration_leaves_the_status_of_the_run_in_its_reason(database: Database) -> None:
@@ -92,18 +80,3 @@ def test_it_is_combined_with_others(database: Database, tmp_path: Path) -> None:
     joined(target, database)
     restored(target)
     assert not differences(before, csvs(target))
-
-
-def test_its_pruned_rows_come_back(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
-    row = row_of(database, 6)
-    assert (row[STATUS], row[STATUS_REASON]) == ("failed", "because of 6")
-
-
-def test_the_history_of_its_rows_is_told(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents(database.path)
-    assert main(["history", str(database.path), "--json"]) == 0
-    told = capsys.readouterr().out
-    assert all(run in told for run in (OLD, MIDDLE, NEW))
-    assert contents(database.path) == before
-    assert log.runs(database) == [OLD, MIDDLE, NEW]
