@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from opatlas.errors import OpAtlasError
+from opatlas.extensions import SCHEDULERS, extensions
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 
@@ -28,12 +30,12 @@ def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
         OpAtlasError: there is no cluster, it has no device that fits, or its devices differ.
     """
     if _CLUSTER not in config.stash:
+        registered = extensions(SCHEDULERS).get("ray")
+        if registered is None:
+            raise OpAtlasError("--ray: this installation has no scheduler of clusters")
         # Sessions without a cluster import nothing of it.
-        from opatlas.outer.cluster.ray_cluster import RayCluster
-
-        cluster = config.stash[_CLUSTER] = RayCluster(
-            config.option.ray, config.option.device, own, mixed=config.option.mixed
-        )
+        join = registered.load()
+        cluster = config.stash[_CLUSTER] = join(config.option.ray, config.option.device, own, mixed=config.option.mixed)
         config.add_cleanup(cluster.close)
     return config.stash[_CLUSTER]
 

@@ -67,6 +67,8 @@ class RowRunner:
         #: The item of each job without an outcome, and the node ids of these items.
         self._item_of: dict[int, pytest.Function] = {}
         self._job_of: dict[str, int] = {}
+        #: Jobs that have run, and whose samples are pending.
+        self._launched: set[int] = set()
         #: Outcomes that pytest has not asked for, by node id, and those of them that are failures.
         self._ready: dict[str, tuple[RowOutcome, DeviceDescription]] = {}
         self._failed: set[str] = set()
@@ -168,7 +170,8 @@ class RowRunner:
             try:
                 self._take(scheduler.completed(self._job_of[nodeid]))
             except BaseException:
-                # The scheduler has forgotten the jobs that did not run.
+                # What runs is lost, and what waits runs when pytest reaches it.
+                scheduler.cancel()
                 self._item_of.clear()
                 self._job_of.clear()
                 raise
@@ -207,9 +210,11 @@ class RowRunner:
         scheduler = self.scheduler()
         for job, outcome, device in completed:
             item = self._item_of[job.id]
-            if outcome.pending is not None:
+            if scheduler.at_once > 1 and job.id not in self._launched:
                 # Otherwise the row for which pytest waits had the output of the whole batch.
                 take_output(item)
+            if outcome.pending is not None:
+                self._launched.add(job.id)
                 self._device = device
                 self._on_launched()
             else:

@@ -36,7 +36,7 @@ from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
 from opatlas.run.msprof.sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
-from opatlas.run.process.process_end import die_with_parent, parent_of
+from opatlas.run.process.keeper import die_with_parent, parent_of
 from opatlas.text import printable_lines
 
 from .cases import Plan

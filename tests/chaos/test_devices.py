@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from moods import Mood
 from sessions import Sessions, row
 
@@ -20,19 +19,22 @@ def ids_used(sessions: Sessions) -> set[str]:
     return {run["device"]["facts"]["id"], *(device["facts"]["id"] for device in run["other_devices"])}
 
 
-def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessions) -> None:
+def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessions, tmp_path: Path) -> None:
     sessions.write("Moody", [row(Mood.WAIT_FOR_ANOTHER_DEVICE), row(2), row(1), *[row(n) for n in range(101, 120)]])
     # Named on the command line, the plugin is there before xdist.
-    done = sessions.run("-p", "opatlas.plugins", SIMULATED_DEVICES="4", SIMULATED_VISIBLE_DEVICES="3,1")
+    benchmark = tmp_path / "benchmark.json"
+    options = ("-p", "opatlas.plugins", f"--benchmark-json={benchmark}")
+    done = sessions.run(*options, SIMULATED_DEVICES="4", SIMULATED_VISIBLE_DEVICES="3,1")
     assert (done.code, done.ledger()) == (0, {"measured": 22})
     assert "created: 2/2 workers" in done
     assert ids_used(sessions) == {"3", "1"}
+    # xdist switches pytest-benchmark off, which is fed nevertheless.
+    assert len(json.loads(benchmark.read_text())["benchmarks"]) == 22
 
 
-@pytest.mark.parametrize("options", [("-n", "0"), ("-p", "no:xdist")])
-def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions, options: tuple[str, ...]) -> None:
+def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(2)])
-    done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="1,0")
+    done = sessions.run("-p", "no:xdist", SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="1,0")
     assert (done.code, done.ledger()) == (0, {"measured": 2})
     assert "workers" not in done
     assert ids_used(sessions) == {"1"}
@@ -48,11 +50,3 @@ def test_when_all_devices_are_gone_the_rest_is_reported(sessions: Sessions) -> N
     assert ledger["not run"] >= 1
     assert done.has_line("no device is left", "simulated 0")
     assert "INTERNALERROR" not in done
-
-
-def test_pytest_benchmark_is_fed_where_xdist_switches_it_off(sessions: Sessions, tmp_path: Path) -> None:
-    sessions.write("Moody", [row(1), row(2), row(3)])
-    path = tmp_path / "benchmark.json"
-    done = sessions.run(f"--benchmark-json={path}", SIMULATED_DEVICES="2")
-    assert (done.code, done.ledger()) == (0, {"measured": 3})
-    assert len(json.loads(path.read_text())["benchmarks"]) == 3

@@ -58,6 +58,8 @@ def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions) ->
         **dict.fromkeys((1, 2, 3), "measured"),
         **dict.fromkeys((Mood.WAIT_FOR_GO, Mood.WAIT_FOR_GO_TOO), "crashed"),
     }
+    reasons = [cells["Status Reason"] for cells in sessions.read("Moody") if cells["Status"] == "crashed"]
+    assert ["keeper" in reason for reason in reasons] == [True, False]
     assert sessions.left_behind() == []
     expect_measured_again(sessions, 2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from moods import Mood
 from sessions import Sessions, row
 
@@ -17,16 +16,6 @@ def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(sessio
     (report,) = (sessions.database / "reports").glob("*.md")
     assert report.read_text().count("\n| Moody-") == 2
     assert list(sessions.statuses("Moody").values()).count("") == 2
-
-
-def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(2)])
-    (sessions.folder / "broken-0").touch()
-    done = sessions.run(SIMULATED_DEVICES="1")
-    assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert done.ledger() == {"not run": 2}
-    assert done.has_line("simulated 0", "3 times")
-    assert set(sessions.statuses("Moody").values()) == {""}
 
 
 def test_in_process_the_session_stops_without_a_fresh_process(sessions: Sessions) -> None:

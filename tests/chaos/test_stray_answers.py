@@ -48,11 +48,6 @@ def write_a_length():
         os.write(fd, bytes([0, 16, 0, 0, 1]))
 
 
-def close():
-    os.closerange(3, 4096)
-    time.sleep(1000)
-
-
 def put_a_file_in_place():
     for fd in list(sockets()):
         file = os.open(os.path.join(os.path.dirname(__file__), "victim"), os.O_RDWR)
@@ -92,7 +87,7 @@ def hang():
 
 DEEDS = {
     101: write, 102: write_a_length, 103: put_a_file_in_place, 104: fork_and_return, 105: fork_and_raise,
-    106: fork_and_exit, 107: fork_unseen, 108: close_stdout, 109: leave, 110: close,
+    106: fork_and_exit, 107: fork_unseen, 108: close_stdout, 109: leave,
     600: hang,
 }
 
@@ -109,8 +104,8 @@ def test_rogue(row, replay):
     replay(slowly, *row.inputs(), expected=formulas.add)
 """
 NEIGHBOURS = (200, 400, 300, 500)
-LEAVES, CLOSES = 109, 110
-#: The outcomes of rows that do something else than to close all files.
+LEAVES = 109
+#: The outcomes of rows that misuse their process.
 STATUSES = {
     **dict.fromkeys((101, 102, 103), "crashed"),
     **dict.fromkeys((104, 105, 106, 107, 108), "measured"),
@@ -151,15 +146,6 @@ def test_a_kernel_that_misuses_the_connection_costs_its_row_at_most(sessions: Se
     assert sessions.left_behind() == []
 
 
-def test_a_kernel_that_closes_the_connection_costs_its_row(sessions: Sessions) -> None:
-    rogues(sessions, CLOSES)
-    done = sessions.run("--case-timeout=300", END_TIMEOUT_S="2")
-    expected = {**dict.fromkeys(NEIGHBOURS, "measured"), CLOSES: "crashed"}
-    assert statuses_and_own_durations(sessions) == expected, done.output
-    assert "Traceback" not in done
-    assert sessions.left_behind() == []
-
-
 LATE = 600
 #: A limit of pytest-timeout for the late row alone, so that no slow machine makes others late.
 LIMIT = """
@@ -184,17 +170,6 @@ class TestPytestTimeout:
         assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), **late}, done.output
         assert done.ledger() == {"measured": 4, "timeout": 1}
         assert sessions.left_behind() == []
-
-    def test_its_thread_ends_the_session_and_the_next_one_goes_on(self, sessions: Sessions) -> None:
-        rogues(sessions, LATE)
-        with open(sessions.folder / "conftest.py", "a") as conftest:
-            conftest.write(LIMIT.format(size=LATE, method="thread"))
-        done = sessions.run()
-        assert done.code == 1
-        assert sessions.left_behind() == []
-        done = sessions.run_in_process("-k", " or ".join(f"{size}_{size}" for size in NEIGHBOURS))
-        assert done.ledger() == {"measured": 4}
-        assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), LATE: ""}
 
     def test_a_limit_shorter_than_the_opening_of_the_device_costs_no_row(self, sessions: Sessions) -> None:
         """Neither at the start, nor when a process is replaced that a row has ended."""

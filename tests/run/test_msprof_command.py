@@ -10,6 +10,12 @@ from opatlas.row.errors import DeviceGone
 from opatlas.run.msprof.sessions import accepts_profiles, msprof_command
 
 
+def test_without_msprof_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(DeviceGone, match=r"set_env\.sh"):
+        msprof_command(["python"], Path("/data/0001"), "Memory")
+
+
 @pytest.mark.parametrize("character", "'\"\\%><|&$;`")
 def test_a_path_that_msprof_refuses_is_refused_before_it_is_started(character: str) -> None:
     folder = Path(f"/data/a{character}b")

@@ -14,8 +14,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.outer.cluster import dealer
 from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
-from opatlas.outer.cluster.ray_actor import DeviceActor, HostFacts, software
-from opatlas.outer.cluster.ray_api import WATCH, beat, future, ray, start_actor
+from opatlas.outer.cluster.ray_actor import WATCH, DeviceActor, HostFacts, beat, future, ray, software, start_actor
 from opatlas.outer.cluster.ray_group import GroupHost, RayGroup
 from opatlas.outer.cluster.ray_group_actor import in_order
 from opatlas.row.location import device_kind
@@ -29,18 +28,6 @@ from opatlas.text import pluralize
 LOCAL = "local"
 #: Longest time in which the actors of a cluster start, in seconds.
 _START_S = 300.0
-
-
-class DifferingCpus(OpAtlasError):
-    """The CPUs of the cluster differ, so that their durations do not compare.
-
-    Attributes:
-        hosts: the hosts of each CPU, by its cores and model.
-    """
-
-    def __init__(self, message: str, *, hosts: Mapping[str, Sequence[str]]) -> None:
-        super().__init__(message)
-        self.hosts = hosts
 
 
 @dataclass(frozen=True)
@@ -236,7 +223,7 @@ def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
     """Returns a note where CPUs that measure rows differ in facts that their name does not state: cores, model.
 
     Raises:
-        DifferingCpus: they may not be mixed.
+        OpAtlasError: they may not be mixed.
     """
     found: dict[str, list[str]] = {}
     for facts in hosts:
@@ -250,10 +237,9 @@ def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
     groups = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
     if mixed:
         return [f"--mixed: the CPUs of the cluster differ: {groups}"]
-    raise DifferingCpus(
+    raise OpAtlasError(
         f"the CPUs of the cluster differ, so that their durations do not compare: {groups}. Leave hosts out of the "
-        f"cluster, or let their durations be mixed (--mixed)",
-        hosts=found,
+        f"cluster, or let their durations be mixed (--mixed)"
     )
 
 

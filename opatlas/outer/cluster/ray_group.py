@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opatlas.outer.cluster.dealer import BEAT_S, SILENCE_S
-from opatlas.outer.cluster.ray_api import beat, first_line, future, ray, start_actor
+from opatlas.outer.cluster.ray_actor import beat, first_line, future, ray, start_actor
 from opatlas.outer.cluster.ray_group_actor import GroupActor, HostAnswer
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status

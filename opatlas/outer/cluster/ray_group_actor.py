@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.cluster.ray_actor import HostActor
-from opatlas.outer.cluster.ray_api import ray, sent
+from opatlas.outer.cluster.ray_actor import HostActor, ray, sent
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices

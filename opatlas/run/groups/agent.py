@@ -18,8 +18,8 @@ from opatlas.run.group_spec import GroupSpec
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.fresh_python import module_command
+from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
 from opatlas.run.process.messages import LauncherReady, LaunchRanks, NotReady, RanksEnded
-from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup
 
 #: Seconds that the launcher gives ranks to end by themselves.
 _SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}

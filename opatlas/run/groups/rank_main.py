@@ -26,6 +26,7 @@ from opatlas.run.job import Job, RowOutcome
 from opatlas.run.outcome import outcome_of
 from opatlas.run.process.channel import ChildChannel, connect
 from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
+from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.run.process.messages import (
     DeviceOpened,
     Finished,
@@ -37,7 +38,6 @@ from opatlas.run.process.messages import (
     StepReport,
     Waiting,
 )
-from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup, flush_streams
 
 if TYPE_CHECKING:
     import torch

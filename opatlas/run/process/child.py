@@ -17,8 +17,7 @@ from pathlib import Path
 from opatlas.run.devices.system import read_text
 from opatlas.run.process.channel import Channel
 from opatlas.run.process.fresh_python import import_environment, module_command, remove_changed_caches
-from opatlas.run.process.keeper import END, KILLED
-from opatlas.run.process.process_end import END_TIMEOUT_S, adopt_orphans, end_orphans, own_children
+from opatlas.run.process.keeper import END, END_TIMEOUT_S, KILLED, adopt_orphans, end_orphans, own_children
 from opatlas.text import printable_lines
 
 #: Pauses between attempts to start a process, in seconds: a driver may need time to reset a device.

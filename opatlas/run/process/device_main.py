@@ -19,8 +19,8 @@ from opatlas.row.status import Status
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
+from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.run.process.messages import Finished, LockTaken, NotReady, Ready, Start, Waiting
-from opatlas.run.process.process_end import die_with_parent, exit_without_cleanup, flush_streams
 
 if TYPE_CHECKING:
     from opatlas.run.runner import Runner
