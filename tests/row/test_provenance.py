@@ -222,25 +222,20 @@ def unlike(database: Database, stored: StoredDuration, taking: PlannedDuration) 
 
 def test_cache_state_and_instrument_are_compared(database: Database) -> None:
     manifest(database, RUN, OF_CPU)
-    stored = StoredDuration("Abs.csv:2", RUN, "cold", "wall-clock", 50)
-    assert unlike(database, stored, PlannedDuration(CPU, "cold", "wall-clock", 3)) == {}
-    assert unlike(database, stored, PlannedDuration(CPU, "warm", "wall-clock", 3)) == {
-        comparable.CACHE: ("cold", "warm")
-    }
-    assert unlike(database, stored, PlannedDuration(CPU, "cold", "events", 3)) == {
+    stored = StoredDuration("Abs.csv:2", RUN, "cold", "wall-clock")
+    assert unlike(database, stored, PlannedDuration(CPU, "cold", "wall-clock")) == {}
+    assert unlike(database, stored, PlannedDuration(CPU, "warm", "wall-clock")) == {comparable.CACHE: ("cold", "warm")}
+    assert unlike(database, stored, PlannedDuration(CPU, "cold", "events")) == {
         comparable.INSTRUMENT: ("wall-clock", "events")
     }
-    assert unlike(database, stored, PlannedDuration(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
+    assert unlike(database, stored, PlannedDuration(CPU, "cold", "")) == {}, "not known before the device is opened"
 
 
 def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, tmp_path: Path) -> None:
     for run_id in ("", RUN):
         assert unlike(
-            database, StoredDuration("Abs.csv:2", run_id, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3)
+            database, StoredDuration("Abs.csv:2", run_id, "", ""), PlannedDuration(CPU, "cold", "wall-clock")
         ).keys() == {comparable.ORIGIN}
     # Unless the folder says what they are of.
     named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
-    assert (
-        unlike(named, StoredDuration("Abs.csv:2", "", "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))
-        == {}
-    )
+    assert unlike(named, StoredDuration("Abs.csv:2", "", "", ""), PlannedDuration(CPU, "cold", "wall-clock")) == {}
