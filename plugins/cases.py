@@ -232,7 +232,7 @@ class CaseTable:
         captured: captured durations in microseconds, NaN for a row without one. Another database may have them.
         captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
             tables of other kernel types were not read.
-        notes: sentences on columns whose names may be misspelt, and on cells that are no durations.
+        notes: sentences on columns whose names may be misspelt.
     """
 
     table: RowTable

@@ -41,7 +41,7 @@ from .cases import (
 )
 from .mixing import captured_mismatch
 from .records import FOR_OTHERS
-from .session_context import disturbances, flush_notes
+from .session_context import disturbances
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def plan_lines(session: Session) -> list[str]:
     if selected and settings.prof_path is None and not settings.collect_only:
         found = disturbances(settings.devices, *context.surroundings.at_start(settings.devices))
         lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
-        lines += flush_notes(settings)
     return [f"opatlas: {printable_lines(line)}" for line in lines]
 
 
@@ -131,8 +130,6 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
         others = len(of_fate(session.cases, Fate.OTHER_SHARD))
         yield f"{pluralize(others, unit)} in other shards (--shard={settings.shard})"
     for table in plan.tables.values():
-        if not len(table.table):
-            yield f"{table.table.path} has a header and no rows"
         yield from table.notes
     yield from (f"not read: {problem}" for problem in plan.problems)
 

@@ -12,7 +12,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.installation import code_folder
 from opatlas.options import Scope
 
-from .sources import scope_of
+from .settings import scope_of
 from .target import devices_of
 
 _FIXTURES = code_folder("bench") / "conftest.py"
