@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,22 +14,22 @@ from opatlas.capture.profile_samples import Profile, fits, read_profile
 from opatlas.data import journal
 from opatlas.data.comparable import PresentSetup, StaleRuns
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.edited import clear_edited, edited_rows
+from opatlas.data.edited import EditedRows, clear_edited, edited_rows
 from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.row_copy import add_rows, read_rows
 from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import RecoveredJournal, recover
+from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
-from opatlas.row.signature import signature
+from opatlas.row.signature import make_case_id, signature
 from opatlas.run.devices.device import kind_named
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
 from opatlas.text import pluralize
 
-from .cases import Plan, PreparedDatabase
+from .cases import Plan
 from .choice import make_plan
 from .mixing import captured_notes, origin_notes
 from .session_context import SessionContext, present_code
@@ -115,7 +115,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     if settings.writes:
         prepared = _prepare_for(context, own, base, starter)
     else:
-        prepared = PreparedDatabase(edited=edited_rows(database))
+        prepared = PreparedDatabase(edited_rows(database))
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
         elif starter is not None and not database.kernel_types() and settings.collect_only:
@@ -154,7 +154,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
             # Else the target has a note.
             notes += captured_notes(provenance, plan, settings)
         plan.notes += [*notes, *provenance.problems]
-    plan.prepared = [prepared]
+    plan.prepared, plan.is_incomplete = prepared.told, prepared.is_incomplete
     plan.problems += prepared.problems
     return plan
 
@@ -191,8 +191,10 @@ def _prepare_for(
         place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
         if added:
             told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
-            prepared = replace(prepared, added=told)
-    return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
+            prepared.told.append(told)
+    if own.lock is not None and own.lock.stale is not None:
+        prepared.told.append(f"{own.lock.stale} was killed; took the database over from it")
+    return prepared
 
 
 class _BaseRows:
@@ -269,6 +271,23 @@ def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 
+@dataclass
+class PreparedDatabase:
+    """What was done to a database before its plan was made.
+
+    Attributes:
+        edited: rows that hold the duration or the status of another shape.
+        told: lines for the user.
+        problems: files of killed sessions that cannot be read.
+        is_incomplete: whether records of a killed session could not be merged.
+    """
+
+    edited: EditedRows
+    told: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    is_incomplete: bool = False
+
+
 def prepare_database(
     database: Database,
     *,
@@ -289,16 +308,24 @@ def prepare_database(
     Raises:
         OpAtlasError: the database cannot be written.
     """
+    told, is_incomplete = [], False
     problems = recover_profiles(database, others) if database.profiles_dir.is_dir() else []
-    recovered: Sequence[RecoveredJournal] = ()
     if database.journal_dir.is_dir():
-        recovered = recover(database, own_run=run_id)
+        for each in recover(database, own_run=run_id):
+            is_incomplete |= each.incomplete
+            told += [str(each), *each.problems]
         expect_writable(database)
-    starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
+    if starter is not None and not database.kernel_types():
+        told.append(f"there was no database yet; made a starter of {pluralize(starter(database), 'theory row')}")
     edited = clear_edited(database, run_id)
+    if edited.example is not None:
+        rows = pluralize(edited.count, "row was", "rows were")
+        example = make_case_id(edited.example.kernel_type, edited.example.signature)
+        told.append(f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)")
     with database.lock():
         mapping = write_default_mapping(database.path, is_npu=is_npu)
-    return PreparedDatabase([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
+    told += [str(mapping)] if mapping is not None else []
+    return PreparedDatabase(edited, told, [*problems, *edited.problems], is_incomplete)
 
 
 def expect_writable(database: Database) -> None:

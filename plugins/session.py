@@ -370,7 +370,7 @@ class Session:
         plan = self.context.plan
         if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
-        if plan.problems or any(recovered.incomplete for prepared in plan.prepared for recovered in prepared.recovered):
+        if plan.problems or plan.is_incomplete:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             # A condition on the status that no row meets is success; another condition may be wrong.

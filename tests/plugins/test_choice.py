@@ -76,14 +76,6 @@ def test_rows_without_a_replay_are_skipped_cases_in_every_update_mode(
     assert {name: sessions.read(name) for name in left} == left
 
 
-def test_an_example_is_named_where_k_selects_no_row(sessions: Sessions) -> None:
-    sessions.write("MatMulV9", [row(1)])
-    sessions.write("Toy", [row(1)])
-    example = sessions.run_in_process("-k", "nothing_of_this_name")
-    assert example.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "Toy-1_1-" in example.output
-
-
 def test_a_list_tells_the_time_and_the_memory_of_the_rows(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1), row(2), row(4096)])
     rows, pace, _, size = estimate(sessions.run_in_process("--co").output)
