@@ -311,11 +311,15 @@ CAPTURED = {"Profiling Average Duration(us)": "3.0", "Average Duration(us)": "",
 
 
 @pytest.mark.parametrize(
-    ("options", "launches"),
-    [((), [launched(V3, 1.0)]), (("-k", "Mul-9"), [launched("Slice", 1.0, cells("9;2;2", "7"))])],
+    ("launches", "options"),
+    [
+        ([launched(V3, 1.0)], ()),
+        ([launched("Slice", 1.0, cells("9;2;2", "7"))], ("--update-mode=missing-only",)),
+        ([launched(V3, 1.0)], ("--read-only",)),
+    ],
 )
 def test_a_profile_that_fits_no_row_changes_nothing_and_fails(
-    bench: Bench, options: tuple[str, ...], launches: list[dict[str, str]]
+    bench: Bench, launches: list[dict[str, str]], options: tuple[str, ...]
 ) -> None:
     bench.write("Mul", cells("9;9", "9") | CAPTURED, cells("5;5", "5", Status="failed"))
     bench.write(V2, cells("8,32;64,32", "8,64"))
