@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,9 +47,6 @@ def plan_session(context: SessionContext) -> Plan:
         return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
     except (OpAtlasError, pytest.UsageError) as error:
         return Plan(error=str(error))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
 
 
 def _plan_session(context: SessionContext) -> Plan:
