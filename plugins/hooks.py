@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from opatlas.errors import OpAtlasError
+from opatlas.options import Scope
 from opatlas.run.registry import replay_spec
 from opatlas.text import printable_lines
 
@@ -20,9 +22,10 @@ from .other_plugins import JUnit, benchmark_plugins, junit_writer
 from .pytest_internals import shorten_message
 from .records import attach_note
 from .session import SESSION, Session
+from .settings import has_replays, scope_of
+from .target import devices_of
 from .terminal import RowWords, print_summary
 from .told import plan_lines
-from .xdist import has_replays
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -56,11 +59,37 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Escapes what a terminal would obey in errors of usage: pytest prints them as they are."""
+    """Sets the number of workers, before xdist's own hook, which may come first, makes workers of it.
+
+    Escapes what a terminal would obey in errors of usage: pytest prints them as they are.
+    """
     try:
+        _set_workers(config)
         return (yield)
     except pytest.UsageError as error:
         raise pytest.UsageError(printable_lines(str(error))) from None
+
+
+def _set_workers(config: pytest.Config) -> None:
+    option = config.option
+    if getattr(option, "numprocesses", 0) is not None or option.tx or hasattr(config, "workerinput"):
+        # xdist is not there, or an option sets the workers, or this process is a worker.
+        return
+    if (
+        option.in_process
+        or option.ray is not None
+        or option.usepdb
+        or option.collectonly
+        or not has_replays(config)
+        or scope_of(config) is not Scope.KERNELS
+    ):
+        return
+    try:
+        devices = devices_of(config)
+    except OpAtlasError as error:
+        raise pytest.UsageError(str(error)) from None
+    if len(devices) > 1:
+        option.numprocesses = len(devices)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,22 +1,31 @@
-"""Makes the plan of a session: locks and prepares the databases, and decides which rows of each target are run."""
+"""The plan of a session: prepares its databases, decides which rows are run, and which durations may not mix."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
-from opatlas.capture.profile_samples import Profile, fits, read_profile
+from opatlas.capture.profile_samples import CACHE_UNKNOWN, Profile, fits, read_profile
 from opatlas.data import journal
-from opatlas.data.comparable import PresentSetup, StaleRuns
+from opatlas.data.comparable import (
+    MixedDatabase,
+    PlannedDuration,
+    PresentSetup,
+    StaleRuns,
+    StoredDuration,
+    check_origin,
+    find_mismatches,
+    folder_note,
+)
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.edited import EditedRows, clear_edited, edited_rows
 from opatlas.data.op_mapping import write_default_mapping
-from opatlas.data.origin import Provenance
+from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.row_copy import add_rows, read_rows
 from opatlas.data.update_mode import UpdateMode
@@ -24,14 +33,13 @@ from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
 from opatlas.row.signature import make_case_id, signature
-from opatlas.run.devices.device import kind_named
+from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
-from opatlas.text import pluralize
+from opatlas.text import pluralize, printable
 
 from .cases import Plan
 from .choice import make_plan
-from .mixing import captured_notes, origin_notes
 from .session_context import SessionContext, present_code
 from .settings import Settings
 from .target import SessionTarget, TargetDatabase
@@ -48,9 +56,6 @@ def plan_session(context: SessionContext) -> Plan:
         return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
     except (OpAtlasError, pytest.UsageError) as error:
         return Plan(error=str(error))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
 
 
 def _plan_session(context: SessionContext) -> Plan:
@@ -332,3 +337,111 @@ def expect_writable(database: Database) -> None:
     """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
     with database.lock():
         pass
+
+
+def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarget) -> list[str]:
+    """Returns a note if the database is of another device, other software, or another patch of the same release.
+
+    Raises:
+        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
+    """
+    try:
+        check_origin(provenance, target.origin)
+    except MixedDatabase as error:
+        if settings.read_only and not settings.rehearses:
+            return [printable(f"{error}: the two do not compare")]
+        if settings.mixed:
+            return [printable(f"--mixed: {error}")]
+        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
+    note = folder_note(provenance, target.origin)
+    return [printable(note)] if note else []
+
+
+def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
+    """Returns a note if captured durations are of another device than the session's."""
+    if all(np.isnan(table.captured[[case.position for case in table.to_run]]).all() for table in plan.tables.values()):
+        return []
+    note = captured_mismatch(provenance, settings)
+    return [note] if note else []
+
+
+def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
+    """Returns why captured durations do not compare with those of a session; "" where they do."""
+    captured = provenance.captured()
+    others = [name for name in captured if not MeasurementOrigin(name).has_same_device(settings.origin)]
+    if not others:
+        return ""
+    here = settings.origin.device or settings.origin.kind
+    return printable(f"captured on {', '.join(others)}, replayed on {here}: the two do not compare")
+
+
+def check_replaced(
+    provenance: Provenance,
+    settings: Settings,
+    plan: Plan,
+    in_groups: Container[str],
+    number: int = 0,
+) -> list[str]:
+    """Compares the stored durations of the collected rows of a target with those that the session will measure.
+
+    Args:
+        number: number of the target.
+        in_groups: kernel types whose rows need several devices at once.
+
+    Returns:
+        What the user should know about the durations that are replaced.
+
+    Raises:
+        OpAtlasError: the session may not replace them.
+    """
+    rows: list[tuple[StoredDuration, PlannedDuration]] = []
+    target = settings.targets[number]
+    for table in plan.tables.values():
+        if table.target == number:
+            planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
+            known = table.table.replayed.known
+            # Rows of one signature get one duration.
+            ids = {case.id for case in table.cases if case.account and case.will_run}
+            rows += [(case.stored, planned) for case in table.cases if case.id in ids and known[case.position]]
+    mismatches = find_mismatches(provenance, rows)
+    if mismatches and not settings.mixed:
+        # The durations of a row may differ in several ways.
+        lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
+        refused = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}"
+        raise OpAtlasError(f"{refused}\n{_remedy(settings)}")
+    notes = [f"--mixed replaces durations of {pluralize(each.count, settings.unit)}: {each}" for each in mismatches]
+    notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
+    return [printable(note) for note in notes]
+
+
+def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bool) -> PlannedDuration:
+    """Returns how a session will measure a row of a target."""
+    if settings.prof_path is not None:
+        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof")
+    kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
+    preferred = kind.group_instrument if in_group else kind.preferred_instrument
+    chosen = preferred(name) if kind.instruments else ""
+    # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
+    is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
+    implementation = "" if is_unknown else target.implementation.name
+    return PlannedDuration(target.origin, settings.measure.cache, chosen, implementation)
+
+
+def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
+    """Returns a note if durations of another machine of the same kind are replaced or joined."""
+    own = "--database-path names a folder of your own"
+    if provenance.shipped:
+        fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
+        theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
+        return [f"{theirs}: those of this machine {fate}; {own}"]
+    others = [host for host in provenance.hosts(row.run_id for row in rows) if host != settings.origin.host]
+    if others and settings.origin.host:
+        return [f"durations of {', '.join(others)} are replaced by durations of {settings.origin.host}; {own}"]
+    return []
+
+
+def _remedy(settings: Settings) -> str:
+    again = "measure as they were measured (--cache, --instrument, or taskset for the number of threads), "
+    again += "compare without writing (--read-only), "
+    again = "" if settings.prof_path is not None else again
+    return f"Name a folder of your own with --database-path, {again}or let them be mixed (--mixed)"

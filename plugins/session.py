@@ -56,8 +56,7 @@ from .choice import requested_rows
 from .cluster import host_of
 from .collector import Collector, lacks_replay
 from .interrupts import STOPPED, Interrupts
-from .mixing import check_replaced
-from .plan import plan_session
+from .plan import check_replaced, plan_session
 from .prof_path import UncollectedSamples
 from .records import (
     DURATION_US,

@@ -16,6 +16,7 @@ from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
 from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
+from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
 from opatlas.run.collectives import options as collective_options
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelSettings
 
 
+_FIXTURES = code_folder("bench") / "conftest.py"
+_THEORY = code_folder("shapes") / "conftest.py"
 #: Options that list rows in place of those of a database, each with an extension of its name.
 _LISTING = ("tasks", "suite")
 #: Why options of other kinds of sessions have no effect in a session.
@@ -380,3 +383,20 @@ def _repeat_count_of_environment() -> int | None:
 def is_distributed(config: pytest.Config) -> bool:
     """Returns whether rows run in xdist's workers."""
     return hasattr(config, "workerinput") or bool(config.getoption("tx", None))
+
+
+def has_replays(config: pytest.Config) -> bool:
+    """Returns whether replays may be collected, before the collection: whether their fixtures are there."""
+    # `opatlas shapes` and `pytest -p opatlas.plugins` load the fixtures of replays, whatever is to be collected.
+    loaded = config.pluginmanager.has_plugin("opatlas.plugins.fixtures")
+    return _FIXTURES in _plugin_files(config) or (loaded and not has_theory_rows(config))
+
+
+def has_theory_rows(config: pytest.Config) -> bool:
+    """Returns whether theory rows may be collected, before the collection."""
+    return _THEORY in _plugin_files(config)
+
+
+def _plugin_files(config: pytest.Config) -> set[Path]:
+    files = (getattr(plugin, "__file__", None) for plugin in config.pluginmanager.get_plugins())
+    return {Path(file) for file in files if file}

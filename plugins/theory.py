@@ -30,8 +30,8 @@ from .choice import keyword_filter
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
 from .session import SESSION
+from .settings import has_replays, has_theory_rows
 from .target import devices_of, refuse_useless_versions
-from .xdist import has_replays
 
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
@@ -115,7 +115,7 @@ class Theory:
         if self._is_worker:
             return
         option, replays = self._config.option, has_replays(self._config)
-        if not self._is_requested():
+        if not has_theory_rows(self._config):
             if replays:
                 refuse(self._config, THEORY_ROWS, "theory rows are added by `pytest shapes/`")
             return
@@ -149,14 +149,10 @@ class Theory:
             if selected(f"shapes/test_theory_rows.py test_theory_rows[{name}]"):
                 read_tensors(read_table(self.plan.database, name))
 
-    def _is_requested(self) -> bool:
-        files = (getattr(plugin, "__file__", None) for plugin in self._config.pluginmanager.get_plugins())
-        return any(file is not None and Path(file) == _SHAPES / "conftest.py" for file in files)
-
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Tells the largest number of theory rows, and the time to replay as many, before a row is added."""
         option = self._config.option
-        if self._is_worker or not items or option.collectonly or not self._is_requested():
+        if self._is_worker or not items or option.collectonly or not has_theory_rows(self._config):
             return []
         told = [f"opatlas: {self._mapping}"] if self._mapping is not None else []
         if option.rows:

@@ -36,7 +36,7 @@ from .cases import (
     results_of,
     unresolved,
 )
-from .mixing import captured_mismatch
+from .plan import captured_mismatch
 from .records import FOR_OTHERS
 from .session_context import disturbances
 from .settings import Settings
