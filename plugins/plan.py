@@ -54,7 +54,7 @@ def plan_session(context: SessionContext) -> Plan:
         return _plan_session(context)
     except _ForeignProfile as error:
         return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
-    except (OpAtlasError, pytest.UsageError) as error:
+    except (OpAtlasError, pytest.UsageError, OSError) as error:
         return Plan(error=str(error))
 
 
