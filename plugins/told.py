@@ -19,7 +19,6 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import default_database_of
 from opatlas.row.roofline import row_bytes
-from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import make_case_id
 from opatlas.row.status import Status
 from opatlas.run.devices.device import kind_named
@@ -123,7 +122,7 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     yield from _left_out(session)
     without_replay = session.not_replayable()
     if shares := shares_without_replay(without_replay, plan.captured_time_us()):
-        listed = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        listed = [f"{each}{suggest(each.kernel_type, replayable, least=0.85)}" for each in shares[:_MANY]]
         listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
         count = without_replay.total()
         yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"

@@ -37,7 +37,6 @@ from opatlas.row.columns import (
     PROFILING_AVERAGE,
     RUN_ID,
     STATUS_GROUP,
-    STATUS_REASON,
     STATUS_RUN_ID,
     is_profiling_column,
 )
@@ -394,7 +393,7 @@ class TableFold:
         """Writes the run of a status into its own column, before the run of the duration changes."""
         own = self.status_of(position)
         if own is not None and not self.rows[STATUS_RUN_ID][position]:
-            self.rows.set_cells(position, {name: own.cells[name] for name in (STATUS_REASON, STATUS_RUN_ID)})
+            self.rows.set_cells(position, {STATUS_RUN_ID: own.run_id})
 
     def _set_duration(self, position: int, part: RunCells) -> bool:
         self._name_run_of_status(position)

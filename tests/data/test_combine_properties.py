@@ -37,7 +37,8 @@ def any_rows(draw: st.DrawFn) -> list[dict[str, str]]:
         if draw(st.booleans()):
             row |= {AVERAGE: str(size + len(run) + int(run[7:8] or 0) + int(run[14:15] or 0))}
         if row["Status"] not in ("", "measured"):
-            row["Status Reason"] = f"why [run {later}]" if row[AVERAGE] and later else "why"
+            row["Status Reason"] = "why"
+            row["Status Run ID"] = later if row[AVERAGE] else ""
         for name in (PROFILED, "Mine"):
             row[name] = draw(st.sampled_from(["", "1.5", "2.5"]))
         rows.append(row)

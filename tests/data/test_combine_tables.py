@@ -123,10 +123,10 @@ def test_a_newer_measurement_beats_an_older_failure() -> None:
     assert only_row(combined([valid], [failure])) == valid
 
 
-def test_a_failure_between_two_measurements_is_read_from_the_reason() -> None:
-    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {MIDDLE}]"}
+def test_a_failure_between_two_measurements_is_that_of_its_run() -> None:
+    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": "out of memory", "Status Run ID": MIDDLE}
     assert only_row(combined([marked], [measured(1, 6.0, NEW)]))["Status"] == "measured"
-    late = {**marked, "Status Reason": f"out of memory [run {NEW}]"}
+    late = {**marked, "Status Run ID": NEW}
     row = only_row(combined([late], [measured(1, 6.0, MIDDLE)]))
     assert (row[AVERAGE], row[RUN_ID]) == ("6.0", MIDDLE)
     assert (row["Status"], row["Status Reason"], row["Status Run ID"]) == ("oom", "out of memory", NEW)
@@ -143,13 +143,6 @@ def test_measured_says_nothing_of_a_row_without_its_duration() -> None:
     row = only_row(combined([emptied], [failed(1, OLD)]))
     assert (row["Status"], row["Status Run ID"], row[RUN_ID]) == ("crashed", OLD, "")
     assert only_row(combined([failed(1, OLD)], [emptied]))["Status"] == "crashed"
-
-
-def test_a_failure_has_its_run_in_its_own_column() -> None:
-    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {NEW}]"}
-    gone = {**marked, AVERAGE: ""}
-    row = only_row(combined([failed(1, OLD)], [gone]))
-    assert (row["Status"], row["Status Reason"], row["Status Run ID"]) == ("oom", "out of memory", NEW)
 
 
 def test_a_captured_duration_fills_and_never_replaces() -> None:
