@@ -30,7 +30,6 @@ from opatlas.row.columns import (
     INSTRUMENT,
     LEGACY_AVG_SEQ_LEN,
     MESSAGE,
-    MICROBENCH_SAMPLES,
     RUN_ID,
     RUNTIME,
     SUITE,
@@ -41,7 +40,6 @@ from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable
 from opatlas.run.registry import replay_spec
 from opatlas.show.row_summary import RowSummary
-from opatlas.text import parse_whole
 
 #: Accounts of collected rows beside the statuses.
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
@@ -214,10 +212,7 @@ class SessionCase:
     def stored(self) -> StoredDuration:
         """The replayed duration that a new one would replace."""
         row = self.row
-        run_id, cache, instrument, samples, implementation = map(
-            row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
-        )
-        return StoredDuration(row.place, run_id, cache, instrument, parse_whole(samples), implementation)
+        return StoredDuration(row.place, *map(row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, IMPLEMENTATION)))
 
     def __repr__(self) -> str:
         return f"{self.kernel_type}[{self.signature}]"

@@ -14,17 +14,16 @@ from opatlas.files import path_problem
 from opatlas.run.registry import replay_spec
 from opatlas.text import pluralize, printable_lines
 
-from .benchmark import benchmark_plugins
 from .cases import needs_group, row_of
 from .cluster import sort_longest_first
 from .collector import REFUSED, sort_exclusive_last
 from .data_folders import PATH_OPTIONS
-from .junit import JUnit, junit_writer
-from .notes import plan_lines
+from .other_plugins import JUnit, benchmark_plugins, junit_writer
 from .pytest_internals import shorten_message
-from .row_note import attach_note
+from .records import attach_note
 from .session import SESSION, Session
 from .terminal import RowProgress, print_summary
+from .told import plan_lines
 from .xdist import has_replays
 
 if TYPE_CHECKING:

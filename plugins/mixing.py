@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
 from opatlas.data.comparable import (
-    CACHE,
-    INSTRUMENT,
-    Mismatch,
     MixedDatabase,
     PlannedDuration,
     StoredDuration,
@@ -23,15 +19,11 @@ from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.run.devices.device import device_kinds, kind_named
-from opatlas.run.devices.system import available_cores, usable_cores
 from opatlas.text import pluralize, printable
 
 from .cases import Plan
 from .settings import Settings
 from .target import SessionTarget
-
-#: Options that measure rows as the stored durations were measured.
-_SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}
 
 
 def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarget) -> list[str]:
@@ -47,11 +39,7 @@ def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarg
             return [printable(f"{error}: the two do not compare")]
         if settings.mixed:
             return [printable(f"--mixed: {error}")]
-        again = ""
-        if error.theirs.only_threads_differ(error.ours) and (error.theirs.threads or 0) <= available_cores():
-            cores = sorted(usable_cores())[: error.theirs.threads]
-            again = f"taskset -c {','.join(map(str, cores))}"
-        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, again)}") from None
+        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
     note = folder_note(provenance, target.origin)
     return [printable(note)] if note else []
 
@@ -74,31 +62,24 @@ def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
     return printable(f"captured on {', '.join(others)}, replayed on {here}: the two do not compare")
 
 
-@dataclass(frozen=True)
-class ReplacedCheck:
-    """Whether a session may replace the durations of its cases.
-
-    Attributes:
-        refusal: why it may not; "" if it may.
-        notes: what the user should know about the durations that are replaced.
-    """
-
-    refusal: str
-    notes: Sequence[str]
-
-
 def check_replaced(
     provenance: Provenance,
     settings: Settings,
     plan: Plan,
     in_groups: Container[str],
     number: int = 0,
-) -> ReplacedCheck:
+) -> list[str]:
     """Compares the stored durations of the collected rows of a target with those that the session will measure.
 
     Args:
         number: number of the target.
         in_groups: kernel types whose rows need several devices at once.
+
+    Returns:
+        What the user should know about the durations that are replaced.
+
+    Raises:
+        OpAtlasError: the session may not replace them.
     """
     rows: list[tuple[StoredDuration, PlannedDuration]] = []
     target = settings.targets[number]
@@ -110,35 +91,27 @@ def check_replaced(
             ids = {case.id for case in table.cases if case.account and case.will_run}
             rows += [(case.stored, planned) for case in table.cases if case.id in ids and known[case.position]]
     mismatches = find_mismatches(provenance, rows)
-    unit = settings.unit
     if mismatches and not settings.mixed:
         # The durations of a row may differ in several ways.
         lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
-        refusal = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}\n"
-        return ReplacedCheck(refusal + printable(_remedy(settings, _same_again(settings, mismatches))), ())
-    notes = [f"--mixed replaces durations of {pluralize(each.count, unit)}: {each}" for each in mismatches]
-    fewer = [stored for stored, planned in rows if (stored.samples or 0) > (planned.samples or stored.samples or 0)]
-    if fewer:
-        most = max(stored.samples or 0 for stored in fewer)
-        notes.append(
-            f"{pluralize(len(fewer), unit)} with up to {most} samples each will hold {settings.measure.repeat_count} "
-            f"(--repeat-count), such as {fewer[0].place}"
-        )
+        refused = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}"
+        raise OpAtlasError(f"{refused}\n{_remedy(settings)}")
+    notes = [f"--mixed replaces durations of {pluralize(each.count, settings.unit)}: {each}" for each in mismatches]
     notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
-    return ReplacedCheck("", [printable(note) for note in notes])
+    return [printable(note) for note in notes]
 
 
 def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bool) -> PlannedDuration:
     """Returns how a session will measure a row of a target."""
     if settings.prof_path is not None:
-        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof", None)
+        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof")
     kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
     preferred = kind.group_instrument if in_group else kind.preferred_instrument
     chosen = preferred(name) if kind.instruments else ""
     # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
     is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
     implementation = "" if is_unknown else target.implementation.name
-    return PlannedDuration(target.origin, settings.measure.cache, chosen, settings.measure.repeat_count, implementation)
+    return PlannedDuration(target.origin, settings.measure.cache, chosen, implementation)
 
 
 def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
@@ -154,16 +127,8 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
     return []
 
 
-def _same_again(settings: Settings, mismatches: Sequence[Mismatch]) -> str:
-    """Returns the options that measure rows as the stored durations were measured; "" if there are none."""
-    offered = kind_named(settings.devices[0].kind).instruments
-    is_possible = all(
-        each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in mismatches
-    )
-    return " ".join(f"{_SAME_AGAIN[each.what]} {each.stored}" for each in mismatches) if is_possible else ""
-
-
-def _remedy(settings: Settings, same_again: str) -> str:
-    same = f"measure as they were measured ({same_again}), " if same_again else ""
-    compare = "" if settings.prof_path is not None else "compare without writing (--read-only), "
-    return f"Name a folder of your own with --database-path, {same}{compare}or let them be mixed (--mixed)"
+def _remedy(settings: Settings) -> str:
+    again = "measure as they were measured (--cache, --instrument, or taskset for the number of threads), "
+    again += "compare without writing (--read-only), "
+    again = "" if settings.prof_path is not None else again
+    return f"Name a folder of your own with --database-path, {again}or let them be mixed (--mixed)"

@@ -32,8 +32,7 @@ from opatlas.text import pluralize
 from .cases import Plan, PreparedDatabase
 from .choice import make_plan
 from .mixing import captured_notes, origin_notes
-from .run_manifest import present_code
-from .session_context import SessionContext
+from .session_context import SessionContext, present_code
 from .settings import Settings
 from .target import SessionTarget, TargetDatabase
 

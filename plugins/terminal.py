@@ -27,11 +27,10 @@ from opatlas.text import printable_lines, shortened
 
 from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, of_fate, results_of
 from .interrupts import STOPPED, kept_lines
-from .notes import continuation, crowded_folders, named_targets, nothing_to_do
 from .pytest_internals import write_parts
-from .reports import facts_of
-from .row_note import FOR_OTHERS, FOR_OWN, note_of
+from .records import FOR_OTHERS, FOR_OWN, note_of
 from .session import Session
+from .told import continuation, facts_of, nothing_to_do
 
 #: Seconds between two lines.
 EVERY_S = 60.0
@@ -213,11 +212,10 @@ def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
             found["kernels of sibling types without a row"] = of_siblings
         if merged.repeated:
             found["repeated rows"] = (merged.repeated, "got the duration of the earlier row of their signature")
-    paths = [settings.targets[number].path for number in named_targets(session)]
-    crowded = crowded_folders(paths)
+    paths = [settings.targets[number].path for number in dict.fromkeys(case.target for case in session.cases)]
+    more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
     found["device"] = facts.device or None
-    found["database"] = "\n".join(str(path) for path in paths if path.parent not in crowded) or None
-    found["databases"] = "\n".join(f"{count:,} in {folder}" for folder, count in crowded.items()) or None
+    found["database"] = "\n".join([*map(str, paths[:_SHOWN]), *more]) or None
     found["report"] = "\n".join(session.paths) or None
     return found
 

@@ -9,7 +9,7 @@ import choosy_replay
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opatlas.plugins.run_manifest import present_code
+from opatlas.plugins.session_context import present_code
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.doctor.shape_probe import ShapeProbe, ShapeSearch

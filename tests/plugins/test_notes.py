@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +13,10 @@ from doc_commands import ROOT
 from opatlas.bench import test_norm
 from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
 from opatlas.plugins.choice import Shard, requested_rows
-from opatlas.plugins.notes import crowded_folders, named_targets, plan_lines
 from opatlas.plugins.session import Session
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
+from opatlas.plugins.told import plan_lines
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
@@ -103,15 +102,3 @@ def test_rows_are_requested_by_file_and_by_k(arguments: list[str], keyword: str,
     )
     requested = requested_rows(config, {"RmsNorm": test_norm.test_rms_norm})
     assert {name for name in ("RmsNorm", "Unknown") if requested(name, f"{name}-1x2")} == asked
-
-
-@pytest.mark.parametrize(("targets", "named"), [(4, [0, 1, 2, 3]), (5, [1])])
-def test_many_implementations_without_a_row_are_not_named_one_by_one(targets: int, named: list[int]) -> None:
-    settings = replace(SETTINGS, targets=(TARGET,) * targets)
-    assert named_targets(session_of(Plan({"Mul": table_of(Fate.TO_RUN, target=1)}), settings)) == named
-
-
-def test_many_databases_of_one_folder_are_named_by_it() -> None:
-    paths = [Path("/db/implementations", str(number)) for number in range(9)]
-    assert crowded_folders([Path("/db"), *paths]) == {Path("/db/implementations"): 9}
-    assert not crowded_folders(paths[:8])
