@@ -326,7 +326,6 @@ class SessionRecords:
         if not self._context.settings.writes:
             return ()
         self.close_journals()
-        removed = self._removed_tables()
         merged: list[tuple[str, Record]] = []
         results: list[WriteBackResult | None] = []
         for number, each in enumerate(self._context.databases):
@@ -336,11 +335,6 @@ class SessionRecords:
         known = [result for result in results if result is not None]
         if len(known) == len(results):
             self.merged = functools.reduce(operator.add, known)
-            self.problems += [
-                f"{path} was removed while rows ran: it was written again, with all records"
-                for path in removed
-                if path.exists()
-            ]
         return merged
 
     def _rehearse(self) -> None:
@@ -388,8 +382,3 @@ class SessionRecords:
         self.problems += self._own_journal.close()
         self._worker_journals.own_lines |= self._own_journal.own_lines()
         self.problems += self._worker_journals.give_up()
-
-    def _removed_tables(self) -> list[Path]:
-        plan = self._context.plan
-        tables = plan.tables.values() if plan else ()
-        return [each.table.path for each in tables if each.rows_in_file and not each.table.path.exists()]

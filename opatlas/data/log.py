@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Literal
 
 from opatlas.data import journal
-from opatlas.data.csv_files import write_bytes
+from opatlas.data.csv_files import read_table, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.record import Record, is_run_id
+from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode, json_line
 
 _SUFFIX = ".jsonl.gz"
@@ -169,6 +170,11 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
             _copy_run(source, target, run_id, problems)
         except DamagedLog as error:
             problems.append(str(error))
+    replaced: dict[str, list[Imported]] = {}
+    for run_id, event in replaced_tables(source, problems):
+        replaced.setdefault(run_id, []).append(event)
+    for run_id, events_of_run in replaced.items():
+        add_events(target, run_id, events_of_run)
 
 
 def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
@@ -250,9 +256,24 @@ def events(
 
 def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
-    for _, event in events(database, problems):
+    for _, event in itertools.chain(events(database, problems), replaced_tables(database, problems)):
         if isinstance(event, Imported) and event.why == why:
             yield event
+
+
+def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
+    """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
+    reasons: tuple[Why, ...] = ("replaced", "edited")
+    for why in reasons:
+        for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
+            try:
+                table = RowTable(path.stem, path, read_table(path))
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            run_id = path.parent.name.removesuffix(f".{why}")
+            for cells in table.rows():
+                yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
 
 
 def run_order(database: Database, manifests: Mapping[str, Manifest] | None = None) -> RunOrder:
