@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from opatlas.data.csv_files import not_writable, write_text
 from opatlas.data.database import Database
-from opatlas.data.own_lines import OwnLines, contradictions, free_name, write_whole
+from opatlas.data.own_lines import OwnLines, free_name, write_whole
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import UnsafePath, open_safely, read_safely, safe_lock
@@ -210,9 +210,6 @@ class EndedJournals:
                 with file:
                     if path in self.own_lines:
                         problems += self.own_lines[path].restore(file, path)
-                    else:
-                        with suppress(NotAJournal):
-                            problems += contradictions(path, parse(file, path).records)
                     _expect_in_place(file, path)
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}: its records cannot be read any more")

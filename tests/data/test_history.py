@@ -86,13 +86,11 @@ class TestRecords:
             recover(database, own_run="")
         assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0))
 
-    def test_a_last_line_without_an_end_stays_a_line_of_its_own(self, database: Database) -> None:
-        header = JournalHeader("run-1", "all", prune=False)
-        history.add(database, header, [record(1, 1.0)])
-        path = history.file_path(database, "run-1")
-        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).rstrip(b"\n")))
-        history.add(database, header, [record(1, 1.0), record(2, 2.0)])
-        assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0))
+    def test_damage_of_a_run_costs_no_row_that_the_run_replaced(self, database: Database) -> None:
+        history.add(database, JournalHeader("run-1", "all", prune=False), [record(1, 1.0)])
+        history.add_events(database, "run-1", [history.Imported("Abs", {"Run ID": "of another tool"})])
+        history.file_path(database, "run-1").write_bytes(b"damaged")
+        assert [row["Run ID"] for row in replaced(database)] == ["of another tool"]
 
     @pytest.mark.parametrize("cut_off_at", ["before", "after"])
     def test_a_merge_that_is_cut_off_is_done_again_without_loss_or_repetition(

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
-from test_journal import abandoned
 
 from opatlas.data import journal
 from opatlas.data.database import Database
@@ -179,53 +176,3 @@ def test_a_journal_that_its_worker_wrote_again_is_no_journal_of_another(database
     assert kept.close() == []
     ended.own_lines[kept.path] = kept.own_lines
     assert ended.give_up() == []
-
-
-CONTRADICTIONS: dict[str, Callable[[Record], Record]] = {
-    "the same time": lambda own: replace(own, reason="another"),
-    "other samples later": lambda own: replace(record(1, 0.5), finished_at=own.finished_at + 1),
-}
-
-
-@pytest.mark.parametrize("forge", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
-    database: Database, forge: Callable[[Record], Record]
-) -> None:
-    own = record(1, 10.0)
-    path = abandoned(database, own, record(2, 20.0), forge(own))
-    (found,) = recover(database, own_run="")
-    assert found.incomplete
-    (problem,) = found.problems
-    assert str(path) in problem
-    assert f"Abs {own.signature}" in problem
-    assert averages(database)[:2] == [f"{forge(own).measurement.samples_us[0]:.4f}", "20.0000"]
-    assert not path.exists()
-
-
-def test_records_of_two_killed_processes_that_contradict_each_other_are_named(database: Database) -> None:
-    for part, duration in (("gw0", 10.0), ("gw1", 0.5)):
-        kept = Journal(database, HEADER, part=part)
-        kept.append(record(1, duration).to_json())
-        kept.append(record(2, 20.0).to_json())
-        kept.close()
-    first, second = recover(database, own_run="")
-    assert (first.incomplete, second.incomplete) == (False, True)
-    assert record(1).signature in second.problems[0]
-
-
-def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: Database) -> None:
-    path = abandoned(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
-    ended = EndedJournals()
-    ended.hold([path])
-    (problem,) = ended.give_up()
-    assert record(1).signature in problem
-
-
-def test_records_that_agree_are_no_contradiction(database: Database) -> None:
-    own = record(1, 10.0)
-    abandoned(database, own, record(2), replace(record(2), finished_at=1.0), own)
-    (found,) = recover(database, own_run="")
-    assert (found.problems, found.incomplete) == ((), False)
-    abandoned(database, own)
-    (found,) = recover(database, own_run="")
-    assert (found.problems, found.incomplete) == ((), False)
