@@ -6,7 +6,7 @@ Lines of others are taken out of the journal, and kept beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, count
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from opatlas.data.csv_files import write_bytes
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, describe_error
+from opatlas.files import open_safely
 from opatlas.row.record import Record
 from opatlas.text import pluralize, shortened
 from opatlas.typed_json import DecodeError
@@ -79,6 +80,18 @@ class OwnLines:
                 f"as line {numbers}), which {'is' if len(lost) == 1 else 'are'} lost: run the rows again"
             )
         return problems
+
+
+def refuse_others(journals: Mapping[Path, OwnLines]) -> list[str]:
+    """Takes the lines of others out of the journals of processes that have ended. Returns problems, as `restore`."""
+    problems = []
+    for path, own_lines in journals.items():
+        try:
+            with open_safely(path, writable=True) as file:
+                problems += own_lines.restore(file, path)
+        except (OSError, OpAtlasError) as error:
+            problems.append(describe_error(error, path, "its records cannot be read any more"))
+    return problems
 
 
 def first_of(sentences: Iterable[str]) -> list[str]:

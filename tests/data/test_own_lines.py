@@ -11,8 +11,8 @@ from abs_rows import cells, read, record, write
 
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.journal import EndedJournals, Journal, JournalHeader
-from opatlas.data.own_lines import OwnLines
+from opatlas.data.journal import Journal, JournalHeader
+from opatlas.data.own_lines import OwnLines, refuse_others
 from opatlas.data.write_back import recover, write_back_run
 from opatlas.row.record import Record
 
@@ -156,23 +156,10 @@ def test_refused_lines_that_cannot_be_kept_are_refused_still(
 def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Database) -> None:
     kept = Journal(database, HEADER, part="gw0")
     kept.append(record(1, 10.0).to_json())
-    ended = EndedJournals()
-    ended.hold([kept.path])
     assert kept.close() == []
-    ended.own_lines[kept.path] = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
+    written = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
     add_to(kept.path, line(record(2, 0.5)))
-    problems = ended.give_up()
+    problems = refuse_others({kept.path: written})
     assert any(record(2).signature in problem for problem in problems)
     assert refused(kept.path) == line(record(2, 0.5))
     assert journal.read(kept.path).records == (record(1, 10.0),)
-
-
-def test_a_journal_that_its_worker_wrote_again_is_no_journal_of_another(database: Database) -> None:
-    kept = Journal(database, HEADER, part="gw0")
-    kept.append(record(1, 10.0).to_json())
-    ended = EndedJournals()
-    ended.hold([kept.path])
-    kept.path.unlink()
-    assert kept.close() == []
-    ended.own_lines[kept.path] = kept.own_lines
-    assert ended.give_up() == []
