@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from opatlas.data.csv_files import not_writable, write_text
 from opatlas.data.database import Database
-from opatlas.data.own_lines import OwnLines, write_whole
+from opatlas.data.own_lines import OwnLines, free_name, write_whole
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely, safe_lock
