@@ -18,7 +18,7 @@ from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database
 from opatlas.data.journal import Journal
 from opatlas.data.manifest import Manifest
-from opatlas.data.own_lines import OwnLines, refuse_others
+from opatlas.data.own_lines import OwnLines
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
 from opatlas.errors import OpAtlasError
@@ -383,7 +383,9 @@ class SessionRecords:
         """Releases the journals, to be merged now or by the next session."""
         self.problems += self._own_journal.close()
         self._own_lines |= self._own_journal.own_lines()
-        self.problems += refuse_others(self._own_lines)
+        run_id, databases = self._context.run_id, self._context.databases
+        found = (path for each in databases for path in journal.run_journals(each.database, run_id))
+        self.problems += journal.check_ended(sorted({*self._own_lines, *found}), self._own_lines)
 
     def _removed_tables(self) -> list[Path]:
         plan = self._context.plan

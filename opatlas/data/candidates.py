@@ -5,6 +5,7 @@ opatlas/data/fold.py decides between them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from opatlas.row.columns import (
     RUN_ID,
     STATUS,
     STATUS_GROUP,
+    STATUS_REASON,
     STATUS_RUN_ID,
     is_profiling_column,
 )
@@ -23,6 +25,8 @@ from opatlas.row.record import Record, RowName
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
+
+_RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
 
 class RunCells(NamedTuple):
@@ -210,9 +214,13 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
     status = cells.get(STATUS, "")
     if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
         return None
-    run_id = cells.get(STATUS_RUN_ID, "") or cells.get(RUN_ID, "")
+    reason, run_id = cells.get(STATUS_REASON, ""), cells.get(STATUS_RUN_ID, "")
+    if not run_id:
+        # Earlier versions wrote the run behind the reason, where it is not that of the duration.
+        found = _RUN_IN_REASON.search(reason)
+        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(RUN_ID, ""))
     own = {name: cells.get(name, "") for name in (*STATUS_GROUP, MAX_ERROR)}
-    return RunCells(run_id, {**own, STATUS_RUN_ID: run_id})
+    return RunCells(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
 
 
 def runs_of(rows: RowTable | Sequence[Candidate]) -> set[str]:

@@ -37,6 +37,7 @@ from opatlas.row.columns import (
     PROFILING_AVERAGE,
     RUN_ID,
     STATUS_GROUP,
+    STATUS_REASON,
     STATUS_RUN_ID,
     is_profiling_column,
 )
@@ -393,7 +394,7 @@ class TableFold:
         """Writes the run of a status into its own column, before the run of the duration changes."""
         own = self.status_of(position)
         if own is not None and not self.rows[STATUS_RUN_ID][position]:
-            self.rows.set_cells(position, {STATUS_RUN_ID: own.run_id})
+            self.rows.set_cells(position, {name: own.cells[name] for name in (STATUS_REASON, STATUS_RUN_ID)})
 
     def _set_duration(self, position: int, part: RunCells) -> bool:
         self._name_run_of_status(position)

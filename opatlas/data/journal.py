@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from opatlas.data.csv_files import not_writable, write_text
 from opatlas.data.database import Database
-from opatlas.data.own_lines import OwnLines, free_name, write_whole
+from opatlas.data.own_lines import OwnLines, contradictions, free_name, write_whole
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely, safe_lock
@@ -181,6 +181,28 @@ class Journal:
                     self._sync_error = error
                     return
                 time.sleep(_SYNC_PAUSE_S)
+
+
+def check_ended(paths: Iterable[Path], own_lines: Mapping[Path, OwnLines]) -> list[str]:
+    """Takes the lines of others out of the journals of ended processes. Returns each problem, as a sentence.
+
+    Args:
+        own_lines: what the processes wrote that were not killed. Of the others, records that contradict each other are
+            problems.
+    """
+    problems = []
+    for path in paths:
+        try:
+            if path in own_lines:
+                with open_safely(path, writable=True) as file:
+                    problems += own_lines[path].restore(file, path)
+            else:
+                problems += contradictions(path, read(path).records)
+        except NotAJournal:
+            continue
+        except (OSError, OpAtlasError) as error:
+            problems.append(describe_error(error, path, "its records cannot be read any more"))
+    return problems
 
 
 def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:

@@ -20,13 +20,14 @@ from typing import Any, Literal
 import msgspec
 
 from opatlas.data import journal
-from opatlas.data.csv_files import write_bytes
+from opatlas.data.csv_files import read_table, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.record import Record, is_run_id
+from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode
 
 _SUFFIX, _EVENTS = ".jsonl.gz", ".events.gz"
@@ -149,6 +150,11 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
             problems.append(str(error))
     for run_id in _with_events(source):
         add_events(target, run_id, events(source, problems, [run_id]))
+    replaced: dict[str, list[Imported]] = {}
+    for run_id, event in replaced_tables(source, problems):
+        replaced.setdefault(run_id, []).append(event)
+    for run_id, events_of_run in replaced.items():
+        add_events(target, run_id, events_of_run)
 
 
 def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
@@ -224,9 +230,25 @@ def events(database: Database, problems: list[str], of_runs: Iterable[str] | Non
 
 def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
-    for event in events(database, problems):
+    tables = (event for _, event in replaced_tables(database, problems))
+    for event in itertools.chain(events(database, problems), tables):
         if isinstance(event, Imported) and event.why == why:
             yield event
+
+
+def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
+    """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
+    reasons: tuple[Why, ...] = ("replaced", "edited")
+    for why in reasons:
+        for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
+            try:
+                table = RowTable(path.stem, path, read_table(path))
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            run_id = path.parent.name.removesuffix(f".{why}")
+            for cells in table.rows():
+                yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
 
 
 def run_order(database: Database, manifests: Mapping[str, Manifest] | None = None) -> RunOrder:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from sys import intern
 from typing import Annotated, NamedTuple
 
@@ -141,14 +141,17 @@ class _LoggedRow(NamedTuple):
     is_own: bool
 
     def has_duration(self, cell: str) -> bool:
-        """Returns whether a stored duration follows from the samples."""
+        """Returns whether a stored duration follows from the samples.
+
+        Earlier versions stored the mean of all of them.
+        """
         if self.samples_us is None:
             return False
         try:
             samples_us = decode(self.samples_us, _Samples, "samples")
         except DecodeError:
             return False
-        return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (typical_mean, median))
+        return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
 
 
 #: The rows of a run.

@@ -1,12 +1,13 @@
 """The lines of a journal that its process wrote: a kernel can find the file, and write records of any row.
 
-Lines of others are taken out of the journal, and kept beside it.
+Lines of others are taken out of the journal, and kept beside it. The journal of a killed process has nobody who knows
+its lines: there, records that contradict each other are named.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, count
@@ -14,9 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from opatlas.data.csv_files import write_bytes
-from opatlas.errors import OpAtlasError, describe_error
-from opatlas.files import open_safely
-from opatlas.row.record import Record
+from opatlas.errors import OpAtlasError
+from opatlas.row.record import Record, RowName
 from opatlas.text import pluralize, shortened
 from opatlas.typed_json import DecodeError
 
@@ -82,16 +82,31 @@ class OwnLines:
         return problems
 
 
-def refuse_others(journals: Mapping[Path, OwnLines]) -> list[str]:
-    """Takes the lines of others out of the journals of processes that have ended. Returns problems, as `restore`."""
-    problems = []
-    for path, own_lines in journals.items():
-        try:
-            with open_safely(path, writable=True) as file:
-                problems += own_lines.restore(file, path)
-        except (OSError, OpAtlasError) as error:
-            problems.append(describe_error(error, path, "its records cannot be read any more"))
-    return problems
+def contradictions(path: Path, records: Iterable[Record], earlier: Iterable[Record] = ()) -> list[str]:
+    """Names rows with records of which one must be wrong: the last of them counts.
+
+    Args:
+        path: the journal of a process that was killed.
+        records: its records. A process measures a row once.
+        earlier: records of other journals. Two records of one row in one run do not end at the same time.
+    """
+    ended = {(each.run_id, RowName(each.kernel_type, each.signature), each.finished_at): each for each in earlier}
+    measured: dict[tuple[str, RowName], Record] = {}
+    found: dict[RowName, None] = {}
+    for record in records:
+        row = RowName(record.kernel_type, record.signature)
+        same_time = ended.setdefault((record.run_id, row, record.finished_at), record)
+        if same_time != record:
+            found[row] = None
+        if record.measurement is not None:
+            first = measured.setdefault((record.run_id, row), record).measurement
+            if first is not None and first.samples_us != record.measurement.samples_us:
+                found[row] = None
+    return first_of(
+        f"{path}: two records of {row.kernel_type} {shortened(row.signature)} in one run contradict each other; the "
+        "later one counts: run this row again"
+        for row in found
+    )
 
 
 def first_of(sentences: Iterable[str]) -> list[str]:

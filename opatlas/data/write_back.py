@@ -19,7 +19,7 @@ from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import run_order
 from opatlas.data.logged_rows import Log
-from opatlas.data.own_lines import first_of, free_name
+from opatlas.data.own_lines import contradictions, first_of, free_name
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
@@ -224,10 +224,12 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
     except journal.NotAJournal as error:
         set_aside = (str(error), f"it is kept as {path.rename(free_name(path, 'unreadable'))}")
         return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
+    earlier = log.all_records(database, [], {record.run_id for record in contents.records})
+    contradicting = contradictions(path, contents.records, earlier)
     # Named by journal: a killed session may have several.
     header = replace(contents.header, run_id=path.stem)
     merged = _merge(database, header, {path: contents}, contents.records)
-    problems = tuple(merged.problems)
+    problems = (*contradicting, *merged.problems)
     if merged.result is None or not merged.is_merged:
         return RecoveredJournal(contents.header.run_id, problems=problems, incomplete=True)
     outdated, unmatched = set(merged.result.outdated), set(merged.result.unmatched)
@@ -239,7 +241,7 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
         Counter(record.status.value for record in counted),
         len(outdated.intersection(records)),
         problems,
-        incomplete=merged.incomplete,
+        incomplete=merged.incomplete or bool(contradicting),
     )
 
 

@@ -1,9 +1,11 @@
-"""The columns of the CSVs, in their groups. database/README.md says what each means."""
+"""The columns of the CSVs, in their groups, and the values of the Status column (database/README.md)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 OP_STATE = "OP State"
 ACCELERATOR_CORE = "Accelerator Core"
@@ -85,60 +87,245 @@ _ANY_COUNTER = "<counter>"
 _LONGEST_NAME_BYTES = 200
 
 
+class ColumnGroup(Enum):
+    """The groups of columns, in their order in a new file; columns of no group precede REPLAYED."""
+
+    SLOTS = "the tensors of the row"
+    MEAN = "the duration of a replay"
+    MESSAGE = "the message of a collective"
+    TRANSFER = "the duration of a message"
+    COUNTERS = "counters of a replay"
+    CAPTURED = "the durations of captures"
+    CAPTURED_COUNTERS = "counters of captures"
+    EXPERTS = "the group of devices"
+    RUNTIME = "lengths of attention"
+    SUITE = "the call of a suite"
+    TASK = "the task"
+    REPLAYED = "the samples of a replay"
+    LAUNCHES = "the launches of captures"
+    CONDITIONS = "how a replay measured"
+    QUALITY = "how good a replay is"
+    EXECUTION = "what a replay ran"
+    JUDGED = "the judgement of a candidate"
+    STATUS = "the result of the last run"
+    RUN = "the run of a replay"
+    POOLED = "all runs together"
+
+
+#: The meaning of each column; database/README.md prints it.
+_MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
+    ColumnGroup.SLOTS: {
+        OP_STATE: "dynamic or static, from the profiler; may be missing",
+        ACCELERATOR_CORE: "AI_CORE, AI_VECTOR_CORE, MIX_AIC, ...; may be missing",
+        INPUT_SHAPES: "[slots](#slots); required",
+        INPUT_DTYPES: "one for each slot; required",
+        INPUT_FORMATS: "one for each slot; may be missing",
+        OUTPUT_SHAPES: "as for inputs; required",
+        OUTPUT_DTYPES: "as for inputs; required",
+        OUTPUT_FORMATS: "as for inputs; may be missing",
+    },
+    ColumnGroup.MEAN: {
+        AVERAGE: "mean of the samples without the outliers that `Quality Reason` counts "
+        "([measurement](../docs/measurement.md#how-good-a-duration-is)); empty if the row was not replayed. The "
+        "databases that ship have the mean of all samples",
+    },
+    ColumnGroup.MESSAGE: {
+        MESSAGE_BYTES: "all_reduce: the tensor of each device; all_gather: the chunk that each device gives; "
+        "reduce_scatter: the chunk that each device keeps; all_to_all: all that one device sends; broadcast: the "
+        "tensor of the first device",
+        NUM_DEVICES: "number of devices in the group",
+        DTYPE: "DT_BF16, ...",
+        TOPOLOGY_TIER: "the outermost level that links the devices: 0 inter_pod, 1 intra_pod, 2 die_level",
+    },
+    ColumnGroup.TRANSFER: {
+        DURATION: "median of the slowest device. Files of other tools may have `Average Duration(us)` or `Profiling "
+        "Average Duration(us)` instead",
+        BANDWIDTH: "message_bytes divided by the duration, in 10^9 bytes/s",
+        BUS_BANDWIDTH: "what the busiest link carries at least, in 10^9 bytes/s",
+    },
+    ColumnGroup.COUNTERS: {_MICROBENCH + _ANY_COUNTER: "mean of a hardware counter over the samples"},
+    ColumnGroup.CAPTURED: {
+        PROFILING_AVERAGE: "mean of the launches in the captures",
+        PROFILING_MEDIAN: "median of the launches",
+        PROFILING_STD: "standard deviation of the launches; empty for one launch",
+    },
+    ColumnGroup.CAPTURED_COUNTERS: {_PROFILING_AVERAGE + _ANY_COUNTER: "mean of a hardware counter over the launches"},
+    ColumnGroup.EXPERTS: {
+        EP_SIZE: "the number of devices that share the experts, for DispatchFFNCombine and similar kernels",
+    },
+    ColumnGroup.RUNTIME: {
+        RUNTIME_PREFIX + "source_profile": "the captures of the row, and the files beside them "
+        "(`rank_0/kernel_details.csv + trace_view.json`); `theory` of a theory row",
+        RUNTIME_PREFIX + "actual_seq_lengths_shape": "shape of input slot 5",
+        RUNTIME_PREFIX + "actual_seq_lengths_values": "the values of slot 5, separated by commas",
+        RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": "shape of input slot 6",
+        RUNTIME_PREFIX + "actual_seq_lengths_kv_values": "the values of slot 6",
+        RUNTIME_PREFIX + "avg_seq_len": "mean length of the sequences of keys",
+        RUNTIME_PREFIX + "block_table_shape": "shape of input slot 14",
+        RUNTIME_PREFIX + "block_table_valid_blocks": "number of blocks in each row of the block table",
+        RUNTIME_PREFIX + "num_heads": "heads of queries",
+        RUNTIME_PREFIX + "num_key_value_heads": "heads of keys and values",
+        RUNTIME_PREFIX + "sparse_mode": "the operator's argument",
+        RUNTIME_PREFIX + "input_layout": "TND, BSND, BNSD, ...",
+        RUNTIME_PREFIX + "block_size": "tokens in a block of the cache",
+        RUNTIME_PREFIX + "attn_state": "state of the step; only other tools write it",
+        RUNTIME_PREFIX + "kv_cache_mode": "state of the cache; only other tools write it",
+        RUNTIME_PREFIX + "operator_input_shapes_raw": "shapes of the operator; only other tools write them",
+        RUNTIME_PREFIX + "metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
+    },
+    ColumnGroup.SUITE: {
+        SAMPLE: "of a row of a [suite](../docs/candidates.md#suites): torch's sample with the digest of its "
+        "arguments, which tells rows apart",
+        ARGUMENTS: "of such a row: the text of the arguments",
+        FUNCTIONAL: "of such a row: the operator of which the row's is a variant",
+        TRACE_COUNT: "of such a row: how often models make the call",
+        SAMPLE_TORCH: "of such a row: the torch that listed it",
+    },
+    ColumnGroup.TASK: {
+        TASK_DIGEST: "of a row of a [task](../docs/candidates.md): twelve hexadecimal digits of the task's file; "
+        "another file is another row",
+        TASK_INPUTS: "which inputs of the task the row has, from 0; a task with `get_inputs_dyn_list` has several",
+    },
+    ColumnGroup.REPLAYED: {
+        MICROBENCH_MEDIAN: "median of all samples",
+        MICROBENCH_MIN: "minimum of all samples",
+        MICROBENCH_STD: "standard deviation of all samples; empty for one sample",
+        MICROBENCH_SAMPLES: "number of all samples, outliers included",
+        MICROBENCH_DEVICE_KERNELS: "number of device kernels that one call launched; empty if the instrument cannot "
+        "count them. On a GPU their durations are added; on an NPU the duration is that of the row's kernel",
+        MICROBENCH_HELPER_KERNELS: "on an NPU: other kernels of the call, with microseconds per call (`Cast 12.0000; "
+        "MemSet 2.5000`); durations and counters of the row exclude them "
+        "([npu](../docs/npu.md#which-kernels-are-whose-samples))",
+    },
+    ColumnGroup.LAUNCHES: {
+        PROFILING_SAMPLES: "number of launches",
+        PROFILING_POPULATIONS: "if the launches have two modes, their sizes and medians: `28 launches around 166.7 us "
+        "and 28 around 188.5 us`; the mean describes neither",
+        PROFILING_RUN_ID: "the ingests of the launches, separated by `;`: each names a manifest and a file of samples "
+        "([captures](../docs/captures.md))",
+    },
+    ColumnGroup.CONDITIONS: {
+        CACHE_STATE: "cold: the last-level cache was flushed before each sample; warm: it was not; unknown: samples "
+        "of a foreign profile",
+        INSTRUMENT: "the instrument ([measurement](../docs/measurement.md#instruments))",
+    },
+    ColumnGroup.QUALITY: {
+        QUALITY: "the quality of the samples: quiet, noisy, drifting, bimodal, throttled, above roofline, or unknown; "
+        "composition for several torch operators in place of the kernel "
+        "([measurement](../docs/measurement.md#how-good-a-duration-is))",
+        QUALITY_REASON: "the reason, with numbers, and how many samples are outliers",
+        ASSUMPTIONS: "values that the row does not state and the replay assumed, separated by `; `",
+        CHECKED_ELEMENTS: "output elements that were compared with the formula, and all: `4096/1048576`",
+        STAND_IN: "what was timed instead of the row's kernel (`composition of 4 torch operators (_to_copy, mm)`); "
+        "empty for the kernel itself ([measurement](../docs/measurement.md#stand-ins))",
+    },
+    ColumnGroup.EXECUTION: {
+        IMPLEMENTATION: "name and version of the implementation that was timed (`flashinfer 0.5.3`), or the call of "
+        "an NPU ([implementations](../docs/implementations.md))",
+        KERNEL_NAMES: "the device kernels of one call, in the order of their launches, without template arguments; at "
+        "most five, then their number; empty if the instrument cannot tell",
+        SPAN: "median time from the start of the first to the end of the last device kernel of a call; the duration "
+        "is the sum of the kernels",
+        OUTPUTS_MISSING: "output slots of the row that the implementation does not compute, separated by `; `",
+        CONVERSIONS: "inputs and results that were converted outside the measured time, separated by `; `",
+        MAX_ERROR: "largest error of a checked element as a share of its tolerance; 1 is the limit. A candidate for a "
+        "task with wrong results has it without a duration",
+        SET_UP: "seconds of set-up and first call, compilation included; empty for torch itself",
+    },
+    ColumnGroup.JUDGED: {
+        LEVEL: "of a row of a [task](../docs/candidates.md) or a [suite](../docs/candidates.md#suites) with a "
+        "candidate: the highest level that the last run passed, `L0` to `L4`",
+        ERROR_CLASS: "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
+        WITHIN_1E3: "of such a row: `yes` if all elements differ from the reference by less than 1e-3, else `no`",
+        KERNEL_SHARE: "of such a row: the share of the duration in kernels that the candidate defines, where it is "
+        "known",
+    },
+    ColumnGroup.STATUS: {
+        STATUS: "the result of the last run, see below; empty if the row never ran",
+        STATUS_REASON: "the reason, in a line; for a measured row a remark about the duration (`ran as MatMulV3`)",
+        CRASHES_IN_A_ROW: "number of consecutive sessions in which the row crashed or timed out; after two it runs "
+        "only with pytest's `--runxfail`",
+        STATUS_RUN_ID: "the run of the status, as in `Run ID`; empty in files of earlier versions",
+    },
+    ColumnGroup.RUN: {RUN_ID: "the run of the duration: start in UTC and six digits; names the manifest"},
+    ColumnGroup.POOLED: {
+        POOLED_MEDIAN: "median over runs of each run's median",
+        POOLED_RUNS: "number of runs",
+        POOLED_MACHINES: "number of machines: GPUs by serial number, other devices by host name",
+        POOLED_SPREAD: "largest minus smallest median of a machine, in percent of the pooled median; the median of a "
+        "machine is that over its runs. Empty for one machine",
+        POOLED_RUN_DURATIONS: "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; "
+        "20261122T120000-aaaaaa 11.0000`; so a database without histories can be pooled again",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumn:
+    """A column.
+
+    Attributes:
+        name: the name; `<counter>` in it is the name of any counter.
+        meaning: what its cells say, in Markdown.
+        group: the group, which is its place in a new file.
+    """
+
+    name: str
+    meaning: str
+    group: ColumnGroup
+
+    @property
+    def unit(self) -> str:
+        """The unit, which is in the name: `us`, `s`, `%`; "" for a column without one."""
+        found = _UNIT.search(self.name)
+        return found[1] if found else ""
+
+
+_UNIT = re.compile(r"\(([^()]+)\)$")
+
+#: All columns that OpAtlas may write, in their order in a new file.
+COLUMNS = tuple(RowColumn(name, text, group) for group, columns in _MEANINGS.items() for name, text in columns.items())
+
+
+def columns_of(*groups: ColumnGroup) -> tuple[str, ...]:
+    """Returns the names of the columns of some groups, in their order in a new file."""
+    return tuple(column.name for column in COLUMNS if column.group in groups)
+
+
 #: The first columns of every compute CSV. A CSV of communication has those of MESSAGE instead.
-BASE = (
-    *(OP_STATE, ACCELERATOR_CORE, INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS),
-    *(OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS),
-)
-MESSAGE = (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)
+BASE = columns_of(ColumnGroup.SLOTS)
+MESSAGE = columns_of(ColumnGroup.MESSAGE)
 #: A compute CSV must have these. The other columns of BASE may be missing (older captures).
 REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
 #: The columns that describe tensor slots, of inputs and of outputs.
 INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
 OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
-PROFILING_DURATIONS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD)
-SUITE = (SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH)
-TASK = (TASK_DIGEST, TASK_INPUTS)
-JUDGED = (LEVEL, ERROR_CLASS, WITHIN_1E3, KERNEL_SHARE)
-#: How good a replayed duration is, and what ran.
-_SAMPLES = (
-    *(QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN),
-    *(IMPLEMENTATION, KERNEL_NAMES, SPAN, OUTPUTS_MISSING, CONVERSIONS, MAX_ERROR, SET_UP),
-)
-_STATUS = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, STATUS_RUN_ID)
+PROFILING_DURATIONS = columns_of(ColumnGroup.CAPTURED)
+SUITE = columns_of(ColumnGroup.SUITE)
+TASK = columns_of(ColumnGroup.TASK)
+JUDGED = columns_of(ColumnGroup.JUDGED)
+#: Columns about the samples of a replayed duration.
+SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION)
 #: The result of the last run of the row.
-STATUS_GROUP = (*_STATUS, *JUDGED)
+STATUS_GROUP = (*columns_of(ColumnGroup.STATUS), *JUDGED)
 #: Columns of `combine --pool`: statistics over all runs that measured the row.
-POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD, POOLED_RUN_DURATIONS)
+POOLED = columns_of(ColumnGroup.POOLED)
 #: Columns that only OpAtlas writes; new files have them at the end.
-OWN = (
-    *(MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES),
-    *(MICROBENCH_DEVICE_KERNELS, MICROBENCH_HELPER_KERNELS),
-    *(PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID, CACHE_STATE, INSTRUMENT),
-    *(*_SAMPLES, *JUDGED, *_STATUS, RUN_ID, *POOLED),
-)
-
-
-def _of_runtime(names: str) -> tuple[str, ...]:
-    return tuple(RUNTIME_PREFIX + name for name in names.split())
-
-
-#: Lengths and arguments of attention.
-RUNTIME = _of_runtime(
-    "source_profile actual_seq_lengths_shape actual_seq_lengths_values actual_seq_lengths_kv_shape "
-    "actual_seq_lengths_kv_values avg_seq_len block_table_shape block_table_valid_blocks num_heads num_key_value_heads "
-    "sparse_mode input_layout block_size attn_state kv_cache_mode operator_input_shapes_raw metadata_completeness"
-)
-#: All columns that OpAtlas may write, in their order in a new file; `<counter>` is the name of any counter.
-COLUMNS = (
-    *(*BASE, AVERAGE, *MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH, _MICROBENCH + _ANY_COUNTER),
-    *(*PROFILING_DURATIONS, _PROFILING_AVERAGE + _ANY_COUNTER, EP_SIZE, *RUNTIME, *SUITE, *TASK, *OWN),
-)
+OWN = columns_of(*list(ColumnGroup)[list(ColumnGroup).index(ColumnGroup.REPLAYED) :])
+RUNTIME = columns_of(ColumnGroup.RUNTIME)
 
 #: Runtime values that belong to the signature, because they change the work of an attention kernel.
-RUNTIME_IN_SIGNATURE = _of_runtime(
-    "actual_seq_lengths_values actual_seq_lengths_kv_values num_heads num_key_value_heads sparse_mode input_layout "
-    "block_size"
+RUNTIME_IN_SIGNATURE = tuple(
+    RUNTIME_PREFIX + name
+    for name in (
+        "actual_seq_lengths_values",
+        "actual_seq_lengths_kv_values",
+        "num_heads",
+        "num_key_value_heads",
+        "sparse_mode",
+        "input_layout",
+        "block_size",
+    )
 )
 
 #: Runtime values that imply the lengths of the keys where the lengths themselves are empty.
@@ -167,7 +354,7 @@ def microbench_counter(counter: str) -> str:
 
 def is_microbench_column(column: str) -> bool:
     """Returns whether a column describes a replayed duration: its statistics, how it was measured, its run."""
-    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *_SAMPLES) or column.startswith(_MICROBENCH)
+    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *SAMPLE_COLUMNS) or column.startswith(_MICROBENCH)
 
 
 def is_profiling_column(column: str) -> bool:
@@ -180,7 +367,7 @@ def profiling_counter(counter: str) -> str:
     return f"{_PROFILING_AVERAGE}{counter}"
 
 
-_ORDER = {name: number for number, name in enumerate(COLUMNS)}
+_ORDER = {column.name: number for number, column in enumerate(COLUMNS)}
 
 
 def ordered_columns(columns: Iterable[str]) -> list[str]:
@@ -224,10 +411,40 @@ def is_file_name(kernel_type: str) -> bool:
 
 
 #: The counters of the profiler's metric group PipeUtilization, which an NPU's captures usually have.
-_PIPES = """
-aicore_time(us) aic_total_cycles aic_mac_time(us) aic_mac_ratio aic_scalar_time(us) aic_scalar_ratio aic_mte1_time(us)
-aic_mte1_ratio aic_mte2_time(us) aic_mte2_ratio aic_fixpipe_time(us) aic_fixpipe_ratio aic_icache_miss_rate
-aiv_time(us) aiv_total_cycles aiv_vec_time(us) aiv_vec_ratio aiv_scalar_time(us) aiv_scalar_ratio aiv_mte2_time(us)
-aiv_mte2_ratio aiv_mte3_time(us) aiv_mte3_ratio aiv_icache_miss_rate cube_utilization(%)
-"""
-PIPE_UTILIZATION = tuple(_PIPES.split())
+PIPE_UTILIZATION = (
+    *(
+        "aicore_time(us)",
+        "aic_total_cycles",
+        "aic_mac_time(us)",
+        "aic_mac_ratio",
+        "aic_scalar_time(us)",
+    ),
+    *(
+        "aic_scalar_ratio",
+        "aic_mte1_time(us)",
+        "aic_mte1_ratio",
+        "aic_mte2_time(us)",
+        "aic_mte2_ratio",
+    ),
+    *(
+        "aic_fixpipe_time(us)",
+        "aic_fixpipe_ratio",
+        "aic_icache_miss_rate",
+        "aiv_time(us)",
+        "aiv_total_cycles",
+    ),
+    *(
+        "aiv_vec_time(us)",
+        "aiv_vec_ratio",
+        "aiv_scalar_time(us)",
+        "aiv_scalar_ratio",
+        "aiv_mte2_time(us)",
+    ),
+    *(
+        "aiv_mte2_ratio",
+        "aiv_mte3_time(us)",
+        "aiv_mte3_ratio",
+        "aiv_icache_miss_rate",
+        "cube_utilization(%)",
+    ),
+)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
+from folding import killed
 
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.journal import Journal, JournalHeader
-from opatlas.data.own_lines import OwnLines, refuse_others
+from opatlas.data.journal import Journal, JournalHeader, check_ended
+from opatlas.data.own_lines import OwnLines
 from opatlas.data.write_back import recover, write_back_run
 from opatlas.row.record import Record
 
@@ -67,18 +70,6 @@ def test_lines_of_another_process_are_refused_kept_and_named_with_their_row(data
     assert averages(database)[:4] == ["10.0000", "20.0000", "", "40.0000" if goes_on else ""]
 
 
-def test_lines_that_come_twice_are_kept_in_two_files(database: Database) -> None:
-    kept = Journal(database, HEADER)
-    for size in (1, 2):
-        add_to(kept.path, line(record(size, 0.5)))
-        kept.append(record(size, 10.0).to_json())
-    kept.close()
-    found = sorted(path.read_bytes() for path in kept.path.parent.glob("*.refused*"))
-    assert found == [line(record(1, 0.5)), line(record(2, 0.5))]
-    assert recover(database, own_run="") != []
-    assert averages(database)[:2] == ["10.0000", "10.0000"]
-
-
 def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_named(database: Database) -> None:
     kept = Journal(database, HEADER)
     for size in (1, 2, 3):
@@ -114,16 +105,6 @@ def test_a_truncated_journal_names_the_records_that_are_lost(database: Database,
     assert (contents.header, contents.unreadable, contents.torn) == (HEADER, (), False)
 
 
-@pytest.mark.parametrize("header", [b"", b'{"run_id":"run-1","update_mode":"all","prune":true,"version":3}\n'])
-def test_a_header_that_another_process_changed_is_written_again(database: Database, header: bytes) -> None:
-    kept = Journal(database, HEADER)
-    kept.append(record(1, 10.0).to_json())
-    kept.path.write_bytes(header + kept.path.read_bytes().partition(b"\n")[2])
-    assert bool(kept.close()) == bool(header)
-    contents = journal.read(kept.path)
-    assert (contents.header, contents.records) == (HEADER, (record(1, 10.0),))
-
-
 def test_a_journal_that_another_process_replaced_is_written_again_and_the_other_kept(database: Database) -> None:
     kept = Journal(database, HEADER)
     kept.append(record(1, 10.0).to_json())
@@ -136,30 +117,50 @@ def test_a_journal_that_another_process_replaced_is_written_again_and_the_other_
     assert journal.read(kept.path).records == (record(1, 10.0),)
 
 
-def test_refused_lines_that_cannot_be_kept_are_refused_still(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from opatlas.data import own_lines
-    from opatlas.errors import OpAtlasError
-
-    def full(*_: object) -> None:
-        raise OpAtlasError("the disk is full")
-
-    kept = Journal(database, HEADER)
-    kept.append(record(1, 10.0).to_json())
-    add_to(kept.path, line(record(2, 0.5)))
-    monkeypatch.setattr(own_lines, "write_bytes", full)
-    assert any("the disk is full" in problem for problem in kept.close())
-    assert journal.read(kept.path).records == (record(1, 10.0),)
-
-
 def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Database) -> None:
     kept = Journal(database, HEADER, part="gw0")
     kept.append(record(1, 10.0).to_json())
     assert kept.close() == []
     written = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
     add_to(kept.path, line(record(2, 0.5)))
-    problems = refuse_others({kept.path: written})
+    problems = check_ended([kept.path], {kept.path: written})
     assert any(record(2).signature in problem for problem in problems)
     assert refused(kept.path) == line(record(2, 0.5))
     assert journal.read(kept.path).records == (record(1, 10.0),)
+
+
+CONTRADICTIONS: dict[str, Callable[[Record], Record]] = {
+    "the same time": lambda own: replace(own, reason="another"),
+    "other samples later": lambda own: replace(record(1, 0.5), finished_at=own.finished_at + 1),
+}
+
+
+@pytest.mark.parametrize("forge", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
+    database: Database, forge: Callable[[Record], Record]
+) -> None:
+    own = record(1, 10.0)
+    path = killed(database, own, record(2, 20.0), forge(own))
+    (found,) = recover(database, own_run="")
+    assert found.incomplete
+    (problem,) = found.problems
+    assert str(path) in problem
+    assert f"Abs {own.signature}" in problem
+    assert averages(database)[:2] == [f"{forge(own).measurement.samples_us[0]:.4f}", "20.0000"]
+    assert not path.exists()
+
+
+def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: Database) -> None:
+    path = killed(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
+    (problem,) = check_ended([path], {})
+    assert record(1).signature in problem
+
+
+def test_records_that_agree_are_no_contradiction(database: Database) -> None:
+    own = record(1, 10.0)
+    killed(database, own, record(2), replace(record(2), finished_at=1.0), own)
+    (found,) = recover(database, own_run="")
+    assert (found.problems, found.incomplete) == ((), False)
+    killed(database, own)
+    (found,) = recover(database, own_run="")
+    assert (found.problems, found.incomplete) == ((), False)

@@ -41,11 +41,6 @@ def test_each_is_the_others_sibling(one: str, other: str) -> None:
     assert one not in siblings(one)
 
 
-def test_a_twin_does_what_the_plain_type_does() -> None:
-    names = ("Add", "AddAiCore", "AscendQuantV2Aicore")
-    assert [base_type(name) for name in names] == ["Add", "Add", "AscendQuantV2"]
-
-
 def test_others_are_no_siblings() -> None:
     assert {base_type(name) for name in siblings("TransposeBatchMatMul")} == {"TransposeBatchMatMul"}
     assert {base_type(name) for name in siblings("MatMulV3")} == {"MatMul", "MatMulV2", "MatMulV3", "MatMulCommon"}
