@@ -322,7 +322,6 @@ class SessionRecords:
         if not self._context.settings.writes:
             return ()
         self.close_journals()
-        removed = self._removed_tables()
         merged: list[tuple[str, Record]] = []
         results: list[WriteBackResult | None] = []
         for number, each in enumerate(self._context.databases):
@@ -332,11 +331,6 @@ class SessionRecords:
         known = [result for result in results if result is not None]
         if len(known) == len(results):
             self.merged = functools.reduce(operator.add, known)
-            self.problems += [
-                f"{path} was removed while rows ran: it was written again, with all records"
-                for path in removed
-                if path.exists()
-            ]
         return merged
 
     def _rehearse(self) -> None:
@@ -386,8 +380,3 @@ class SessionRecords:
         run_id, databases = self._context.run_id, self._context.databases
         found = (path for each in databases for path in journal.run_journals(each.database, run_id))
         self.problems += journal.check_ended(sorted({*self._own_lines, *found}), self._own_lines)
-
-    def _removed_tables(self) -> list[Path]:
-        plan = self._context.plan
-        tables = plan.tables.values() if plan else ()
-        return [each.table.path for each in tables if each.rows_in_file and not each.table.path.exists()]

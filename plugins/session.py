@@ -56,8 +56,7 @@ from .choice import requested_rows
 from .cluster import host_of
 from .collector import Collector, lacks_replay
 from .interrupts import STOPPED, Interrupts
-from .mixing import check_replaced
-from .plan import plan_session
+from .plan import check_replaced, plan_session
 from .prof_path import UncollectedSamples
 from .records import (
     DURATION_US,
@@ -370,7 +369,7 @@ class Session:
         plan = self.context.plan
         if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
-        if plan.problems or any(recovered.incomplete for prepared in plan.prepared for recovered in prepared.recovered):
+        if plan.problems or plan.is_incomplete:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             # A condition on the status that no row meets is success; another condition may be wrong.

@@ -33,10 +33,9 @@ from opatlas.files import TemporaryFolder
 from opatlas.installation import measuring_code
 from opatlas.options import Scope
 from opatlas.row.record import new_run_id
-from opatlas.run.devices.cpu import EXPENSIVE_READ_BYTES, plan_flush
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState, device_states
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
-from opatlas.run.devices.system import MachineState, MachineWatch, available_cores, needed_cores, usable_cores
+from opatlas.run.devices.system import MachineState, MachineWatch, needed_cores
 from opatlas.run.msprof.sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.keeper import die_with_parent, parent_of
@@ -72,17 +71,6 @@ class Surroundings:
         """Returns the higher load of start and end, in words; "" where the system has none."""
         states = (self.at_start(devices)[0], self.at_end(devices)[0])
         return max(states, key=lambda state: state.load_1min or 0.0).load
-
-
-def flush_notes(settings: Settings) -> list[str]:
-    """Returns a note where the cache flush before each sample takes long."""
-    measure = settings.measure
-    if measure.cache != "cold" or settings.devices[0].kind != "cpu":
-        return []
-    plan = plan_flush(usable_cores(), measure.threads or available_cores())
-    if plan.by_line or plan.read_bytes <= EXPENSIVE_READ_BYTES:
-        return []
-    return [f"the cache flush reads {plan.read_bytes >> 20} MiB before each sample: --cache warm leaves it out"]
 
 
 def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> list[str]:

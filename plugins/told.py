@@ -19,7 +19,6 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import default_database_of
 from opatlas.row.roofline import row_bytes
-from opatlas.row.signature import make_case_id
 from opatlas.row.status import Status
 from opatlas.run.devices.device import kind_named
 from opatlas.show.row_summary import quality_fields
@@ -30,7 +29,6 @@ from .cases import (
     NOT_RUN,
     CaseResult,
     Fate,
-    PreparedDatabase,
     SessionCase,
     figures_of,
     ledger_line,
@@ -38,9 +36,9 @@ from .cases import (
     results_of,
     unresolved,
 )
-from .mixing import captured_mismatch
+from .plan import captured_mismatch
 from .records import FOR_OTHERS
-from .session_context import disturbances, flush_notes
+from .session_context import disturbances
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -57,41 +55,12 @@ def plan_lines(session: Session) -> list[str]:
     if plan is None or plan.error:
         return []
     selected = sum(case.account == NOT_RUN for case in session.cases)
-    # A killed session may have had several of the databases.
-    lines = list(dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each)))
-    lines += _to_run(session, selected)
+    lines = [*plan.prepared, *_to_run(session, selected)]
     settings = context.settings
     if selected and settings.prof_path is None and not settings.collect_only:
         found = disturbances(settings.devices, *context.surroundings.at_start(settings.devices))
         lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
-        lines += flush_notes(settings)
     return [f"opatlas: {printable_lines(line)}" for line in lines]
-
-
-def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
-    """Yields what was done to a database before its rows were planned."""
-    if prepared.taken_over:
-        yield f"{prepared.taken_over} was killed; took the database over from it"
-    if prepared.starter_rows:
-        yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
-    if prepared.added:
-        yield prepared.added
-    if prepared.mapping is not None:
-        yield str(prepared.mapping)
-    edited = prepared.edited
-    if edited.example is not None:
-        rows = pluralize(edited.count, "row was", "rows were")
-        example = make_case_id(edited.example.kernel_type, edited.example.signature)
-        yield (
-            f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
-            f"durations stay in runs/ (`opatlas history`)"
-        )
-    for recovered in prepared.recovered:
-        if recovered or not recovered.problems:
-            yield str(recovered)
-        else:
-            yield f"could not merge the records that session {recovered.run_id} left behind"
-        yield from recovered.problems
 
 
 def _to_run(session: Session, selected: int) -> Iterator[str]:
@@ -130,8 +99,6 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
         others = len(of_fate(session.cases, Fate.OTHER_SHARD))
         yield f"{pluralize(others, unit)} in other shards (--shard={settings.shard})"
     for table in plan.tables.values():
-        if not len(table.table):
-            yield f"{table.table.path} has a header and no rows"
         yield from table.notes
     yield from (f"not read: {problem}" for problem in plan.problems)
 

@@ -32,17 +32,8 @@ _DAY_S = 86400.0
 STATUSES = ("none", *(status.value for status in Status))
 
 
-@dataclass(frozen=True)
-class Variable:
-    """A variable.
-
-    Attributes:
-        values: returns the value of each row of a table, None where a row has none.
-        is_text: whether values are texts, which a user may write without quotes.
-    """
-
-    values: Callable[[RowTable], Sequence[object]]
-    is_text: bool = False
+#: The values of each row of a table; None where a row has none.
+_Values = Callable[[RowTable], Sequence[object]]
 
 
 def values_of(table: RowTable, names: Iterable[str]) -> Mapping[str, Sequence[object]]:
@@ -51,7 +42,7 @@ def values_of(table: RowTable, names: Iterable[str]) -> Mapping[str, Sequence[ob
     found: dict[str, Sequence[object]] = {}
     for name in names:
         if name in VARIABLES:
-            found[name] = VARIABLES[name].values(table)
+            found[name] = VARIABLES[name](table)
         else:
             found[name] = [_number_or_text(cell.strip()) for cell in table.cells(by_slug.get(name, ""))]
     return found
@@ -68,14 +59,12 @@ def _number_or_text(cell: str) -> float | str | None:
     return number if number is not None else cell or None
 
 
-def _size(name: str, *, is_text: bool = False) -> Variable:
+def _size(name: str) -> _Values:
     """Returns a size by its name in `row_sizes`."""
-    return Variable(
-        lambda table: [None if size == "" else size for row in table for size in (row.sizes.get(name),)], is_text
-    )
+    return lambda table: [None if size == "" else size for row in table for size in (row.sizes.get(name),)]
 
 
-def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object], *, is_text: bool = False) -> Variable:
+def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object]) -> _Values:
     """Returns a value of the inputs and outputs; rows with a malformed cell have no slots."""
 
     def of_row(row: Row) -> object:
@@ -84,15 +73,15 @@ def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object], *, is_te
         except CellError:
             return value((), ())
 
-    return Variable(lambda table: [of_row(row) for row in table], is_text)
+    return lambda table: list(map(of_row, table))
 
 
-def _numbers(column: Callable[[RowTable], Floats]) -> Variable:
-    return Variable(lambda table: [None if math.isnan(number) else number for number in column(table).tolist()])
+def _numbers(column: Callable[[RowTable], Floats]) -> _Values:
+    return lambda table: [None if math.isnan(number) else number for number in column(table).tolist()]
 
 
-def _cells(column: str, default: str | None = None) -> Variable:
-    return Variable(lambda table: [cell.strip() or default for cell in table.cells(column)], is_text=True)
+def _cells(column: str, default: str | None = None) -> _Values:
+    return lambda table: [cell.strip() or default for cell in table.cells(column)]
 
 
 def _age_days(cell: str) -> float | None:
@@ -101,12 +90,12 @@ def _age_days(cell: str) -> float | None:
 
 
 #: The variables by name. Any other name is the slug of a column of the CSV.
-VARIABLES: Mapping[str, Variable] = {
-    "type": Variable(lambda table: [table.kernel_type] * len(table), is_text=True),
-    "dtype": _size("dtype", is_text=True),
-    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs), is_text=True),
-    "format": _size("format", is_text=True),
-    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs), is_text=True),
+VARIABLES: Mapping[str, _Values] = {
+    "type": lambda table: [table.kernel_type] * len(table),
+    "dtype": _size("dtype"),
+    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs)),
+    "format": _size("format"),
+    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs)),
     "inputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in inputs)),
     "outputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in outputs)),
     "m": _size("m"),
@@ -119,15 +108,15 @@ VARIABLES: Mapping[str, Variable] = {
     "captured": _numbers(lambda table: table.captured.us),
     "noise": _numbers(lambda table: table.replayed.noise),
     "samples": _numbers(lambda table: table.replayed.samples),
-    "age_days": Variable(lambda table: list(map(_age_days, table.cells(RUN_ID)))),
-    "status": Variable(
-        lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses], is_text=True
-    ),
+    "age_days": lambda table: list(map(_age_days, table.cells(RUN_ID))),
+    "status": lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses],
     "quality": _cells(QUALITY),
     "cache": _cells(CACHE_STATE),
     "instrument": _cells(INSTRUMENT),
     "run": _cells(RUN_ID, "none"),
 }
+#: The variables whose values are texts, which a user may write without quotes.
+_TEXTS = frozenset(("type", "dtype", "dtypes", "format", "formats", "status", "quality", "cache", "instrument", "run"))
 
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
@@ -240,7 +229,7 @@ def _take_texts(node: ast.Compare) -> None:
     for place, side in enumerate(sides):
         before = names[max(place - 1, 0) : place]
         beside = [*before, *names[place + 1 : place + 2]]
-        is_text = any(name in VARIABLES and VARIABLES[name].is_text for name in beside)
+        is_text = any(name in _TEXTS for name in beside)
         is_text = is_text or any(name and name not in VARIABLES for name in before)
         taken.append(_as_text(side, is_text=is_text, is_status="status" in beside))
     node.left, *node.comparators = taken

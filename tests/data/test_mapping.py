@@ -111,11 +111,10 @@ def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
 
 
 def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:
-    prepared = prepare_database(Database(place("vllm0.18.0_torch2.9.0_cann8.5")), run_id="r", starter=None)
-    assert prepared.mapping is not None
-    named = prepare_database(Database(tmp_path / "mine"), run_id="r", starter=None, is_npu=True)
-    assert named.mapping is not None
-    assert prepare_database(Database(tmp_path / "cpu"), run_id="r", starter=None).mapping is None
+    folder = place("vllm0.18.0_torch2.9.0_cann8.5")
+    for path, is_npu in ((folder, False), (tmp_path / "mine", True), (tmp_path / "cpu", False)):
+        prepare_database(Database(path), run_id="r", starter=None, is_npu=is_npu)
+        assert (path / MAPPING).exists() == (path.name != "cpu")
 
 
 def test_a_combined_database_takes_the_mapping_of_a_source(place, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
-from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
+from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, SessionCase, of_fate
 from opatlas.plugins.choice import Shard, requested_rows
 from opatlas.plugins.session import Session
 from opatlas.plugins.settings import Settings
@@ -20,7 +19,6 @@ from opatlas.plugins.told import plan_lines
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import RecoveredJournal
 from opatlas.row.table import RowTable
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementations.implementation import Implementation
@@ -64,11 +62,9 @@ def session_of(plan: Plan, settings: Settings = SETTINGS) -> Session:
 
 
 def test_a_database_that_two_targets_share_is_taken_over_once() -> None:
-    prepared = [
-        PreparedDatabase(recovered=[RecoveredJournal("run-1", Counter({"measured": 1}))], taken_over="session run-1"),
-        PreparedDatabase(taken_over="session run-1"),
-    ]
-    plan = Plan({"Mul": table_of(Fate.TO_RUN, Fate.LEFT_OUT, Fate.OTHER_SHARD)}, prepared=prepared)
+    plan = Plan({"Mul": table_of(Fate.TO_RUN, Fate.LEFT_OUT, Fate.OTHER_SHARD)})
+    for _ in range(2):
+        plan.add(Plan(prepared=["session run-1 was killed"]))
     lines = plan_lines(session_of(plan))
     assert sum("session run-1 was killed" in line for line in lines) == 1
     assert sum("/data" in line for line in lines) == 1

@@ -351,18 +351,6 @@ def test_read_only_says_what_a_session_then_does(bench: Bench) -> None:
     assert states == [("failed", "", ""), ("", "", "")]
 
 
-def test_read_only_is_refused_as_the_session_would_be(bench: Bench) -> None:
-    bench.write("Mul", cells("9;9", "9"))
-    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched("Mul", 4.0, cells("9;9", "9"))])
-    assert bench.run("--device=ATLAS_800_A3_752T_128G_DIE").code == 0
-    before = everything(bench.database)
-    of_another = ("--device=ATLAS_800_A2_376T_64G", "--read-only")
-    refused, mixed = bench.run(*of_another), bench.run(*of_another, "--mixed")
-    assert (refused.code, mixed.code) == (pytest.ExitCode.USAGE_ERROR, 0), mixed.output
-    assert mixed.numbers("would be written ") == [1, 0, 0, 0]
-    assert everything(bench.database) == before
-
-
 def test_a_profile_does_not_rename_the_device_of_captures(bench: Bench) -> None:
     capture = bench.folder / "capture" / "op_summary_1.csv"
     write_summary(capture, [launched(V3, 1.0), launched("Mul", 4.0, cells("9;9", "9"))])
