@@ -18,6 +18,7 @@ from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data import csv_files as store
 from opatlas.data.database import Database
 from opatlas.data.ingests import read_ingests, read_manifest
+from opatlas.errors import OpAtlasError
 
 ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, the report, and the manifest again.
@@ -114,6 +115,19 @@ def test_killed_by_a_signal(earlier: Database, second: Path, write: int, when: s
     assert not ingest(earlier, second)
     assert contents(earlier) == contents(whole)
     assert not list(earlier.path.rglob(f".*{store.TEMPORARY_SUFFIX}"))
+
+
+def test_a_full_disk_leaves_all_as_it_was(earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(earlier)
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.raises(OpAtlasError, match="No space left"):
+            ingest(earlier, second)
+    assert contents(earlier) == before
 
 
 class TestCutOff:

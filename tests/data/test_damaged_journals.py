@@ -169,6 +169,23 @@ def test_a_journal_that_only_looks_damaged_is_read_whole_and_each_record_counts_
     assert not list(path.parent.glob("run-1*"))
 
 
+def test_an_error_that_nobody_has_foreseen_costs_one_table_and_one_journal(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = killed(database, record(1, 10.0))
+
+    def broken(kernel_type: str) -> Any:
+        raise RecursionError("deep")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "read", broken)
+        (found,) = recover(database, own_run="")
+    assert (found.incomplete, path.exists()) == (True, True)
+    assert "Abs.csv" in found.problems[0]
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.incomplete) == ({"measured": 1}, False)
+
+
 def test_an_error_that_nobody_has_foreseen_in_one_journal_keeps_no_other_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
