@@ -7,7 +7,6 @@ import torch
 from opatlas.bench.implementations import _layouts as layouts
 
 from opatlas import Unsupported
-from opatlas.run.implementations.catalog import shipped
 from opatlas.run.implementations.implementation import Support
 
 LIBRARY = Support("Anything")
@@ -59,10 +58,6 @@ def test_a_scale_is_float32_whatever_it_is_stored_in() -> None:
     assert len(converted) == 2
 
 
-def test_helpers_of_implementations_are_no_implementation() -> None:
-    assert not [name for name in shipped() if name.startswith("_")]
-
-
 def test_a_weight_is_stored_by_columns_and_a_conversion_is_told() -> None:
     weight, converted = torch.arange(12.0).view(3, 4), []
     found = layouts.weight_by_columns(weight, converted)
@@ -75,41 +70,3 @@ def test_a_weight_is_stored_by_columns_and_a_conversion_is_told() -> None:
 
 def test_features_side_by_side_come_half_a_head_apart() -> None:
     assert layouts.pairs_in_halves(torch.tensor([[0, 4, 1, 5, 2, 6]])).tolist() == [[0, 1, 2, 4, 5, 6]]
-
-
-class Library:
-    """Calls with vLLM's interface."""
-
-    def topk_softmax(self, weights, experts, tokens, logits, renormalize):
-        weights[:], experts[:] = logits.softmax(-1).topk(weights.shape[1], -1)
-
-    def grouped_topk(self, scores, groups, chosen, k, renormalize, factor, bias, scoring):
-        assert (groups, chosen, bias.dtype) == (4, 2, scores.dtype)
-        return (scores.float().sigmoid() + bias).topk(k, -1)
-
-    def reshape_and_cache_flash(self, key, value, key_cache, value_cache, places, kind, *scales):
-        assert places.dtype is torch.int64
-        for new, cache in ((key, key_cache), (value, value_cache)):
-            cache.flatten(0, 1)[places] = new
-
-
-@pytest.mark.parametrize("norm_type", [0, 1])
-def test_experts_are_chosen_by_the_librarys_call(norm_type: int) -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float16)
-    bias, groups = (None, (1, 1, 0)) if norm_type == 0 else (torch.zeros(4), (2, 4, 1))
-    prepared = layouts.chosen_experts(Library(), logits, 2, norm_type, bias, groups, LIBRARY)
-    weights, experts, rest = prepared.results(prepared.call())
-    assert (weights.dtype, experts.tolist(), rest) == (torch.float16, [[1, 3]], None)
-    assert prepared.converted
-    for other, wrong in ((torch.zeros(4) if norm_type == 0 else None, groups), (bias, (1, 2, 0))):
-        with pytest.raises(Unsupported):
-            layouts.chosen_experts(Library(), logits, 2, norm_type, other, wrong, LIBRARY)
-
-
-def test_a_cache_is_written_by_the_librarys_call() -> None:
-    new, caches = torch.arange(8.0).view(2, 1, 4), torch.zeros(2, 3, 2, 1, 4)
-    prepared = layouts.written_to_cache(Library(), new, new, *caches, torch.tensor([4, 1], dtype=torch.int32))
-    prepared.call()
-    assert torch.equal(caches[0], caches[1])
-    assert torch.equal(caches[0].flatten(0, 1)[[4, 1]], new)
-    assert prepared.converted == ("places to INT64",)

@@ -1,14 +1,16 @@
-"""The instruments that time whole calls: how they call the timed function, and what lies in a sample."""
+"""The instruments that time whole calls, the end of sampling, and samples of a throttled device."""
 
 from __future__ import annotations
 
 import gc
+import random
+from itertools import repeat
 
 import pytest
 
 from opatlas.run.instruments import timers as wall_clock
-from opatlas.run.instruments.instrument import StopRule
-from opatlas.run.instruments.timers import DeviceEvents, WallClock
+from opatlas.run.instruments.instrument import LEAST_SAMPLES, MOST_SAMPLES, SETTLED_WINDOW, Samples, StopRule
+from opatlas.run.instruments.timers import DeviceEvents, UnthrottledInstrument, WallClock
 
 
 @pytest.fixture
@@ -53,25 +55,6 @@ def test_short_calls_are_averaged_until_the_clock_resolves_them(clock, nanosecon
     assert samples.durations_us == pytest.approx([nanoseconds / 1000] * 3)
     assert samples.calls_per_sample * nanoseconds >= 50_000
     assert samples.calls_per_sample == 1 or (samples.calls_per_sample - 1) * nanoseconds < 50_000
-
-
-def test_calls_too_short_for_the_clock_are_bounded(clock):
-    calls = 0
-
-    def call():
-        nonlocal calls
-        calls += 1
-
-    samples = WallClock().sample(call, None, rule(1))
-    assert samples.calls_per_sample == 10_000
-    assert calls < 40_000
-
-
-def test_no_garbage_is_collected_in_between(clock):
-    seen = []
-    WallClock().sample(lambda: seen.append(gc.isenabled()), lambda: None, rule())
-    assert seen == [False] * 3
-    assert gc.isenabled()
 
 
 def test_collector_is_on_again_after_an_error(clock):
@@ -128,3 +111,132 @@ def test_short_calls_in_a_row_are_averaged(stream, events, microseconds, calls):
     samples = events.sample(lambda: stream.work(microseconds, "call"), None, rule(2))
     assert samples.durations_us == pytest.approx((microseconds, microseconds))
     assert samples.calls_per_sample == calls
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(rule, samples, clock=None, seconds_each=0.0):
+    """How many samples the rule takes from an endless source."""
+    so_far = []
+    while not rule.enough(so_far):
+        so_far.append(next(samples))
+        if clock:
+            clock.now += seconds_each
+        assert len(so_far) <= 10_000
+    return len(so_far)
+
+
+def constant(value=20.0):
+    while True:
+        yield value
+
+
+def noisy(spread, seed=1):
+    source = random.Random(seed)
+    while True:
+        yield 20.0 * (1 + source.gauss(0, spread))
+
+
+def drifting():
+    """Each sample doubles the one before: noise that never settles."""
+    value = 1.0
+    while True:
+        value *= 2
+        yield value
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_repeat_count_is_exact(count):
+    clock = Clock()
+    rule = StopRule(repeat_count=count, time_limit_s=1.0, clock=clock)
+    assert taken(rule, noisy(0.5), clock, seconds_each=10.0) == count
+
+
+@pytest.mark.parametrize("samples", [constant(), constant(0.0), noisy(0.001), noisy(0.01)])
+def test_quiet_samples_and_a_precise_mean_end_at_the_least_number(samples):
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), samples) == LEAST_SAMPLES
+
+
+def test_noise_that_has_settled_ends_it():
+    count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.2))
+    assert LEAST_SAMPLES + SETTLED_WINDOW <= count < MOST_SAMPLES
+
+
+def test_noise_that_never_settles_ends_at_the_most():
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), drifting()) <= MOST_SAMPLES
+
+
+def test_time_limit_ends_it_after_one_sample_at_least():
+    for seconds_each, least in ((2.0, 3), (10.0, 1)):
+        clock = Clock()
+        rule = StopRule(repeat_count=None, time_limit_s=5, clock=clock)
+        assert taken(rule, noisy(0.2), clock, seconds_each) == least
+
+
+HOT = ("hardware thermal slowdown",)
+
+
+def unhurried():
+    return StopRule(repeat_count=None, time_limit_s=60)
+
+
+class Steady:
+    """Takes one sample at each call, each longer than the last."""
+
+    name = "steady"
+
+    def __init__(self, first_us):
+        self.taken = first_us
+
+    def sample(self, call, before_each, rule):
+        assert not rule.enough([])
+        self.taken += 1
+        return Samples((self.taken,))
+
+
+class OfGroup(StopRule):
+    """A rank does not sample again by itself."""
+
+    def again(self):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("said", "first_us", "rule", "durations_us", "throttled", "pauses"),
+    [
+        ([HOT, HOT, HOT, (), ()], 0.0, unhurried, (1.0,), False, 3),
+        ([(), HOT, HOT, (), ()], 0.0, unhurried, (2.0,), False, 1),
+        ([(), HOT, HOT, (), HOT], 0.0, unhurried, (2.0,), True, 1),
+        # A long row is taken again at once.
+        ([(), HOT, HOT], 200_000.0, unhurried, (200_002.0,), True, 0),
+        (repeat(HOT), 0.0, unhurried, (1.0,), True, None),
+        # The time limit counts over all tries.
+        (
+            [(), HOT],
+            0.0,
+            lambda: StopRule(repeat_count=None, time_limit_s=5, clock=iter([0.0, 5.0, 5.0]).__next__),
+            (1.0,),
+            True,
+            0,
+        ),
+        ([(), HOT], 0.0, lambda: OfGroup(repeat_count=1, time_limit_s=5), (1.0,), True, 0),
+    ],
+)
+def test_throttled_samples_are_taken_again_after_a_pause_or_kept_and_told(
+    said, first_us, rule, durations_us, throttled, pauses
+):
+    """`said`: what a device says, one after the other, of its clocks."""
+    answers, paused_s = iter(said), []
+    watched = UnthrottledInstrument(Steady(first_us), lambda: next(answers), paused_s.append)
+    samples = watched.sample(lambda: None, None, rule())
+    assert samples.durations_us == durations_us
+    assert (HOT[0] in samples.throttled) is throttled
+    if pauses is None:
+        assert sum(paused_s) == pytest.approx(0.5)
+    else:
+        assert len(paused_s) == pauses
