@@ -39,7 +39,7 @@ def commands(folder: Path) -> list[list[str]]:
         ["implementations"],
         ["implementations", "flashinfer"],
         ["check", db, "-p", "no:cacheprovider"],
-        ["combine", str(folder.with_name("combined")), db, "--dry-run", "--pool"],
+        ["combine", str(folder.with_name("combined")), db, "--pool"],
         ["history", db, "MatMulV2"],
         ["history", db],
         ["compare", db, other],

@@ -152,7 +152,7 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
     return Result([Table(columns, rows, title=kernel_type), told], status=1 if (answers["How"] == "").any() else 0)
 
 
-def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, compositions: bool = False) -> Result:
+def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path) -> Result:
     """Write the stored rows for other tools: as one typed table, or as the tables of aiconfigurator.
 
     Rows that cannot answer a question are left out, as in opatlas query.
@@ -163,7 +163,6 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, c
         database: folder of {KernelType}.csv files, or name of a device.
         output: FILE.parquet or FILE.csv: one table, durations in us; a path without a suffix: the folder of a system
             of aiconfigurator, below which each table gets its place, latencies in ms.
-        compositions: with durations of compositions of torch operators.
     """
     from opatlas.ask.query.export import of_other_devices
 
@@ -171,7 +170,7 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, c
         raise UsageError(
             f"--output {output}: end the name with .parquet or .csv, or give a folder without suffix for aiconfigurator"
         )
-    opened = open_database(database, compositions=compositions)
+    opened = open_database(database)
     written = _write_table(opened, output) if output.suffix else _write_perf_tables(opened, output)
     left_out = of_other_devices(opened)
     return Result([written, Fields(left_out, title="left out, of other devices")] if left_out else [written])

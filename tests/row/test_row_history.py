@@ -172,7 +172,6 @@ def test_a_damaged_history_is_named_and_costs_itself_only(
         ("DB Abs --restore csvs", 2),
         ("DB --restore csvs --fail-slower 5%", 2),
         ("DB --restore rows", 2),
-        ("DB --dry-run", 2),
         ("DB --fail-slower=-1%", 2),
         ("", 2),
     ],
