@@ -5,6 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from enum import Enum
+
+
+class Word(str, Enum):
+    """An enumeration of words, whose text is the word itself (enum.StrEnum of Python 3.11)."""
+
+    def __str__(self) -> str:
+        return str(self.value)
 
 
 def printable(text: str, *, keeps: str = "") -> str:

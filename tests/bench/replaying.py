@@ -107,9 +107,9 @@ def assert_wrong(kernel_type: str, row: str) -> None:
     """The check finds that a row's result differs from the formula."""
     errors: list[BaseException] = []
 
-    def recorded(error: BaseException) -> RowOutcome:
+    def recorded(error: BaseException, *more: object) -> RowOutcome:
         errors.append(error)
-        return outcome_of(error)
+        return outcome_of(error, *more)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(opatlas.run.runner, "outcome_of", recorded)

@@ -153,6 +153,7 @@ def doctor(monkeypatch, capsys):
     def run(*arguments, signs=(), kind="cpu", **verdicts):
         def run_probe(probe, target):
             found = passed("1", kind=kind) if probe.name == "device" and kind else passed("fine")
+            (target.files / "left.csv").write_text("OP Type\n")
             return ProbeResult(verdicts.get(probe.name, found), 0.0, "")
 
         monkeypatch.setattr(command, "run_probe", run_probe)
@@ -181,6 +182,14 @@ def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_p
     (tmp_path / "folder").mkdir()
     status, out = doctor("--report", str(tmp_path / place))
     assert (status, "pass" in out) == (1, False)
+
+
+def test_a_report_has_what_probes_left(doctor, tmp_path):
+    status, _ = doctor("--report", str(tmp_path / "r.zip"))
+    with zipfile.ZipFile(tmp_path / "r.zip") as report:
+        assert {"doctor.json", "probes/device/left.csv"} <= set(report.namelist())
+        assert report.read("probes/device/left.csv") == b"OP Type\n"
+    assert status == 0
 
 
 def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):

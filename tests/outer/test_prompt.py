@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from opatlas.outer.generation.models_file import KernelLanguage
-from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText, without_places
+from opatlas.outer.generation.prompt import Prompts, without_places
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 SOURCE = """import torch
@@ -25,7 +25,7 @@ CODE = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    def forward(self
 
 
 def prompts(language: KernelLanguage = KernelLanguage.TRITON) -> Prompts:
-    return Prompts(TaskText("level1/19_ReLU", SOURCE), Hardware("NVIDIA_H100_80GB_HBM3", "cuda"), language, 5)
+    return Prompts("level1/19_ReLU", SOURCE, "NVIDIA_H100_80GB_HBM3", "cuda", language, 5)
 
 
 def test_the_messages_of_a_task_and_of_a_repair(golden: Callable[[str, str], None]) -> None:

@@ -14,13 +14,13 @@ from opatlas.outer.generation.answers import RecordedAnswers
 from opatlas.outer.generation.attempts import AttemptLog
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest
 from opatlas.outer.generation.models_file import KernelLanguage, LoopLimits, Price
-from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
+from opatlas.outer.generation.prompt import Prompts
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, within_1e3=True, max_error=0.5, duration_us=12.5)
 WRONG = Judgement(ErrorClass.MISMATCH, "nan", Level.COMPILE, "nan in /tmp/run1/0.py", False, float("inf"))
-PROMPTS = Prompts(TaskText("relu", "class Model: pass\n"), Hardware("", "cpu"), KernelLanguage.TORCH, 5)
+PROMPTS = Prompts("relu", "class Model: pass\n", "", "cpu", KernelLanguage.TORCH, 5)
 PRICES = {"demo": Price(request=0.25)}
 
 

@@ -49,11 +49,6 @@ def test_only_those_that_the_caller_made_visible(machine, monkeypatch):
     assert [spec.pinned for spec in available_devices(A3_752T)] == [(VARIABLE, "1"), (VARIABLE, "3")]
 
 
-def test_a_container_sees_its_own_device_files(machine):
-    machine(A3, nodes=1)
-    assert len(available_devices(None)) == 1
-
-
 def test_without_device_files_npu_smi_decides(machine):
     machine(A3)
     assert len(available_devices("npu")) == 4
@@ -62,13 +57,6 @@ def test_without_device_files_npu_smi_decides(machine):
 def test_a_machine_without_npus_is_not_asked_twice_and_replays_on_its_cpu(machine):
     machine()
     assert available_devices(None) == available_devices("cpu") == [DeviceSpec("cpu", name=cpu_device_name())]
-
-
-def test_the_cpu_of_a_machine_with_npus_can_be_asked_for(machine):
-    machine(A3, nodes=4)
-    assert (
-        available_devices("cpu") == available_devices(cpu_device_name()) == [DeviceSpec("cpu", name=cpu_device_name())]
-    )
 
 
 def test_an_npu_that_is_not_there_is_refused(machine):
@@ -146,12 +134,6 @@ def test_without_a_table_no_chip_is_found(text):
     assert npu_smi.parse_chips(text) == ()
 
 
-def test_lines_of_a_microcontroller_are_not_the_chips(machine):
-    machine(a2("910B3"))
-    (chip,) = npu_smi.list_chips()
-    assert npu_smi.query_common(chip)["Temperature(C)"] == "46"
-
-
 def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
     machine(A3)
     said = npu_smi.query_chip(npu_smi.list_chips()[3])
@@ -161,17 +143,8 @@ def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
     assert (said.board["Serial Number"], said.board["NPU Name"]) == ("033ABC10P8000011", 9392)
 
 
-def test_a_chip_that_npu_smi_does_not_show_has_no_facts():
-    assert npu_smi.query_chip(None) == npu_smi.NpuSmiInfo({}, {})
-
-
 def test_npu_smi_is_asked_once_in_a_process(machine):
     smi = machine(A3)
     for _ in range(3):
         available_devices(None)
     assert smi.asked.read_text().count("info -m\n") == 1
-
-
-def test_an_npu_smi_that_fails_shows_nothing(machine):
-    machine({"-t health": "OK"}, nodes=1)
-    assert npu_smi.list_chips() == ()

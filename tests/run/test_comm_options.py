@@ -6,17 +6,15 @@ import os
 import re
 from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from _pytest.config.argparsing import Parser
-from opatlas.plugins.sources import collectives
 
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.run.collectives import options
 from opatlas.run.collectives.topology import default_grid, message_group
-from opatlas.run.devices import cuda
+from opatlas.run.devices import nvml
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvml import group_islands
 from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
@@ -83,7 +81,7 @@ def test_defaults_of_an_a3() -> None:
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cuda, "nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
+        nvml, "nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
     )
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
     assert default_grid(GPUS, 4, 1).shape == (1, 2, 2)
@@ -117,14 +115,6 @@ def test_sizes_are_rounded_up_reported_and_not_repeated() -> None:
     (rounded,) = (line for line in wanted.about if "1 -> 12, 5 -> 12" in line)
     assert all(word in rounded.split() for word in (ALL_TO_ALL.name, "float32:"))
     assert messages(option, CPU)[:2] == [(4, 3, "DT_FLOAT", 1), (8, 3, "DT_FLOAT", 1)]
-
-
-def test_several_values_have_commas_or_blanks_between_them() -> None:
-    commas = parsed("--num-devices", "2,4", "--bytes-grid", "8,16", "32")
-    blanks = parsed("--num-devices", "2", "4", "--bytes-grid", "8", "16", "32")
-    assert commas == blanks
-    assert (commas.num_devices, commas.bytes_grid) == ([2, 4], [8, 16, 32])
-    assert parsed("--grid-shape", "1,2,2", "--comm-dtype", "int8,float32").grid_shape == [1, 2, 2]
 
 
 def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
@@ -205,14 +195,6 @@ def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
     _, about = options.collective_plan(parsed(), GroupNodes(CPU)).about
     assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
-
-
-@pytest.mark.parametrize(("rank", "subfolder"), [(0, ""), (1, "node1")])
-def test_each_node_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, rank: int, subfolder: str) -> None:
-    config: Any = SimpleNamespace(option=Namespace(ray=None, node_rank=rank))
-    plan = options.CollectivePlan({}, config.option, ())
-    monkeypatch.setattr(options, "collective_plan", lambda option, nodes: plan)
-    assert collectives(config, CPU).subfolder == subfolder
 
 
 def test_collectives_are_named_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -72,12 +71,6 @@ def test_every_cache_that_the_threads_may_use_is_read_twice(
     domains = cache_domains(range(caches * cores), machine(tmp_path, caches, cores, "32768K"))
     assert flush_bytes(domains, threads) == read * MIB
     assert least_flush_bytes(domains, threads) == 2 * threads * MIB
-
-
-def test_a_core_alone_with_its_cache_reads_as_much_as_the_cache_needs(tmp_path: Path) -> None:
-    domains = cache_domains(range(9), machine(tmp_path, caches=2, cores=8, size="32768K"))
-    assert sorted(len(domain.cores) for domain in domains) == [1, 8]
-    assert flush_bytes(domains, 9) // 9 == 64 * MIB
 
 
 def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
@@ -220,9 +213,3 @@ def test_tensors_without_memory_of_their_own_cannot_be_evicted(monkeypatch: pyte
     for without in (dense.to_sparse(), dense.to_sparse_csr(), dense.to("meta"), Wrapper(dense)):
         flush([dense, without])
     assert evicted == []
-
-
-def test_this_machine_has_a_plan() -> None:
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
-    plan = plan_flush(cores, len(cores))
-    assert plan.whole_bytes >= plan.read_bytes > 0

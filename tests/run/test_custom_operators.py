@@ -19,7 +19,6 @@ from opatlas.run.devices.npu_operators import (
     missing_kernel,
     operator_environment,
     registration_obstacle,
-    remedy,
 )
 from opatlas.run.outcome import outcome_of
 from opatlas.run.process.child import Child
@@ -155,23 +154,6 @@ def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
     assert seen.read_text().split(":")[0] == f"{opp}/op_api/lib"
 
 
-def test_the_exports_have_the_real_path(vllm_ascend):
-    _, opp = vllm_ascend
-    assert registration_obstacle() == ""
-    assert f"export ASCEND_CUSTOM_OPP_PATH={opp}:$ASCEND_CUSTOM_OPP_PATH; " in remedy()
-    assert f"export LD_LIBRARY_PATH={opp}/op_api/lib:$LD_LIBRARY_PATH" in remedy()
-
-
-def test_one_variable_alone_is_not_enough(vllm_ascend, monkeypatch):
-    _, opp = vllm_ascend
-    monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", str(opp))
-    assert not is_environment_set()
-    set_up(monkeypatch, opp)
-    assert is_environment_set()
-    set_up(monkeypatch, opp / "removed")
-    assert not is_environment_set()
-
-
 @pytest.mark.parametrize("has_vllm", [True, False])
 def test_a_registered_operator_runs_with_any_variables(vllm_ascend, has_vllm):
     package, _ = vllm_ascend
@@ -193,10 +175,6 @@ def test_the_first_existing_call_of_several_is_made(vllm_ascend, name):
     (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text(EXTENSION)
     assert "toy_of_the_tests" in str(load_npu_call(name))
-
-
-def test_another_call_takes_the_place_of_an_operator_that_is_not_registered(place):
-    assert load_npu_call("torch.ops._C_ascend.nobody_registers_it or torch.add") is torch.add
 
 
 def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
@@ -224,11 +202,6 @@ def test_a_failed_registration_is_reported(vllm_ascend, monkeypatch):
         load_npu_call(CALL)
 
 
-def test_a_vllm_ascend_without_an_operator_package(place):
-    assert operator_environment({}) == {}
-    assert "COMPILE_CUSTOM_KERNELS" in remedy()
-
-
 def test_triton_kernels_know_the_number_of_cores(place):
     (place / "ops/triton/triton_utils.py").write_text(TRITON_UTILS)
     (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR)
@@ -243,12 +216,6 @@ def test_a_triton_without_the_number_of_cores_is_reported(place):
     (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR.replace("of_the", "of_no"))
     with pytest.raises(MissingPrecondition, match="triton-ascend"):
         load_npu_call("torch.ops.vllm.qkv_rmsnorm_rope_of_no_tests")
-
-
-def test_a_missing_triton_operator_does_not_need_an_operator_package(place):
-    with pytest.raises(MissingPrecondition, match="triton-ascend") as raised:
-        load_npu_call("torch.ops.vllm.npu_rotary_embedding")
-    assert "ASCEND_CUSTOM_OPP_PATH" not in str(raised.value)
 
 
 def test_a_missing_call_of_torch_npu_is_unsupported():

@@ -12,7 +12,6 @@ from opatlas.run.implementations.catalog import (
     every_implementation,
     find_implementations,
     installed,
-    named_implementations,
     shipped,
 )
 from opatlas.run.implementations.directory import read_marks
@@ -88,19 +87,10 @@ def test_all_are_those_that_are_installed_and_fit_the_device() -> None:
     }
 
 
-def test_a_name_is_measured_once() -> None:
-    assert len(find_implementations(["torch", "torch_compile", "torch"], "cpu")) == 2
-
-
 @pytest.mark.parametrize(("name", "kind"), [("flashinfr", "cuda"), ("flashinfer", "cpu"), ("torch_npu", "cuda")])
 def test_a_name_that_the_device_has_not_is_refused(name: str, kind: str) -> None:
     with pytest.raises(OpAtlasError):
         find_implementations([name], kind)
-
-
-def test_a_misspelt_name_has_a_suggestion() -> None:
-    with pytest.raises(OpAtlasError, match="flashinfer"):
-        named_implementations("flashinfr")
 
 
 def test_every_implementation_has_devices_and_a_version_or_a_remedy() -> None:

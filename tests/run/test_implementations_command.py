@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +11,6 @@ from commands import as_json, run
 from kernel_pages import IMPLEMENTATIONS, ROOT, implementations_page
 
 from opatlas.cli.main import main
-from opatlas.run.implementations.catalog import every_implementation
-from opatlas.run.kernel_facts import read_implementation_proofs, replays_of_bench
-
-
-def test_the_list_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "implementations")["implementations"]
-    _, out, _ = run(capsys, "implementations", "--format", "csv")
-    rows = [(row["implementation"], row["kernel types"]) for row in csv.DictReader(io.StringIO(out))]
-    assert rows == [(each["name"], str(len(each["kernel_types"]))) for each in found]
-    assert [name for name, _ in rows] == [each.name for each in every_implementation()]
 
 
 @pytest.mark.parametrize("name", ["flashinfer", "torch", "torch_compile"])
@@ -50,20 +38,9 @@ def test_a_folder_of_ones_own_shows_what_was_read_and_ignored(
     assert "AddRmsNorm" in output
 
 
-def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["implementations", "flashinfr"]) == 1
-    assert capsys.readouterr().out == ""
-
-
 def test_the_page_has_the_present_table() -> None:
     page = ROOT / IMPLEMENTATIONS
     assert page.read_text(encoding="utf-8") == implementations_page(), "run `python -m tests.support.kernel_pages`"
-
-
-def test_proofs_are_of_kernel_types_that_an_implementation_has() -> None:
-    known = {each.name: each for each in every_implementation()}
-    for name, proofs in read_implementation_proofs().items():
-        assert [each for each in proofs if each not in replays_of_bench() or not known[name].implements(each)] == []
 
 
 def test_it_does_not_wait_for_torch() -> None:

@@ -9,7 +9,7 @@ import pytest
 from opatlas.row.errors import ReplayError
 from opatlas.run.group import SharedRule
 from opatlas.run.instruments.instrument import StopRule
-from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords, between_marks, readable_name
+from opatlas.run.instruments.kernel_records import MARK, KernelRecord, KernelRecords, readable_name
 
 #: The device is idle for so long after each kernel.
 GAP_US = 0.5
@@ -153,9 +153,3 @@ def test_names_are_shown_without_templates_and_parameters(name, readable):
 def test_a_call_that_launches_nothing_is_an_error():
     with pytest.raises(ReplayError, match="no kernel"):
         sample(Device(), lambda: None)
-
-
-def test_a_mark_is_recognized_by_its_mangled_name_too():
-    name = "_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl"
-    records = [KernelRecord(7, name, 0.0, 0.6), KernelRecord(9, name, 6.0, 0.6), KernelRecord(8, "gemm", 1.0, 5.0)]
-    assert between_marks(records, 1) == [[records[2]]]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from sessions import ROOT
 
 from opatlas.row.errors import OutOfMemory
 from opatlas.row.status import Status
@@ -82,24 +79,3 @@ def test_a_kernel_that_needs_too_much_memory_costs_its_row(tmp_path, monkeypatch
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, threads=1, cache="warm"))
     outcome = runner.run(Job("greedy_replay", "", "test_greedy", "Greedy", CELLS, timeout_s=60))
     assert outcome.status is status, outcome.reason
-
-
-STACKS = """
-from opatlas.run.devices.cpu import CpuDevice
-from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.instruments.instrument import MeasureSettings
-
-import torch
-
-device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=8))
-device.available_bytes = lambda: 128 << 20
-with device.bounded_memory():
-    torch.ones(1 << 20).sum()
-"""
-
-
-def test_stacks_of_threads_do_not_count_as_memory_of_a_row() -> None:
-    """OpenMP ends the process where it cannot start a thread."""
-    variables = {**os.environ, "OMP_STACKSIZE": "64M"}
-    done = subprocess.run([sys.executable, "-c", STACKS], env=variables, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from opatlas.row.communication import (
     ALL_GATHER,
     ALL_REDUCE,
-    ALL_TO_ALL,
     BROADCAST,
     COLLECTIVES,
     REDUCE_SCATTER,
@@ -111,12 +110,6 @@ def test_of_a_large_result_both_ends_and_places_between_are_compared(monkeypatch
     wrong[40_000:60_000] += 1
     with pytest.raises(WrongResult):
         rank.check(wrong, expected)
-
-
-def test_large_messages_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = ranks_of(ALL_TO_ALL, 1000, 3)[1].input_tensor()
-    monkeypatch.setattr(module, "_AT_ONCE", 7)
-    assert torch.equal(ranks_of(ALL_TO_ALL, 1000, 3)[1].input_tensor(), whole)
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,6 @@ def test_why_it_is_throttled(library, bits, reasons):
     assert Nvml(UUID).throttles() == reasons
 
 
-def test_a_gpu_without_throttle_reasons_is_not_throttled(library):
-    library.nvmlDeviceGetCurrentClocksThrottleReasons = refuse
-    assert Nvml(UUID).throttles() == ()
-
-
 def test_a_missing_package_or_driver_is_in_the_facts(library, monkeypatch):
     library.nvmlInit = refuse
     without = Nvml(UUID)

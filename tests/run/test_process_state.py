@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import locale
 import os
-import random
 import signal
 import sys
 import threading
@@ -140,17 +139,6 @@ def test_functions_that_are_replaced_are_named(owner: object, name: str) -> None
     with patched(owner, name):
         (change,) = changes(before, state.read())
     assert f".{name}" in change
-
-
-def test_random_state_is_ignored_and_values_of_variables_stay_secret() -> None:
-    state = ProcessState("cpu")
-    before = state.read()
-    torch.manual_seed(3)
-    random.seed(3)
-    with variable("TOKEN"):
-        (change,) = changes(before, state.read())
-    assert "TOKEN" in change
-    assert "secret" not in change
 
 
 @replays("Careless", npu=None)

@@ -51,27 +51,6 @@ def test_tiers_partition_the_pairs(grid: Grid) -> None:
     assert counts.total() == grid.size * (grid.size - 1) // 2
 
 
-@given(GRIDS, st.data())
-def test_coordinates_are_the_ranks_digits(grid: Grid, data: st.DataObject) -> None:
-    rank = data.draw(st.integers(0, grid.size - 1))
-    back = 0
-    for at, extent in zip(grid.coordinates(rank), grid.shape, strict=True):
-        assert 0 <= at < extent
-        back = back * extent + at
-    assert back == rank
-
-
-@given(GRIDS, st.data())
-def test_where_few_span_a_tier_all_pairs_are_of_it(grid: Grid, data: st.DataObject) -> None:
-    tier = data.draw(st.integers(0, len(grid.shape) - 1))
-    if grid.shape[tier] < 2:
-        return
-    count = data.draw(st.integers(2, grid.shape[tier]))
-    group = grid.group(count, tier)
-    if group != tuple(range(count)):
-        assert {grid.tier_of(pair) for pair in combinations(group, 2)} == {tier}
-
-
 @pytest.mark.parametrize(
     ("count", "tier", "group"),
     [
@@ -87,10 +66,6 @@ def test_where_few_span_a_tier_all_pairs_are_of_it(grid: Grid, data: st.DataObje
 )
 def test_groups_of_an_a3(count: int, tier: int | None, group: tuple[int, ...]) -> None:
     assert A3.group(count, tier) == group
-
-
-def test_the_tiers_of_neighbours_on_an_a3() -> None:
-    assert [A3.tier_of(range(n)) for n in (2, 3, 16, 17, 768)] == [2, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ from opatlas.run.instruments.npu_profilers import MarkedLaunches
 COUNTER = {"aicore_time(us)": "0.5"}
 
 
-PROFILER = MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
-
-
 @pytest.fixture
 def launched(monkeypatch):
     """The launches of a device, in order: (kernel type, shapes, microseconds)."""

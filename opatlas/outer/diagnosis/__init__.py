@@ -4,9 +4,9 @@ kernels.py             the kernels of a capture or of a database as one table
 peaks.py               the peaks and cores of the device, and the roofline share of each kernel
 verdicts.py            the verdicts of all kernels at once; rules.yaml has their tests, limits and advice
 diagnosis.py           verdicts, time lost and ranking of a capture or database
-shown.py, changes.py   a diagnosis, and two of them side by side, as tables and JSON
+shown.py               a diagnosis, and two of them side by side, as tables and JSON
 prompt.py              what a model is asked for: the kernel, its counters, verdicts and constraints
-command.py, page.py    `opatlas diagnose`, and the page of `opatlas report`
+command.py             `opatlas diagnose`, and the page of `opatlas report`
 """
 
 from opatlas.extensions import Command

@@ -1,28 +1,37 @@
-"""`opatlas diagnose`: why kernels are slow, and what to do; or which of them a SuperKernel may fuse."""
+"""`opatlas diagnose`: why kernels are slow, and what to do; and the page of the site on it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import pandas as pd
 from cyclopts import Group, Parameter
 
 from opatlas.ask.kernel_rows import sample_rows
+from opatlas.ask.query.database import OpenDatabase
+from opatlas.capture.capture_reader import TYPE
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError, describe_error
+from opatlas.row.communication import is_communication
 from opatlas.row.errors import ReplayError
 from opatlas.row.location import meant_device, named_folder
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Part, Result, Table
+from opatlas.show.site.pages import ReportPage
+from opatlas.show.site.rows import columns_of
 
-from .changes import comparison_result
+from .diagnosis import Diagnosis
 from .diagnosis import diagnose as read_diagnosis
+from .kernels import LAUNCHES, KernelLines, row_lines
 from .peaks import read_peaks
 from .prompt import prompt_text
-from .shown import chosen, diagnosis_as_json, diagnosis_parts, kernel_parts, ranked_as_json
+from .shown import chosen, comparison_result, diagnosis_as_json, diagnosis_parts, kernel_parts, ranked_as_json
+from .verdicts import verdict_rules
 
 _Place = Annotated[Path, reads(named_folder)]
 _SUPERKERNEL = Group("SuperKernel", sort_key=50)
@@ -191,3 +200,70 @@ def _interface(kernel_type: str, folder: Path) -> str:
     except (OpAtlasError, ReplayError, ImportError):
         # A kernel that several devices run together, a row that is not at hand, or no torch.
         return ""
+
+
+#: The rows of the ranking.
+_MOST_ROWS = 1_000
+_COLUMNS = ("id", "kernel_type", "implementation", "origin", "device", "verdict", "duration_us")
+_TIMES = ("launches", "time_us", "roofline", "lost_us")
+
+
+class DiagnosisPage(ReportPage):
+    """Judges rows as `opatlas diagnose` does."""
+
+    def row_cells(self, database: OpenDatabase, implementation: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Returns the verdict on each row ("" for none), and its numbers of _TIMES, the roofline in percent."""
+        kernels = []
+        for kernel_type in database.kernel_types():
+            if not is_communication(kernel_type):
+                try:
+                    kernels.append(database.answers.stored_rows(kernel_type, implementation))
+                except OpAtlasError:
+                    # Told where the kernel type is shown.
+                    continue
+        lines = KernelLines(database.path, row_lines(kernels), database.answers.device)
+        judged: dict[str, list[Mapping[str, Any]]] = {}
+        if len(lines.frame):
+            found = Diagnosis(lines)
+            share = found.shares.share
+            lost_us = np.where(np.isfinite(share), found.lost_us, np.nan)
+            numbers = zip(lines.frame[LAUNCHES], found.duration_us, share * 100, lost_us, strict=True)
+            for kernel_type, verdict, times in zip(lines.frame[TYPE], found.verdicts.first, numbers, strict=True):
+                cells = {"verdict": str(verdict), **dict(zip(_TIMES, times, strict=True))}
+                judged.setdefault(kernel_type, []).append(cells)
+        return judged
+
+    def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> dict[str, Any] | None:
+        """Returns the verdicts with rows, rules and advice, and the rows that lose the most time.
+
+        A row whose roofline is not known loses at most its time.
+        """
+        judged = [table[[*_COLUMNS, *_TIMES]] for table in tables if "time_us" in table]
+        rows = pd.concat(judged, ignore_index=True).dropna(subset="time_us") if judged else pd.DataFrame()
+        if not len(rows):
+            return None
+        lost = rows["lost_us"].fillna(rows["time_us"])
+        ranking = rows.loc[lost.sort_values(ascending=False, kind="stable").index[:_MOST_ROWS]]
+        counts, times = rows["verdict"].value_counts(), rows.groupby("verdict")["time_us"].sum()
+        return {
+            "verdicts": [
+                {
+                    "verdict": str(verdict),
+                    "zh": rule.zh,
+                    "rows": int(counts[verdict]),
+                    "duration_us": float(times[verdict]),
+                    "test": rule.test,
+                    "source": rule.source,
+                    "what": rule.advice.what,
+                    "what_zh": rule.advice.zh,
+                    "apis": dict(rule.advice.apis),
+                }
+                for verdict, rule in verdict_rules().items()
+                if verdict in counts
+            ],
+            "known": int(rows["lost_us"].notna().sum()),
+            "ranked": len(rows),
+            "time_us": float(rows["time_us"].sum()),
+            "counted": int(rows["launches"].notna().sum()),
+            "table": columns_of(ranking),
+        }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -20,6 +19,7 @@ from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.row.columns import ACCELERATOR_CORE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, QUALITY, SPAN, STAND_IN
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Quality, is_composition
+from opatlas.text import Word
 
 from .kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines
 from .peaks import DevicePeaks, RooflineShares
@@ -29,7 +29,7 @@ _NPU_LANGUAGES, _GPU_LANGUAGES = ("AscendC", "Triton-Ascend", "TBE"), ("CUDA", "
 LANGUAGES = (*_NPU_LANGUAGES, *_GPU_LANGUAGES)
 
 
-class KernelVerdict(str, Enum):
+class KernelVerdict(Word):
     """Why a kernel is slow, or that it is not."""
 
     ABOVE_ROOF = "above the roof"
@@ -49,9 +49,6 @@ class KernelVerdict(str, Enum):
     LOW_VECTOR = "low vector utilization"
     BELOW_ROOF = "below the roof"
     L2_MISSES = "L2 misses"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +123,7 @@ def is_gpu(device: str) -> bool:
     return device.startswith("NVIDIA")
 
 
-Words = npt.NDArray[np.object_]
+Texts = npt.NDArray[np.object_]
 _CUBE, _VECTOR, _MIX = ("AI_CORE",), ("AI_VECTOR_CORE", "MIX_AIV"), ("MIX_AIC", "MIX_AIV")
 _AI_CORES = ("AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV")
 #: Values of Accelerator Core of collectives, in older and newer captures.
@@ -174,9 +171,9 @@ class Verdicts:
     """
 
     holds: Mapping[KernelVerdict, Mask]
-    first: Words
+    first: Texts
     is_collective: Mask
-    busiest: Words
+    busiest: Texts
     busiest_ratio: Floats
     memory_over_compute: Floats
     l2_hit_rate: Floats
@@ -237,7 +234,7 @@ def _longest_of_latency(duration_us: Floats) -> float:
     return times * shortest_us if shortest_us <= most_us else 0.0
 
 
-def _cells(frame: pd.DataFrame, name: str) -> Words:
+def _cells(frame: pd.DataFrame, name: str) -> Texts:
     return frame[name].to_numpy() if name in frame.columns else np.full(len(frame), "", dtype=object)
 
 
@@ -255,7 +252,7 @@ def _divided(part: Floats, whole: Floats) -> Floats:
     return np.asarray(part / np.where(whole > 0, whole, np.nan), dtype=np.float64)
 
 
-def _busiest_pipe(frame: pd.DataFrame, on_core: Mask) -> tuple[Words, Floats]:
+def _busiest_pipe(frame: pd.DataFrame, on_core: Mask) -> tuple[Texts, Floats]:
     busiest, highest = np.full(len(frame), "", dtype=object), np.full(len(frame), np.nan)
     for pipe in PIPES:
         ratio = _highest(frame, (pipe,))
@@ -264,7 +261,7 @@ def _busiest_pipe(frame: pd.DataFrame, on_core: Mask) -> tuple[Words, Floats]:
     return busiest, highest
 
 
-def _not_enough_work(frame: pd.DataFrame, core: Words, peaks: DevicePeaks) -> Mask:
+def _not_enough_work(frame: pd.DataFrame, core: Texts, peaks: DevicePeaks) -> Mask:
     """Tests whether the last wave leaves cores without work; of MIX kernels also by their blocks on vector cores."""
     blocks, mix = (_highest(frame, (name,)) for name in (BLOCK_DIM, MIX_BLOCK_DIM))
     cube, vector = (np.nan if each is None else each for each in (peaks.cube_cores, peaks.vector_cores))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import tempfile
 import time
 import zipfile
@@ -19,12 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from opatlas import formats
-from opatlas.data import log
 from opatlas.data.csv_files import write_atomically
-from opatlas.data.database import Database
-from opatlas.data.manifest import manifest_paths
 from opatlas.errors import OpAtlasError
-from opatlas.files import TemporaryFolder, UnsafePath, read_safely
+from opatlas.files import TemporaryFolder
 from opatlas.progress import note_after, track
 from opatlas.run.devices import cuda, npu
 from opatlas.run.devices.device import available_devices, device_environment, device_kinds, kind_named
@@ -47,14 +43,6 @@ _NO_ASCEND = "no sign of an Ascend NPU: its steps are skipped"
 #: A probe that takes longer is named on stderr while it runs.
 _TOLD_AFTER_S = 5.0
 _WARN = "warn"
-#: The largest file in the report. Larger files are listed as left out.
-_MOST_BYTES = 16 << 20
-#: The files of a kept profile in the report: sources of durations, without raw records.
-_PROFILE_FILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
-#: The number of session reports in the zip file: the newest ones, because a report's name does not tell its run.
-_REPORTS = 4
-
-
 #: Deadline of an import of torch, perhaps from a cold remote disk.
 _IMPORTS_S = 180.0
 #: Deadline of a device process and an export of msprof, whose own deadlines pass before and tell more.
@@ -111,8 +99,7 @@ def doctor(
     Args:
         device: as in `pytest bench/` (default: the device at hand).
         database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
-        report: write all findings into a zip file to send to us, with the last run and the kept profiles of
-            --database-path if that is given.
+        report: write all findings into a zip file to send to us.
         group: let two ranks meet over HCCL, NCCL or Gloo, and check and measure an all_reduce.
     """
     if report is not None:
@@ -213,9 +200,22 @@ def _as_json(target: Target, signs: Sequence[str], results: Mapping[str, ProbeRe
 
 
 def _write(path: Path, target: Target, found: Mapping[str, Any]) -> Fields:
-    """Writes the report, and returns what it holds, for the eyes of whom it is from. Raises OpAtlasError."""
-    assert target.files is not None
-    names, left_out = write_report(path, found, target.files, target.database)
+    """Writes the findings, and the files that probes left, as a zip file. Raises OpAtlasError.
+
+    Returns what it holds, for the eyes of whom it is from.
+    """
+    files = target.files
+    assert files is not None
+    left = sorted(each for each in files.rglob("*") if each.is_file() and not each.is_symlink())
+    names = ["doctor.json", *(f"probes/{each.relative_to(files)}" for each in left)]
+
+    def write(temporary: str) -> None:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:
+            report.writestr(names[0], json.dumps(found, indent=1) + "\n")
+            for name, each in zip(names[1:], left, strict=True):
+                report.write(each, name)
+
+    write_atomically(path, write)
     variables = found["environment"]
     return Fields(
         {
@@ -224,7 +224,6 @@ def _write(path: Path, target: Target, found: Mapping[str, Any]) -> Fields:
             "variables": ", ".join(variables),
             "without values": ", ".join(n for n, value in variables.items() if value == _SECRET_VALUE) or None,
             "files": ", ".join(names),
-            "left out": ", ".join(left_out) or None,
         },
         title=f"{path}: look through it before you send it",
     )
@@ -240,60 +239,3 @@ def _expect_report(path: Path) -> None:
             pass
     except OSError as error:
         raise OpAtlasError(f"--report {path} cannot be written ({error.strerror}): name another folder") from None
-
-
-def write_report(
-    path: Path, found: Mapping[str, Any], files: Path, database: Path | None
-) -> tuple[list[str], list[str]]:
-    """Writes the zip file.
-
-    Args:
-        found: the findings, in types of JSON.
-        files: the folder of the files that probes left.
-        database: the database whose last run and kept profiles go in; None: no database.
-
-    Returns:
-        The names in the zip file, and the files that were left out, each with the reason.
-
-    Raises:
-        OpAtlasError: the zip file cannot be written.
-    """
-    names, left_out = ["doctor.json"], list[str]()
-
-    def write(temporary: str) -> None:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:
-            report.writestr("doctor.json", json.dumps(found, indent=1) + "\n")
-            for name, source in _files_of(files, database):
-                try:
-                    content = read_safely(source, _MOST_BYTES)
-                except (UnsafePath, OSError) as error:
-                    left_out.append(f"{source} ({error})")
-                    continue
-                report.writestr(name, content)
-                names.append(name)
-
-    write_atomically(path, write)
-    return names, left_out
-
-
-def _files_of(files: Path, folder: Path | None) -> Iterator[tuple[str, Path]]:
-    """Yields what probes left; manifest and history of the last run, the last reports, and kept profiles of rows."""
-    yield from ((f"probes/{path.relative_to(files)}", path) for path in _files_below(files))
-    if folder is None:
-        return
-    database = Database(folder)
-    for manifest in manifest_paths(database)[-1:]:
-        for path in (manifest, log.file_path(database, manifest.stem)):
-            if path.is_file():
-                yield f"database/runs/{path.name}", path
-    reports = sorted(_files_below(database.reports_dir), key=lambda report: report.stat().st_mtime)
-    yield from ((f"database/reports/{report.name}", report) for report in reports[-_REPORTS:])
-    for kept in _files_below(database.profiles_dir):
-        if _PROFILE_FILES.fullmatch(kept.name):
-            yield f"database/profiles/{kept.relative_to(database.profiles_dir)}", kept
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """Returns the regular files at any depth, sorted; links are not followed."""
-    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if path.is_file() and not path.is_symlink())

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from opatlas.files import TemporaryFolder
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.process.fresh_python import import_environment, module_command
 from opatlas.run.process.keeper import die_with_parent
-from opatlas.text import exception_line
+from opatlas.text import Word, exception_line
 
 Fact = Any
 #: Deadline of a probe that prints a version or looks at files.
@@ -37,15 +36,12 @@ _OUTPUT_KEPT = 8000
 _ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
 
 
-class State(str, Enum):
+class State(Word):
     """How a probe ended."""
 
     PASS = "pass"
     FAIL = "fail"
     SKIP = "skip"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

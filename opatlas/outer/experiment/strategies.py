@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
+
+from opatlas.text import Word
 
 from .outcomes import Experiment, TaskName, TaskOutcome
 from .tables import PassRate, Spent, pass_rate, spent, wilson_interval
@@ -19,16 +20,13 @@ from .tables import PassRate, Spent, pass_rate, spent, wilson_interval
 CHOICE_LEVEL = 0.8
 
 
-class Strategy(str, Enum):
+class Strategy(Word):
     """Ways to choose models."""
 
     BEST = "A"  # one model for all tasks: the named one, or that of the highest lower bound
     CHEAPEST = "B"  # the model with the lowest cost of a task
     TABLE = "C"  # for each complexity the model of the highest lower bound
     ORACLE = "O"  # the cheapest model that passes, known in advance: the ceiling
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class _Record(NamedTuple):

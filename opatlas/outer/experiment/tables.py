@@ -13,6 +13,7 @@ from statistics import NormalDist
 from opatlas.ask.compare.comparison import FAST, geometric_mean
 from opatlas.outer.generation.attempts import ModelAttempt
 from opatlas.outer.judging.judgement import ErrorClass
+from opatlas.text import Word
 
 from .outcomes import Experiment, TaskName, TaskOutcome
 
@@ -131,7 +132,7 @@ def figures_by(
     return figures
 
 
-class ErrorGroup(str, Enum):
+class ErrorGroup(Word):
     """Error classes as the tables of older experiments with Triton-Ascend have them."""
 
     COMPILE = "compile"
@@ -139,9 +140,6 @@ class ErrorGroup(str, Enum):
     RUNTIME = "run time"
     INIT = "construction"
     OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _GROUPS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path
+from opatlas.text import Word
 from opatlas.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -26,16 +26,13 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 _Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
-class KernelLanguage(str, Enum):
+class KernelLanguage(Word):
     """What kernels are written in."""
 
     TRITON = "triton"
     TRITON_ASCEND = "triton-ascend"
     TORCH = "torch"
     CUDA = "cuda"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def of_rules(self) -> str:

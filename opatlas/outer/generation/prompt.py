@@ -32,56 +32,22 @@ _FOLDERS = re.compile(
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """The device that a kernel is for.
-
-    Attributes:
-        name: the name of the device ("NVIDIA_H100_80GB_HBM3"); "" if it has none.
-        kind: "npu", "cuda" or "cpu".
-    """
-
-    name: str
-    kind: str
-
-    @property
-    def lines(self) -> list[str]:
-        """The name, the kind, and the peaks if they are known."""
-        peak = device_peak(self.name)
-        lines = [f"- device: {self.name.replace('_', ' ') or 'unnamed'} ({self.kind})"]
-        if peak.bandwidth_gbps is not None:
-            lines.append(f"- memory bandwidth: {peak.bandwidth_gbps:,.0f} GB/s")
-        lines += [
-            f"- dense matrix products, {dtype}: {rate:,.1f} TFLOPS" for dtype, rate in sorted(peak.tera_ops.items())
-        ]
-        return lines
-
-
-@dataclass(frozen=True)
-class TaskText:
-    """What a model is told of a task.
-
-    Attributes:
-        name: the name of the task ("level1/19_ReLU").
-        source: the text of its file.
-    """
-
-    name: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Prompts:
     """Writes the messages about one task.
 
     Attributes:
-        task: the task.
-        hardware: the device that the kernel is for.
+        task: the name of the task ("level1/19_ReLU").
+        source: the text of its file.
+        device: the name of the device that the kernel is for ("NVIDIA_H100_80GB_HBM3"); "" if it has none.
+        kind: the kind of the device.
         language: what the kernel is to be written in.
         attempts: the number of attempts that the model has.
     """
 
-    task: TaskText
-    hardware: Hardware
+    task: str
+    source: str
+    device: str
+    kind: str
     language: KernelLanguage
     attempts: int
 
@@ -108,12 +74,21 @@ class Prompts:
         parts.append(texts.answer_with_modifications if code else texts.answer_with_code)
         return self._messages("\n\n".join(parts))
 
+    def _hardware(self) -> list[str]:
+        """Returns the name and kind of the device, and its peaks if they are known."""
+        peak = device_peak(self.device)
+        lines = [f"- device: {self.device.replace('_', ' ') or 'unnamed'} ({self.kind})"]
+        if peak.bandwidth_gbps is not None:
+            lines.append(f"- memory bandwidth: {peak.bandwidth_gbps:,.0f} GB/s")
+        rates = sorted(peak.tera_ops.items())
+        return lines + [f"- dense matrix products, {dtype}: {rate:,.1f} TFLOPS" for dtype, rate in rates]
+
     def _messages(self, last: str) -> tuple[ChatMessage, ...]:
         texts = _texts()
         parts = [
             texts.request.format(language=texts.languages[self.language]["name"]),
-            f"Task {self.task.name}:\n```python\n{self.task.source.rstrip()}\n```",
-            "\n".join(["Hardware:", *self.hardware.lines]),
+            f"Task {self.task}:\n```python\n{self.source.rstrip()}\n```",
+            "\n".join(["Hardware:", *self._hardware()]),
             f"Rules:\n{texts.rules.rstrip()}\n{texts.languages[self.language]['rules'].rstrip()}",
             last.rstrip(),
         ]

@@ -7,13 +7,12 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 
 from opatlas.data.csv_files import write_text
 from opatlas.outer.judging.answer import read_answer
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
-from opatlas.text import cut_middle
+from opatlas.text import Word, cut_middle
 
 from .answers import ChatModel, NoRecordedAnswer
 from .attempts import AttemptLog, ModelAttempt
@@ -29,7 +28,7 @@ _CANDIDATE = re.compile(r"\b\d+\.py\b")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b")
 
 
-class StopReason(str, Enum):
+class StopReason(Word):
     """Why a loop has ended."""
 
     PASSED = "passed"
@@ -37,9 +36,6 @@ class StopReason(str, Enum):
     SAME_FAILURE = "the last attempts failed in the same way"
     COST = "the cost limit is reached"
     NO_ANSWER = "no answer to the next question is recorded"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from opatlas.outer.generation.answers import RecordedAnswers, model_folder
 from opatlas.outer.generation.attempts import AttemptLog, ModelAttempt
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, NamedModel, read_models
-from opatlas.outer.generation.prompt import Hardware, Prompts, TaskText
+from opatlas.outer.generation.prompt import Prompts
 from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.outer.judging.complexity import complexity_of_task
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
@@ -169,7 +169,7 @@ class ModelRuns:
         self._context, self._row_of = context, row_of
         self._session, self._settings, self._folder = settings, settings.models, settings.models_folder
         self.rules = settings.models.language.of_rules
-        self._hardware = Hardware(settings.devices[0].name, settings.devices[0].kind)
+        self._device = settings.devices[0]
         file = settings.models.file
         self._log, self._prices = AttemptLog(self._folder), file.prices()
         self._answers = {
@@ -265,7 +265,8 @@ class ModelRuns:
         settings, source = self._settings, task.source
         model = settings.models[name]
         limits = settings.file.limits(model)
-        prompts = Prompts(TaskText(task.full_name, source), self._hardware, settings.language, limits.attempts)
+        device, attempts = self._device, limits.attempts
+        prompts = Prompts(task.full_name, source, device.name, device.kind, settings.language, attempts)
         subject = LoopTask(
             task.task_set,
             task.name,

@@ -14,12 +14,11 @@ from opatlas.errors import OpAtlasError
 from opatlas.outer.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, name_of, variants_of
 from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.errors import ReplayError, Unsupported
+from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.implementations.directory import read_directory
 from opatlas.run.implementations.implementation import Implementation, KernelSource, Prepared
 from opatlas.run.kernel_call import load_kernel
 
-#: Dispatch keys of torch by the kind of device.
-_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 #: Overrides that are not undone. Kept here, because torch drops an override that has no reference.
 _ACTIVE: set[use] = set()
 #: The first torch that gives the kernel that an override replaces.
@@ -55,9 +54,9 @@ class use:  # noqa: N801
         """
         if not hasattr(torch.library, "get_kernel"):
             raise OpAtlasError(f"opatlas.use: needs torch {_LEAST_TORCH} or newer, here is {torch.__version__}")
-        key = _DISPATCH_KEYS.get(device or _kind_here())
-        if key is None:
-            raise OpAtlasError(f"opatlas.use: device {device!r}: give one of {', '.join(_DISPATCH_KEYS)}")
+        key = kind_named(device or _kind_here()).dispatch_key
+        if not key:
+            raise OpAtlasError(f"opatlas.use: device {device!r}: give one of {', '.join(device_kinds())}")
         kernels = dict(_kernels(_implementation(Path(folder), candidate)))
         if not kernels:
             raise OpAtlasError(f"opatlas.use: {folder} has no kernel of an operator, such as add__Tensor/")
@@ -103,10 +102,8 @@ class use:  # noqa: N801
 
 
 def _kind_here() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    npu = getattr(torch, "npu", None)
-    return "npu" if npu is not None and npu.is_available() else "cpu"
+    present = (name for name in device_kinds() if (own := getattr(torch, name, None)) and own.is_available())
+    return next(present, "cpu")
 
 
 def _implementation(folder: Path, candidate: str) -> Implementation:

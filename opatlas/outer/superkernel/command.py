@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +14,7 @@ from opatlas.formats import microseconds, percent
 from opatlas.row.quality import standard_deviation
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
-from opatlas.text import pluralize
+from opatlas.text import Word, pluralize
 
 from .analysis import LEAST_RUNS, MOST_RUNS, ScopeAdvice, ScopeAnalysis, advise, analyse, analysis_as_json
 from .gains import GATE, PUBLIC_GAINS
@@ -27,16 +26,13 @@ _SUPER_KERNEL = "SuperKernel"
 _KERNEL_NAME = "te_superkernel"
 
 
-class CheckState(str, Enum):
+class CheckState(Word):
     """What a check found, from the best to the worst."""
 
     PASSED = "passed"
     BELOW_GATE = "gain below gate"
     NOT_GIVEN = "not given"
     FAILED = "failed"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

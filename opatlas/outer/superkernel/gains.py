@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from opatlas.capture.single_launches import Launch
 from opatlas.formats import percent
 from opatlas.row.columns import ACCELERATOR_CORE, OP_STATE
 from opatlas.row.slots import EMPTY_WORDS
+from opatlas.text import Word
 
 from .kernel_types import known_types, matches, unfusable_source
 from .structure import ScopeKind
@@ -47,7 +47,7 @@ PUBLIC_GAINS = (
 )
 
 
-class CutReason(str, Enum):
+class CutReason(Word):
     """Why a kernel is in no SuperKernel, or why a SuperKernel ends."""
 
     OTHER_STREAM = "on another stream"
@@ -58,23 +58,17 @@ class CutReason(str, Enum):
     DYNAMIC = "OP State dynamic"
     STEP = "boundary of steps"
 
-    def __str__(self) -> str:
-        return self.value
-
 
 #: Reasons that no other graph and no other operator would remove.
 _HARD = frozenset({CutReason.OTHER_STREAM, CutReason.AI_CPU, CutReason.NO_AI_CORE, CutReason.COLLECTIVE})
 
 
-class ScopeVerdict(str, Enum):
+class ScopeVerdict(Word):
     """What to do about a scope."""
 
     REFUSED = "refused"
     BELOW_GATE = "gain below gate"
     WORTH_TRYING = "worth trying"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from enum import Enum
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -15,30 +14,25 @@ from pathlib import Path
 import msgspec
 
 from opatlas.errors import OpAtlasError
+from opatlas.text import Word
 from opatlas.yaml_file import read_yaml
 
 
-class Module(str, Enum):
+class Module(Word):
     """A part of a layer of a model."""
 
     ATTENTION = "attention"
     MOE = "moe"
     FFN = "ffn"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class StepPhase(str, Enum):
+class StepPhase(Word):
     """What a step computes."""
 
     DECODE = "decode"
     PREFILL = "prefill"
     TRAINING = "training"
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 #: The module of a kernel, by its name and its type; None if neither tells one.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from opatlas.capture.single_launches import Launch
 from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.slots import split_cell
-from opatlas.text import parse_whole
+from opatlas.text import Word, parse_whole
 
 from .kernel_types import Module, ModuleOf, StepPhase, is_attention, is_normalization, module_of_type, phase_of_type
 from .timeline import Timeline
@@ -30,7 +29,7 @@ _LENGTHS_SLOT = 5
 _MOST_DRAFTED = 8
 
 
-class ScopeKind(str, Enum):
+class ScopeKind(Word):
     """What a candidate scope encloses."""
 
     ATTENTION = "attention"
@@ -40,19 +39,13 @@ class ScopeKind(str, Enum):
     ALL_LAYERS = "all layers"
     STEP = "step"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class StepSource(str, Enum):
+class StepSource(Word):
     """What tells the steps of a capture."""
 
     STEP_ID = "Step Id"
     LAYERS = "repetition of all layers"
     NOTHING = "nothing"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Layer(NamedTuple):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,89 +24,53 @@ _NAMED = 4
 _MOST_NS = 1 << 61
 
 
-@dataclass(frozen=True)
 class Timeline:
     """The launches of one device.
 
     Attributes:
         launches: ordered by start.
         problems: lines of the file that cannot be read.
+        start_ns, end_ns, duration_us: of each launch, on the profiler's clock.
+        busy_us: the part of each launch after the ends of all launches before it, so that the sum counts no time twice.
+        idle_us: the time before each start in which no launch runs.
+        streams: the number of launches of each stream; "" for launches whose stream is not known.
+        main_stream: the stream with the largest sum of durations; "" if no stream is known.
+        beside_main: whether each launch is on another stream; without a known stream, whether it overlaps a neighbour.
         wait_pairs: neighbours whose wait the profiler recorded.
         wait_mismatches: the pairs whose wait is not the start less the end of the launch before.
     """
 
-    path: Path
-    launches: tuple[Launch, ...]
-    problems: tuple[str, ...]
-    wait_pairs: int
-    wait_mismatches: int
+    def __init__(self, path: Path, launches: Sequence[Launch], problems: Sequence[str] = ()) -> None:
+        self.path, self.launches, self.problems = path, tuple(launches), tuple(problems)
+        start = np.array([launch.start_ns for launch in launches], dtype=np.int64)
+        self.duration_us = np.array([launch.duration_us for launch in launches], dtype=np.float64)
+        end = start + np.round(self.duration_us * 1000).astype(np.int64)
+        latest = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
+        self.start_ns, self.end_ns = start, end
+        self.busy_us: np.ndarray = np.maximum(end - np.maximum(start, latest), 0) / 1000
+        self.idle_us: np.ndarray = np.maximum(start - latest, 0) / 1000
+        self.streams = Counter(launch.stream for launch in launches)
+        sums = Counter[str]()
+        for launch in launches:
+            sums[launch.stream] += launch.duration_us  # type: ignore[assignment]
+        del sums[""]
+        self.main_stream = max(sums, key=sums.__getitem__, default="")
+        overlaps = np.zeros(len(start), dtype=bool)
+        into_next = end[:-1] > start[1:]
+        overlaps[1:] |= into_next
+        overlaps[:-1] |= into_next
+        on_other = np.array([launch.stream != self.main_stream for launch in launches], dtype=bool)
+        self.beside_main = np.where([not launch.stream for launch in launches], overlaps, on_other)
+        # Of launches that overlap, the profiler writes a wait of 0.
+        gaps = np.maximum(start[1:] - end[:-1], 0) / 1000
+        waits = np.array([launch.wait_us for launch in launches[1:]], dtype=np.float64)
+        self.wait_pairs = int(np.isfinite(waits).sum())
+        self.wait_mismatches = int((np.abs(waits - gaps) > WAIT_TOLERANCE_US).sum())
 
     @property
     def is_excerpt(self) -> bool:
         """Whether rows between these rows are missing."""
         return self.wait_mismatches > _EXCERPT * self.wait_pairs
-
-    @cached_property
-    def start_ns(self) -> np.ndarray:
-        """The starts, as int64."""
-        return np.array([launch.start_ns for launch in self.launches], dtype=np.int64)
-
-    @cached_property
-    def end_ns(self) -> np.ndarray:
-        """The ends, as int64."""
-        return np.array([end_ns(launch) for launch in self.launches], dtype=np.int64)
-
-    @cached_property
-    def duration_us(self) -> np.ndarray:
-        """The durations."""
-        return np.array([launch.duration_us for launch in self.launches], dtype=np.float64)
-
-    @cached_property
-    def busy_us(self) -> np.ndarray:
-        """The part of each launch after the ends of all launches before it, so that the sum counts no time twice."""
-        busy: np.ndarray = np.maximum(self.end_ns - np.maximum(self.start_ns, self._latest_end_ns), 0) / 1000
-        return busy
-
-    @cached_property
-    def idle_us(self) -> np.ndarray:
-        """The time before each start in which no launch runs."""
-        idle: np.ndarray = np.maximum(self.start_ns - self._latest_end_ns, 0) / 1000
-        return idle
-
-    @cached_property
-    def _latest_end_ns(self) -> np.ndarray:
-        """The latest end of the launches before each launch; for the first its own start."""
-        before = np.maximum.accumulate(self.end_ns)[:-1]
-        return np.concatenate((self.start_ns[:1], before))
-
-    @cached_property
-    def streams(self) -> Counter[str]:
-        """The number of launches of each stream; "" for launches whose stream is not known."""
-        return Counter(launch.stream for launch in self.launches)
-
-    @cached_property
-    def main_stream(self) -> str:
-        """The stream with the largest sum of durations; "" if no stream is known."""
-        sums: dict[str, float] = defaultdict(float)
-        for launch in self.launches:
-            if launch.stream:
-                sums[launch.stream] += launch.duration_us
-        return max(sums, key=lambda stream: sums[stream], default="")
-
-    @cached_property
-    def beside_main(self) -> np.ndarray:
-        """Whether each launch is on another stream. One without a known stream is, if it overlaps a neighbour."""
-        overlaps = np.zeros(len(self.launches), dtype=bool)
-        into_next = self.end_ns[:-1] > self.start_ns[1:]
-        overlaps[1:] |= into_next
-        overlaps[:-1] |= into_next
-        return np.array(
-            [
-                launch.stream != self.main_stream if launch.stream else bool(overlap)
-                for launch, overlap in zip(self.launches, overlaps, strict=True)
-            ],
-            dtype=bool,
-        )
 
 
 def read_timeline(path: Path) -> Timeline:
@@ -152,23 +114,11 @@ def read_file(path: Path) -> Timeline:
         raise TableError(path, "no launches", "Take the capture again")
     if not all(launch.stream or is_collective(launch.kernel_type, launch.cells) for launch in launches):
         launches = _with_streams(path, launches)
-    # Of launches that overlap, the profiler writes a wait of 0.
-    waits = [
-        (after.wait_us, max(after.start_ns - end_ns(before), 0) / 1000)
-        for before, after in pairwise(launches)
-        if after.wait_us is not None
-    ]
-    mismatches = sum(abs(wait - gap) > WAIT_TOLERANCE_US for wait, gap in waits)
-    return Timeline(path, tuple(launches), problems, len(waits), mismatches)
+    return Timeline(path, launches, problems)
 
 
 def _is_possible(launch: Launch) -> bool:
     return 0 <= launch.start_ns < _MOST_NS and 0 <= launch.duration_us * 1000 < _MOST_NS
-
-
-def end_ns(launch: Launch) -> int:
-    """Returns the end of a launch on the profiler's clock."""
-    return launch.start_ns + round(launch.duration_us * 1000)
 
 
 def _with_streams(path: Path, launches: Sequence[Launch]) -> tuple[Launch, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,10 +60,7 @@ class TaskModule:
             OpAtlasError: the functions return no list.
             Exception: whatever the functions raise.
         """
-        if self.task.is_dynamic:
-            found = list(self._names[GET_INPUTS_LIST]())
-        else:
-            found = [self._names[GET_INPUTS](**self._configured("input", "shared"))]
+        found = list(self._names[GET_INPUTS_LIST]()) if self.task.is_dynamic else [self._names[GET_INPUTS]()]
         found = [[each] if hasattr(each, "shape") else each for each in found]
         if not found or not all(isinstance(each, (list, tuple)) for each in found):
             raise OpAtlasError(f"{self.task.path}: the inputs are not a list: return a list of tensors and numbers")
@@ -96,22 +92,10 @@ class TaskModule:
         """Returns the arguments of Model, by position and by name. Raises ReferenceFailed."""
         set_seeds(seed)
         try:
-            if self.task.configuration is not None:
-                return [], self._configured("init", "shared")
             found = self._names.get(GET_INIT_INPUTS, list)()
             return ([], found) if isinstance(found, dict) else (list(found or []), {})
         except Exception as error:
             raise ReferenceFailed(f"{GET_INIT_INPUTS} of the task fails: {exception_line(error)}") from error
-
-    def _configured(self, *kinds: str) -> dict[str, Any]:
-        """Returns the first single configuration of robust-kbench of each kind, joined; {} without a file."""
-        found: dict[str, Any] = {}
-        if self.task.configuration is not None:
-            values = json.loads(self.task.configuration.read_text(encoding="utf-8-sig"))
-            for kind in kinds:
-                for configuration in values.get(f"single_{kind}_configs", [])[:1]:
-                    found.update(configuration)
-        return found
 
 
 def set_seeds(seed: int) -> None:

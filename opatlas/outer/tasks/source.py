@@ -14,18 +14,14 @@ from opatlas.outer.tasks.task_rows import task_rows
 from opatlas.row.location import tasks_path
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.row_source import Rows, RowSource
-from opatlas.text import pluralize, suggest
-
-#: Incomplete files of tasks that are named.
-_SHOWN = 3
+from opatlas.text import suggest
 
 
 def task_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns the tasks that --tasks names. Raises OpAtlasError if there are none, or two of one name."""
-    incomplete: list[str] = []
     tasks: dict[str, Task] = {}
     for place in option.tasks:
-        for task in read_tasks(Path(place), incomplete):
+        for task in read_tasks(Path(place)):
             other = tasks.setdefault(task.kernel_type, task)
             if other.path != task.path:
                 raise OpAtlasError(f"--tasks: {task.path} and {other.path} are both called {task.full_name}: name one")
@@ -38,7 +34,6 @@ def task_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Ro
         ops=_kernel_types,
         subjects=tasks,
         find=find_candidates(list(tasks.values())),
-        notes=_incomplete_notes(incomplete),
     )
 
 
@@ -53,12 +48,3 @@ def _rows(tasks: Mapping[str, Task], ops: frozenset[str], database: Database) ->
         raise OpAtlasError(f"--ops {','.join(unknown)}: --tasks names no such task{meant}")
     found = task_rows([task for name, task in tasks.items() if not ops or name in ops], database)
     return found.rows, found.notes
-
-
-def _incomplete_notes(incomplete: Sequence[str]) -> list[str]:
-    """Returns the line on files that lack a half of a task; no line for no files."""
-    if not incomplete:
-        return []
-    more = [f"and {len(incomplete) - _SHOWN:,} more"] if len(incomplete) > _SHOWN else []
-    files = pluralize(len(incomplete), "file is no task", "files are no tasks")
-    return [f"{files}: {'; '.join([*incomplete[:_SHOWN], *more])}"]

@@ -6,7 +6,6 @@ A task is a Python file with a class `Model`, which defines the computation, and
 {set}/level1/19_ReLU.py                         KernelBench; any folder with folders level1, level2, ...
 .../kernelbench/numpy/19_relu/19_relu_numpy.py  AKG's twins of KernelBench's level 1, for numpy and mindspore
 .../akg_kernels_bench/dynamic_shape/norm/*.py   AKG's own tasks
-.../layernorm/func_forward.py                   robust-kbench, with the arguments in config_forward.json
 tasks/*.py                                      a folder of one's own, with subfolders
 """
 
@@ -36,18 +35,13 @@ _LEVEL = re.compile(r"level\d+")
 _AKG_SETS = {"akg_kernels_bench": "akg", "akg_kernels_bench_lite": "akg_lite"}
 #: AKG's twins of KernelBench lie in `kernelbench/{kind}/{name}/{name}_{kind}.py`.
 _AKG_TWINS = "kernelbench"
-#: A file of robust-kbench, and the file of its arguments next to it.
-_ROBUST = re.compile(r"func_(forward|backward)")
-#: What a task file defines or imports at its top. A file with one of the two may be meant as a task.
-_PARTS = {
-    f"class {MODEL}": re.compile(rb"^(?:class Model\b|Model\s*=|from\s.+\simport\s.*\bModel\b)", re.MULTILINE),
-    f"function {GET_INPUTS}": re.compile(
-        rb"^(?:def\s+|from\s.+\simport\s.*\b)?get_inputs(?:_dyn_list)?\b", re.MULTILINE
-    ),
-}
+#: What a task file defines or imports at its top.
+_PARTS = (
+    re.compile(rb"^(?:class Model\b|Model\s*=|from\s.+\simport\s.*\bModel\b)", re.MULTILINE),
+    re.compile(rb"^(?:def\s+|from\s.+\simport\s.*\b)?get_inputs(?:_dyn_list)?\b", re.MULTILINE),
+)
 _DYNAMIC = re.compile(rf"^(?:def\s+|from\s.+\simport\s.*\b)?{GET_INPUTS_LIST}\b".encode(), re.MULTILINE)
 _IMPORTED = re.compile(rb"^(?:import|from)\s+(\w+)", re.MULTILINE)
-_IS_OTHER_FILE = f"has no class {MODEL} with a function {GET_INPUTS}"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_+-]+")
 
 
@@ -71,9 +65,8 @@ class Task:
         task_set: name of the set, in lower case ("kernelbench").
         path: the file.
         kind: the library whose arrays the inputs are.
-        digest: hexadecimal digits that stand for the content of the file and of its configuration.
+        digest: hexadecimal digits that stand for the content of the file.
         is_dynamic: whether the file has inputs of several shapes (`get_inputs_dyn_list`).
-        configuration: a JSON file with the arguments of `get_inputs` and Model, as robust-kbench has; None mostly.
     """
 
     name: str
@@ -82,7 +75,6 @@ class Task:
     kind: TaskKind
     digest: str
     is_dynamic: bool = False
-    configuration: Path | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -109,7 +101,7 @@ class Task:
     def source(self) -> str:
         """The text of the file. Raises OpAtlasError if it cannot be read, or has changed since it was read first."""
         content = _read(self.path)
-        if _digest(content, self.configuration) != self.digest:
+        if _digest(content) != self.digest:
             raise OpAtlasError(f"{self.path}: was changed meanwhile: run the command again")
         return content.decode("utf-8-sig")
 
@@ -119,14 +111,11 @@ def kernel_type_of(task_set: str, name: str) -> str:
     return f"{task_set}/{name}".replace("/", ".")
 
 
-def read_tasks(path: Path, incomplete: list[str] | None = None) -> list[Task]:
+def read_tasks(path: Path) -> list[Task]:
     """Returns the tasks in a folder and its subfolders, or in one file, by full name. The files are not run.
 
-    Files of a folder without Model or without inputs are not tasks. Hidden folders, `__pycache__`, and files whose
-    names begin with `_` or `.` are left out.
-
-    Args:
-        incomplete: gets the files that have either Model or inputs, and the missing part of each.
+    Files without Model or without inputs are not tasks. Hidden folders, `__pycache__`, and files whose names begin with
+    `_` or `.` are left out.
 
     Raises:
         OpAtlasError: the file or folder does not exist; a file is not Python; there is no task; two tasks of a set have
@@ -136,39 +125,23 @@ def read_tasks(path: Path, incomplete: list[str] | None = None) -> list[Task]:
     if not root.exists():
         raise OpAtlasError(f"{path}: there is no such file or folder: name a task file, or a folder of task files")
     found: dict[str, Task] = {}
-    lacking = ""
     for file in [root] if root.is_file() else _python_files(root):
-        task, lacks = _read_task(file, root)
-        if task is None:
-            lacking = lacking or f"{file.name}: {lacks}"
-            if incomplete is not None and lacks != _IS_OTHER_FILE:
-                incomplete.append(f"{file.name} {lacks}")
+        content = _read(file)
+        if not all(pattern.search(content) for pattern in _PARTS):
             continue
+        parse_python(file, content)
+        is_dynamic = _DYNAMIC.search(content) is not None
+        task = Task(*_name_and_set(file, root), file, _kind(content), _digest(content), is_dynamic)
         if not is_file_name(task.kernel_type):
             raise OpAtlasError(f"{task.path}: {task.kernel_type!r} cannot name a CSV file: rename the file")
         other = found.setdefault(task.kernel_type.lower(), task)
         if other is not task:
             raise OpAtlasError(f"{task.path}: {other.path} has the same name, {task.full_name}: rename one of them")
     if not found:
-        why = f" ({lacking})" if lacking else ""
         raise OpAtlasError(
-            f"{path}: holds no task{why}: a task is a file NAME.py with a class {MODEL} and a function {GET_INPUTS}"
+            f"{path}: holds no task: a task is a file NAME.py with a class {MODEL} and a function {GET_INPUTS}"
         )
     return sorted(found.values(), key=lambda task: _in_numbers(task.full_name))
-
-
-def _read_task(path: Path, root: Path) -> tuple[Task | None, str]:
-    """Returns the task in a file, or None and the missing part. Raises OpAtlasError unless a task is Python."""
-    content = _read(path)
-    missing = [what for what, pattern in _PARTS.items() if not pattern.search(content)]
-    if missing:
-        return None, f"has no {missing[0]}" if len(missing) == 1 else _IS_OTHER_FILE
-    parse_python(path, content)
-    name, task_set = _name_and_set(path, root)
-    configuration = path.with_name(f"{path.stem.replace('func_', 'config_')}.json")
-    own = configuration if _ROBUST.fullmatch(path.stem) and configuration.is_file() else None
-    is_dynamic = _DYNAMIC.search(content) is not None
-    return Task(name, task_set, path, _kind(content), _digest(content, own), is_dynamic, own), ""
 
 
 def _name_and_set(path: Path, root: Path) -> tuple[str, str]:
@@ -179,9 +152,6 @@ def _name_and_set(path: Path, root: Path) -> tuple[str, str]:
     folders = path.parts[:-1]
     stem = part_of_name(path.stem)
     levels = [place for place, folder in enumerate(folders) if _LEVEL.fullmatch(folder)]
-    if _ROBUST.fullmatch(path.stem) and "tasks" in folders:
-        within = folders[_last(folders, "tasks") + 1 :]
-        return "/".join([*map(part_of_name, within), path.stem.removeprefix("func_")]), "robust_kbench"
     if levels and levels[-1] > 0:
         task_set = part_of_name(folders[levels[-1] - 1]).lower()
         return "/".join([*map(part_of_name, folders[levels[-1] :]), stem]), task_set
@@ -226,11 +196,8 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _digest(content: bytes, configuration: Path | None) -> str:
-    digest = sha256(content)
-    if configuration is not None:
-        digest.update(b"\0" + _read(configuration))
-    return digest.hexdigest()[:_DIGITS]
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()[:_DIGITS]
 
 
 def _in_numbers(name: str) -> list[tuple[int, str]]:
