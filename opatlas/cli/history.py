@@ -294,5 +294,5 @@ def _rebuild(database: Database) -> Result:
     )
     names = sorted({*+rebuilt.changed, *+rebuilt.added})
     rows = [(name, rebuilt.changed[name], rebuilt.added[name]) for name in names]
-    parts = [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])]
+    parts: list[Part] = [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])]
     return Result(parts, problems=problems, status=1 if problems else 0)
