@@ -13,8 +13,7 @@ from captures import launch, write_capture
 from scratch_checkout import ScratchCheckout
 
 from opatlas.cli import main as command
-from opatlas.cli import sessions
-from opatlas.cli.commands import all_commands
+from opatlas.cli.main import all_commands
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 from opatlas.show.output import USAGE
@@ -176,8 +175,8 @@ def test_the_exit_status_of_pytest_is_passed_on(monkeypatch: pytest.MonkeyPatch)
 def test_a_file_that_an_option_names_is_not_a_test_file(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("")
-    assert sessions.test_files(["--tasks", str(mine), "-k", "Add"]) == []
-    assert sessions.test_files([f"{mine}::test_it", "--tasks", str(mine)]) == [mine]
+    assert command.test_files(["--tasks", str(mine), "-k", "Add"]) == []
+    assert command.test_files([f"{mine}::test_it", "--tasks", str(mine)]) == [mine]
 
 
 def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from declared_options import command_options, count, pytest_parser, shown
 from doc_commands import ROOT
 from opatlas.plugins import options
 
-from opatlas.cli.commands import all_commands
-from opatlas.cli.main import main
+from opatlas.cli.main import all_commands, main
 from opatlas.options import Scope, given
 
 #: A new option needs a reason that is as good as those of the others (python tests/support/declared_options.py).

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from captures import launched, write_capture
 
-from opatlas.cli.commands import all_commands
-from opatlas.cli.main import main
+from opatlas.cli.main import all_commands, main
 from tests.ask.tables import product_rows, write_table
 
 _SIZES = [(m, n, 1024) for m in (1, 2, 4, 8, 16, 32, 64) for n in (256, 1024, 4096)]

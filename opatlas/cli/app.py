@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from opatlas.cli.commands import BUILT_IN, all_commands
+from opatlas.cli.main import BUILT_IN, all_commands
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.show.output import Output, run_guarded
 from opatlas.show.result import Result

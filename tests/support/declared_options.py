@@ -14,7 +14,7 @@ from cyclopts import App
 from opatlas.plugins import options
 
 from opatlas.cli.app import make_app
-from opatlas.cli.commands import all_commands
+from opatlas.cli.main import all_commands
 
 
 class _PytestParser:

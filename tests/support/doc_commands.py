@@ -18,7 +18,7 @@ import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
 from opatlas.cli.app import make_app
-from opatlas.cli.commands import all_commands
+from opatlas.cli.main import all_commands
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))

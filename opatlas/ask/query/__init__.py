@@ -4,8 +4,7 @@ database.py        `opatlas.open`: the implementations of a device, and the ques
 question.py        a question: the known cells of a row, completed by what its rows have
 result.py          the answer to a question: a duration, its interval, and its rows
 answering_rows.py  the rows of a kernel type that answer, found by signature or by some of their cells
-implementation_answers.py  the answers of each implementation of a database
-collectives.py     durations of messages between devices
+implementation_answers.py  the answers of each implementation of a database, and those about collectives
 predictor.py       durations of rows that are not stored; fitted models on disk
 kernel_model.py    the model of a kernel type: smoothers, and calibrated intervals
 smoother.py        a fitted roofline, and kriging of the deviations from it
