@@ -11,7 +11,7 @@ smoother.py        a fitted roofline, and kriging of the deviations from it
 features.py        work, sizes and regime of a row
 model_cost.py      the cost of a step of a model: the durations of its calls, and their sum
 next_rows.py       which rows to measure next, for steps of models
-export.py          the rows for other tools: one long table, and the tables of aiconfigurator
+export.py          the rows for other tools: one long table
 msmodeling.py      a data source for msmodeling's simulations
 
 Imports neither torch nor pytest.
