@@ -2,7 +2,6 @@
 
 pytest_plugins = (
     "opatlas.plugins.options",
-    "opatlas.plugins.xdist",
     "opatlas.plugins.theory",
     "opatlas.plugins.hooks",
 )

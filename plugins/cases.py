@@ -19,9 +19,6 @@ import pytest
 
 from opatlas.arrays import Floats
 from opatlas.data.comparable import Staleness, StoredDuration
-from opatlas.data.edited import EditedRows
-from opatlas.data.op_mapping import WrittenMapping
-from opatlas.data.write_back import RecoveredJournal
 from opatlas.row.columns import (
     BASE,
     CACHE_STATE,
@@ -30,7 +27,6 @@ from opatlas.row.columns import (
     INSTRUMENT,
     LEGACY_AVG_SEQ_LEN,
     MESSAGE,
-    MICROBENCH_SAMPLES,
     RUN_ID,
     RUNTIME,
     SUITE,
@@ -41,7 +37,6 @@ from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable
 from opatlas.run.registry import replay_spec
 from opatlas.show.row_summary import RowSummary
-from opatlas.text import parse_whole
 
 #: Accounts of collected rows beside the statuses.
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
@@ -214,10 +209,7 @@ class SessionCase:
     def stored(self) -> StoredDuration:
         """The replayed duration that a new one would replace."""
         row = self.row
-        run_id, cache, instrument, samples, implementation = map(
-            row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, IMPLEMENTATION)
-        )
-        return StoredDuration(row.place, run_id, cache, instrument, parse_whole(samples), implementation)
+        return StoredDuration(row.place, *map(row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, IMPLEMENTATION)))
 
     def __repr__(self) -> str:
         return f"{self.kernel_type}[{self.signature}]"
@@ -237,7 +229,7 @@ class CaseTable:
         captured: captured durations in microseconds, NaN for a row without one. Another database may have them.
         captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
             tables of other kernel types were not read.
-        notes: sentences on columns whose names may be misspelt, and on cells that are no durations.
+        notes: sentences on columns whose names may be misspelt.
     """
 
     table: RowTable
@@ -278,29 +270,6 @@ class CaseTable:
             case.fate, case.staleness = Fate.TO_RUN, None
 
 
-@dataclass(frozen=True)
-class PreparedDatabase:
-    """What was done to a database before its plan was made.
-
-    Attributes:
-        problems: files of killed sessions that cannot be read.
-        recovered: journals of killed sessions that were merged.
-        starter_rows: rows of the starter database that was made; 0 if the database had rows.
-        edited: rows that held the duration or the status of another shape.
-        mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
-        added: the sentence on rows without durations that were added from another database.
-        taken_over: the killed session whose lock on the database was taken over; "" if there was none.
-    """
-
-    problems: Sequence[str] = ()
-    recovered: Sequence[RecoveredJournal] = ()
-    starter_rows: int = 0
-    edited: EditedRows = field(default_factory=EditedRows)
-    mapping: WrittenMapping | None = None
-    added: str = ""
-    taken_over: str = ""
-
-
 @dataclass
 class Plan:
     """The rows of a session, which every process of it shares. It is made once, before the first row runs.
@@ -310,7 +279,8 @@ class Plan:
     Attributes:
         tables: by `CaseTable.key`; a file that cannot be read has none.
         problems: files that cannot be read; they make the session fail.
-        prepared: what was done to each database first.
+        prepared: lines on what was done to the databases first.
+        is_incomplete: whether records of a killed session could not be merged; it makes the session fail.
         notes: what the user should know about the durations in the database.
         error: why there is no plan; the session ends with this error before a row runs.
         error_status: the exit status of a session with an error.
@@ -318,7 +288,8 @@ class Plan:
 
     tables: dict[str, CaseTable] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    prepared: list[PreparedDatabase] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+    is_incomplete: bool = False
     notes: list[str] = field(default_factory=list)
     error: str = ""
     error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
@@ -352,7 +323,9 @@ class Plan:
         self.tables |= other.tables
         self.problems += other.problems
         self.notes += other.notes
-        self.prepared += other.prepared
+        # A killed session may have had several of the databases.
+        self.prepared += [line for line in other.prepared if line not in self.prepared]
+        self.is_incomplete |= other.is_incomplete
 
 
 def row_of(item: pytest.Item) -> SessionCase | None:

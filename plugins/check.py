@@ -80,32 +80,20 @@ class CasesPlugin:
 
 
 class _Checks(pytest.File):
-    """All checks."""
+    """All checks, each for each kernel type."""
 
     def __init__(self, *, results: CheckResults, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._results = results
 
-    def collect(self) -> Iterator[_CheckCollector]:
-        for check in CHECKS:
-            yield _CheckCollector.from_parent(
-                self, name=check.name, nodeid=check.name, results=self._results, check=check
-            )
-
-
-class _CheckCollector(pytest.Collector):
-    """The cases of one check."""
-
-    def __init__(self, *, results: CheckResults, check: Check, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._results = results
-        self._check = check
-
     def collect(self) -> Iterator[CheckCase]:
-        for kernel_type in self._results.kernel_types_of(self._check):
-            yield CheckCase.from_parent(
-                self, name=printable(kernel_type), results=self._results, check=self._check, kernel_type=kernel_type
-            )
+        for check in CHECKS:
+            for kernel_type in self._results.kernel_types_of(check):
+                name = printable(kernel_type)
+                nodeid = f"{check.name}::{name}"
+                yield CheckCase.from_parent(
+                    self, name=name, nodeid=nodeid, results=self._results, check=check, kernel_type=kernel_type
+                )
 
 
 class CheckCase(pytest.Item):

@@ -22,9 +22,8 @@ from opatlas.data.row_copy import with_captured
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.row.columns import RUN_ID, STATUS_REASON
-from opatlas.row.quality import valid_duration
 from opatlas.row.signature import digest, make_case_id, signature
-from opatlas.row.table import FIRST_LINE, Row
+from opatlas.row.table import Row
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.row_source import Rows
 from opatlas.text import printable, suggest
@@ -262,7 +261,7 @@ def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale
                 case.known_failure = _known_failure(table.row(position), chosen)
         seen.add(case.id)
     rows.cases = [case for _, case in sorted(cases, key=itemgetter(0))]
-    rows.notes = [*misspelt_columns(table.path, table.columns, name), *_invalid_durations(rows)]
+    rows.notes = misspelt_columns(table.path, table.columns, name)
 
 
 def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
@@ -277,19 +276,3 @@ def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
     if not given_up and chosen.strict:
         return None
     return KnownFailure(printable(before), run=not given_up, strict=chosen.strict)
-
-
-def _invalid_durations(rows: CaseTable) -> list[str]:
-    """Returns the sentence on cells that should hold a duration and do not, of rows of this shard; [] without any."""
-    counted = {case.position for case in rows.cases if case.fate not in (Fate.OTHER_SHARD, Fate.REPEATED)}
-    invalid = [
-        (position, f"line {position + FIRST_LINE}, {name!r} = {cell!r}")
-        for name in rows.table.kind.duration_columns
-        for position, cell in enumerate(rows.table.cells(name))
-        # Other tools write 0 for a row that is not measured.
-        if cell.strip("0. ") and valid_duration(cell) is None and position in counted
-    ]
-    if not invalid:
-        return []
-    more = f" and {len(invalid) - 1} more" if len(invalid) > 1 else ""
-    return [f"{rows.key}: {min(invalid)[1]}{more} is no duration (a number above 0): counted as not measured"]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from opatlas.row.errors import ReplayError
-from opatlas.row.siblings import suggest_spelling
 from opatlas.row.signature import case_id_in
 from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.run.registry import replay_spec
+from opatlas.text import suggest
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
 from .choice import named_paths
@@ -198,7 +198,7 @@ def _several_tests(item: pytest.Item) -> str:
 
 def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
     why = WITHOUT_REPLAY.get(kernel_type)
-    return f"{kernel_type} has no replay{f': {why}' if why else suggest_spelling(kernel_type, replayed)}"
+    return f"{kernel_type} has no replay{f': {why}' if why else suggest(kernel_type, replayed, least=0.85)}"
 
 
 def sort_exclusive_last(items: list[pytest.Item], options: argparse.Namespace) -> None:

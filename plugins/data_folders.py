@@ -1,4 +1,4 @@
-"""Keeps pytest from running code of the folders that OpAtlas' options name, and suggests options for misspelt ones.
+"""Keeps pytest from running code of the folders that OpAtlas' options name.
 
 OpAtlas' options are declared in a conftest.py. Before pytest loads that file, pytest takes `DB` of `--database-path DB`
 for a folder of tests: pytest runs the `conftest.py` of `DB` and of the folders above `DB`, and reads the `pytest.ini`
@@ -8,7 +8,6 @@ OpAtlas, because the installed checkout may differ from the checkout that runs.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Generator
 from itertools import pairwise
 from pathlib import Path
@@ -48,12 +47,6 @@ def pytest_load_initial_conftests(
                 f"or join the option and its folder with ="
             )
     yield
-    # All options are declared now; pytest shows this below its error.
-    groups = [parser._anonymous, *parser._groups]
-    known = [name for group in groups for option in group.options for name in option.names()]
-    for name in (word.partition("=")[0] for word in args if word.startswith("--")):
-        if name not in known and (close := difflib.get_close_matches(name, known, 1)):
-            parser.extra_info["did you mean"] = close[0]
 
 
 def _below(path: Path, folders: list[Path]) -> bool:

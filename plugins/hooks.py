@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opatlas.files import path_problem
+from opatlas.errors import OpAtlasError
+from opatlas.options import Scope
 from opatlas.run.registry import replay_spec
-from opatlas.text import pluralize, printable_lines
+from opatlas.text import printable_lines
 
-from .benchmark import benchmark_plugins
 from .cases import needs_group, row_of
 from .cluster import sort_longest_first
 from .collector import REFUSED, sort_exclusive_last
-from .data_folders import PATH_OPTIONS
-from .junit import JUnit, junit_writer
-from .notes import plan_lines
+from .other_plugins import JUnit, benchmark_plugins, junit_writer
 from .pytest_internals import shorten_message
-from .row_note import attach_note
+from .records import attach_note
 from .session import SESSION, Session
-from .terminal import RowProgress, print_summary
-from .xdist import has_replays
+from .settings import has_replays, scope_of
+from .target import devices_of
+from .terminal import RowWords, print_summary
+from .told import plan_lines
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -52,32 +52,44 @@ def pytest_configure(config: pytest.Config) -> None:
         if xml is not None:
             plugins.append(JUnit(session, xml))
         if terminal is not None:
-            plugins.append(RowProgress(session, terminal))
+            plugins.append(RowWords(session))
     for plugin in plugins:
         config.pluginmanager.register(plugin, f"opatlas-{type(plugin).__name__}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Escapes what a terminal would obey in errors of usage: pytest prints them as they are."""
+    """Sets the number of workers, before xdist's own hook, which may come first, makes workers of it.
+
+    Escapes what a terminal would obey in errors of usage: pytest prints them as they are.
+    """
     try:
-        _expect_paths(config)
+        _set_workers(config)
         return (yield)
     except pytest.UsageError as error:
         raise pytest.UsageError(printable_lines(str(error))) from None
 
 
-def _expect_paths(config: pytest.Config) -> None:
-    """Raises pytest.UsageError for an option with a path that the system refuses, such as one that is too long."""
-    for option in PATH_OPTIONS:
-        given = config.getoption(option[2:].replace("-", "_"), None) or ()
-        for path in str(given).split(",") if isinstance(given, (str, Path)) else given:
-            try:
-                os.stat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise pytest.UsageError(f"{option} {path_problem(error)}") from None
+def _set_workers(config: pytest.Config) -> None:
+    option = config.option
+    if getattr(option, "numprocesses", 0) is not None or option.tx or hasattr(config, "workerinput"):
+        # xdist is not there, or an option sets the workers, or this process is a worker.
+        return
+    if (
+        option.in_process
+        or option.ray is not None
+        or option.usepdb
+        or option.collectonly
+        or not has_replays(config)
+        or scope_of(config) is not Scope.KERNELS
+    ):
+        return
+    try:
+        devices = devices_of(config)
+    except OpAtlasError as error:
+        raise pytest.UsageError(str(error)) from None
+    if len(devices) > 1:
+        option.numprocesses = len(devices)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -191,9 +203,9 @@ class MainHooks:
         return result
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Prints the summary."""
-        print_summary(self._session, terminalreporter, exitstatus)
+        print_summary(self._session, terminalreporter)
 
 
 class ControllerHooks:
@@ -217,16 +229,6 @@ class ControllerHooks:
             return (yield)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def pytest_report_header(self, config: pytest.Config) -> list[str]:
-        """Returns a line where there are more workers than devices."""
-        if not has_replays(config):
-            return []
-        workers, devices = len(config.option.tx), len(self._context.settings.devices)
-        if workers <= devices:
-            return []
-        gain = "rows of one device take turns, and more workers than devices gain nothing"
-        return [f"opatlas: -n {workers} on {pluralize(devices, 'device')}: {gain}"]
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:
@@ -255,13 +257,9 @@ class ControllerHooks:
         is_first = self._session.select(ids)
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
         lines = plan_lines(self._session) if is_first and terminal is not None else []
-        if not lines:
-            return
-        terminal.ensure_newline()
-        if terminal.isatty:
-            # xdist counts its workers in an unfinished line, and goes on with it below.
-            terminal.rewrite("", erase=True)
-            terminal.rewrite("")
+        if lines:
+            # xdist counts its workers in an unfinished line.
+            terminal.ensure_newline()
         for line in lines:
             terminal.write_line(line)
 

@@ -356,42 +356,20 @@ def named(*names: str) -> list[Option]:
 
 #: The kinds of session that each command starts; options without an effect in them are not shown.
 SCOPES = {"bench": Scope.ROWS, "collectives": Scope.COLLECTIVES, "shapes": Scope.THEORY}
-_STRICT_ROWS = " --strict, an option of pytest, also fails rows that an earlier session ran and failed to measure"
-#: What OpAtlas adds to pytest's --strict, by command.
-_STRICT = {
-    "bench": f"{_STRICT_ROWS}.",
-    "collectives": f"{_STRICT_ROWS}, and refuses sizes of groups that the machine or the grid cannot hold.",
-}
-_SCOPE_BY_OPTION = {option.name: option.scope for option in (*OPTIONS, *THEORY_ROWS)}
-
-
-class _HelpParser(argparse.ArgumentParser):
-    """Takes options as pytest's parser does, and keeps the options with an effect in some kinds of session."""
-
-    def __init__(self, scope: Scope, **more: Any) -> None:
-        super().__init__(add_help=False, **more)
-        self._scope = scope
-
-    def getgroup(self, _: str, description: str) -> Any:
-        group: Any = self.add_argument_group(description)
-        group.addoption = lambda name, *aliases, **arguments: (
-            group.add_argument(name, *aliases, **arguments)
-            if _SCOPE_BY_OPTION.get(name, Scope.ANY) & self._scope
-            else None
-        )
-        return group
 
 
 def help_of(command: str, about: str) -> str:
     """Returns the help of `opatlas bench`, `opatlas collectives` or `opatlas shapes`."""
-    parser: Any = _HelpParser(
-        SCOPES[command],
+    parser = argparse.ArgumentParser(
+        add_help=False,
         prog=f"opatlas {command}",
         usage=f"opatlas {command} [OPTION ...] [OPTION OF PYTEST ...]",
         description=f"{about[0].upper()}{about[1:]}.",
-        epilog=f"pytest's own options hold, too, such as -k, -x, -v, --lf and --junitxml: `pytest --help` lists them."
-        f"{_STRICT.get(command, '')}",
+        epilog="pytest's own options hold, too, such as -k, -x, -v, --lf and --junitxml: `pytest --help` lists them. "
+        "--strict, one of them, also fails rows that an earlier session ran and failed to measure.",
     )
-    pytest_addoption(parser)
-    text: str = parser.format_help()
-    return text
+    for title, options in {**_GROUPS, _THEORY_TITLE: THEORY_ROWS}.items():
+        group: Any = parser.add_argument_group(title)
+        group.addoption = group.add_argument
+        add_all(group, [each for each in options if each.scope & SCOPES[command]])
+    return parser.format_help()

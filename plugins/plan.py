@@ -1,39 +1,46 @@
-"""Makes the plan of a session: locks and prepares the databases, and decides which rows of each target are run."""
+"""The plan of a session: prepares its databases, decides which rows are run, and which durations may not mix."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 
-from opatlas.capture.profile_samples import Profile, fits, read_profile
+from opatlas.capture.profile_samples import CACHE_UNKNOWN, Profile, fits, read_profile
 from opatlas.data import journal
-from opatlas.data.comparable import PresentSetup, StaleRuns
+from opatlas.data.comparable import (
+    MixedDatabase,
+    PlannedDuration,
+    PresentSetup,
+    StaleRuns,
+    StoredDuration,
+    check_origin,
+    find_mismatches,
+    folder_note,
+)
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.edited import clear_edited, edited_rows
+from opatlas.data.edited import EditedRows, clear_edited, edited_rows
 from opatlas.data.op_mapping import write_default_mapping
-from opatlas.data.origin import Provenance
+from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.data.pruned import pruned_signatures
 from opatlas.data.row_copy import add_rows, read_rows
 from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import RecoveredJournal, recover
+from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
-from opatlas.row.signature import signature
-from opatlas.run.devices.device import kind_named
+from opatlas.row.signature import make_case_id, signature
+from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
-from opatlas.text import pluralize
+from opatlas.text import pluralize, printable
 
-from .cases import Plan, PreparedDatabase
+from .cases import Plan
 from .choice import make_plan
-from .mixing import captured_notes, origin_notes
-from .run_manifest import present_code
-from .session_context import SessionContext
+from .session_context import SessionContext, present_code
 from .settings import Settings
 from .target import SessionTarget, TargetDatabase
 
@@ -47,11 +54,8 @@ def plan_session(context: SessionContext) -> Plan:
         return _plan_session(context)
     except _ForeignProfile as error:
         return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
-    except (OpAtlasError, pytest.UsageError) as error:
+    except (OpAtlasError, pytest.UsageError, OSError) as error:
         return Plan(error=str(error))
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
 
 
 def _plan_session(context: SessionContext) -> Plan:
@@ -116,7 +120,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     if settings.writes:
         prepared = _prepare_for(context, own, base, starter)
     else:
-        prepared = PreparedDatabase(edited=edited_rows(database))
+        prepared = PreparedDatabase(edited_rows(database))
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
         elif starter is not None and not database.kernel_types() and settings.collect_only:
@@ -155,7 +159,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
             # Else the target has a note.
             notes += captured_notes(provenance, plan, settings)
         plan.notes += [*notes, *provenance.problems]
-    plan.prepared = [prepared]
+    plan.prepared, plan.is_incomplete = prepared.told, prepared.is_incomplete
     plan.problems += prepared.problems
     return plan
 
@@ -192,8 +196,10 @@ def _prepare_for(
         place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
         if added:
             told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
-            prepared = replace(prepared, added=told)
-    return replace(prepared, taken_over=str(own.lock.stale) if own.lock and own.lock.stale is not None else "")
+            prepared.told.append(told)
+    if own.lock is not None and own.lock.stale is not None:
+        prepared.told.append(f"{own.lock.stale} was killed; took the database over from it")
+    return prepared
 
 
 class _BaseRows:
@@ -270,6 +276,23 @@ def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 
+@dataclass
+class PreparedDatabase:
+    """What was done to a database before its plan was made.
+
+    Attributes:
+        edited: rows that hold the duration or the status of another shape.
+        told: lines for the user.
+        problems: files of killed sessions that cannot be read.
+        is_incomplete: whether records of a killed session could not be merged.
+    """
+
+    edited: EditedRows
+    told: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    is_incomplete: bool = False
+
+
 def prepare_database(
     database: Database,
     *,
@@ -290,19 +313,135 @@ def prepare_database(
     Raises:
         OpAtlasError: the database cannot be written.
     """
+    told, is_incomplete = [], False
     problems = recover_profiles(database, others) if database.profiles_dir.is_dir() else []
-    recovered: Sequence[RecoveredJournal] = ()
     if database.journal_dir.is_dir():
-        recovered = recover(database, own_run=run_id)
+        for each in recover(database, own_run=run_id):
+            is_incomplete |= each.incomplete
+            told += [str(each), *each.problems]
         expect_writable(database)
-    starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
+    if starter is not None and not database.kernel_types():
+        told.append(f"there was no database yet; made a starter of {pluralize(starter(database), 'theory row')}")
     edited = clear_edited(database, run_id)
+    if edited.example is not None:
+        rows = pluralize(edited.count, "row was", "rows were")
+        example = make_case_id(edited.example.kernel_type, edited.example.signature)
+        told.append(f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)")
     with database.lock():
         mapping = write_default_mapping(database.path, is_npu=is_npu)
-    return PreparedDatabase([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
+    told += [str(mapping)] if mapping is not None else []
+    return PreparedDatabase(edited, told, [*problems, *edited.problems], is_incomplete)
 
 
 def expect_writable(database: Database) -> None:
     """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
     with database.lock():
         pass
+
+
+def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarget) -> list[str]:
+    """Returns a note if the database is of another device, other software, or another patch of the same release.
+
+    Raises:
+        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
+    """
+    try:
+        check_origin(provenance, target.origin)
+    except MixedDatabase as error:
+        if settings.read_only and not settings.rehearses:
+            return [printable(f"{error}: the two do not compare")]
+        if settings.mixed:
+            return [printable(f"--mixed: {error}")]
+        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
+    note = folder_note(provenance, target.origin)
+    return [printable(note)] if note else []
+
+
+def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
+    """Returns a note if captured durations are of another device than the session's."""
+    if all(np.isnan(table.captured[[case.position for case in table.to_run]]).all() for table in plan.tables.values()):
+        return []
+    note = captured_mismatch(provenance, settings)
+    return [note] if note else []
+
+
+def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
+    """Returns why captured durations do not compare with those of a session; "" where they do."""
+    captured = provenance.captured()
+    others = [name for name in captured if not MeasurementOrigin(name).has_same_device(settings.origin)]
+    if not others:
+        return ""
+    here = settings.origin.device or settings.origin.kind
+    return printable(f"captured on {', '.join(others)}, replayed on {here}: the two do not compare")
+
+
+def check_replaced(
+    provenance: Provenance,
+    settings: Settings,
+    plan: Plan,
+    in_groups: Container[str],
+    number: int = 0,
+) -> list[str]:
+    """Compares the stored durations of the collected rows of a target with those that the session will measure.
+
+    Args:
+        number: number of the target.
+        in_groups: kernel types whose rows need several devices at once.
+
+    Returns:
+        What the user should know about the durations that are replaced.
+
+    Raises:
+        OpAtlasError: the session may not replace them.
+    """
+    rows: list[tuple[StoredDuration, PlannedDuration]] = []
+    target = settings.targets[number]
+    for table in plan.tables.values():
+        if table.target == number:
+            planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
+            known = table.table.replayed.known
+            # Rows of one signature get one duration.
+            ids = {case.id for case in table.cases if case.account and case.will_run}
+            rows += [(case.stored, planned) for case in table.cases if case.id in ids and known[case.position]]
+    mismatches = find_mismatches(provenance, rows)
+    if mismatches and not settings.mixed:
+        # The durations of a row may differ in several ways.
+        lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
+        refused = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}"
+        raise OpAtlasError(f"{refused}\n{_remedy(settings)}")
+    notes = [f"--mixed replaces durations of {pluralize(each.count, settings.unit)}: {each}" for each in mismatches]
+    notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
+    return [printable(note) for note in notes]
+
+
+def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bool) -> PlannedDuration:
+    """Returns how a session will measure a row of a target."""
+    if settings.prof_path is not None:
+        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof")
+    kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
+    preferred = kind.group_instrument if in_group else kind.preferred_instrument
+    chosen = preferred(name) if kind.instruments else ""
+    # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
+    is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
+    implementation = "" if is_unknown else target.implementation.name
+    return PlannedDuration(target.origin, settings.measure.cache, chosen, implementation)
+
+
+def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
+    """Returns a note if durations of another machine of the same kind are replaced or joined."""
+    own = "--database-path names a folder of your own"
+    if provenance.shipped:
+        fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
+        theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
+        return [f"{theirs}: those of this machine {fate}; {own}"]
+    others = [host for host in provenance.hosts(row.run_id for row in rows) if host != settings.origin.host]
+    if others and settings.origin.host:
+        return [f"durations of {', '.join(others)} are replaced by durations of {settings.origin.host}; {own}"]
+    return []
+
+
+def _remedy(settings: Settings) -> str:
+    again = "measure as they were measured (--cache, --instrument, or taskset for the number of threads), "
+    again += "compare without writing (--read-only), "
+    again = "" if settings.prof_path is not None else again
+    return f"Name a folder of your own with --database-path, {again}or let them be mixed (--mixed)"

@@ -56,15 +56,14 @@ from .choice import requested_rows
 from .cluster import host_of
 from .collector import Collector, lacks_replay
 from .interrupts import STOPPED, Interrupts
-from .mixing import check_replaced
-from .plan import plan_session
+from .plan import check_replaced, plan_session
 from .prof_path import UncollectedSamples
-from .records import SessionJournal, SessionRecords
-from .reports import write_reports
-from .row_note import (
+from .records import (
     DURATION_US,
     STORED_US,
     RowNote,
+    SessionJournal,
+    SessionRecords,
     cut_printed,
     note_of,
     outcome_of_report,
@@ -74,6 +73,7 @@ from .row_note import (
 )
 from .row_runner import RowRunner
 from .session_context import SessionContext
+from .told import write_reports
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
@@ -180,12 +180,12 @@ class Session:
             for number, own in enumerate(context.databases):
                 if own.provenance is None:
                     continue
-                judged = check_replaced(own.provenance, context.settings, plan, in_groups, number)
-                if judged.refusal:
+                try:
+                    plan.notes += check_replaced(own.provenance, context.settings, plan, in_groups, number)
+                except OpAtlasError as error:
                     # A plan with an error gets no report of rows that were not run.
-                    plan.error = judged.refusal
-                    raise pytest.UsageError(judged.refusal)
-                plan.notes += judged.notes
+                    plan.error = str(error)
+                    raise pytest.UsageError(plan.error) from None
         return True
 
     def rows(self) -> RowRunner:
@@ -369,7 +369,7 @@ class Session:
         plan = self.context.plan
         if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
-        if plan.problems or any(recovered.incomplete for prepared in plan.prepared for recovered in prepared.recovered):
+        if plan.problems or plan.is_incomplete:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             # A condition on the status that no row meets is success; another condition may be wrong.

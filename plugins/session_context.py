@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,23 +26,125 @@ from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
-from opatlas.data.manifest import Manifest
+from opatlas.data.manifest import Manifest, code_digest
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
+from opatlas.installation import measuring_code
 from opatlas.options import Scope
 from opatlas.row.record import new_run_id
-from opatlas.run.devices.device import DeviceDescription
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState, device_states
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
+from opatlas.run.devices.system import MachineState, MachineWatch, needed_cores
 from opatlas.run.msprof.sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.keeper import die_with_parent, parent_of
 from opatlas.text import printable_lines
 
 from .cases import Plan
-from .run_manifest import Surroundings, new_manifest
 from .settings import Settings, is_distributed, settings_of
 from .target import TargetDatabase
+
+
+class Surroundings:
+    """The load of the machine and of its GPUs at the start and at the end of a session, each read once."""
+
+    def __init__(self, own_pid: int) -> None:
+        """`own_pid` is the ancestor of all processes of the session, whose load does not count."""
+        self._watch = MachineWatch(own_pid=own_pid)
+        self._start: tuple[MachineState, list[DeviceState]] | None = None
+        self._end: tuple[MachineState, list[DeviceState]] | None = None
+
+    def at_start(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[DeviceState]]:
+        """Returns the state between the start of the session and the first call."""
+        if self._start is None:
+            self._start = self._watch.state(), device_states(devices, self._watch.own_processes(), opened=False)
+        return self._start
+
+    def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[DeviceState]]:
+        """Returns the state since `at_start`, read at the first call."""
+        if self._end is None:
+            self._end = self._watch.state(), device_states(devices, self._watch.own_processes(), opened=True)
+        return self._end
+
+    def higher_load(self, devices: Sequence[DeviceSpec]) -> str:
+        """Returns the higher load of start and end, in words; "" where the system has none."""
+        states = (self.at_start(devices)[0], self.at_end(devices)[0])
+        return max(states, key=lambda state: state.load_1min or 0.0).load
+
+
+def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> list[str]:
+    """Returns what is likely to disturb measurements on these devices, in phrases with numbers."""
+    of_gpus = (phrase for gpu in gpus for phrase in gpu.disturbances())
+    return [*machine.disturbances(needed_cores(devices)), *of_gpus]
+
+
+def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> Mapping[str, Any]:
+    """Returns the state of machine and GPUs as the manifest stores it."""
+    return {
+        **asdict(machine),
+        "gpus": [asdict(gpu) for gpu in gpus],
+        "disturbances": disturbances(devices, machine, gpus),
+    }
+
+
+def present_code() -> str:
+    """Returns the digest of the code that this process runs."""
+    return code_digest(measuring_code())
+
+
+def new_manifest(
+    run_id: str,
+    started_at: float,
+    settings: Settings,
+    surroundings: Surroundings,
+    devices: Sequence[DeviceDescription],
+    target: int = 0,
+) -> Manifest:
+    """Returns the manifest of a run that begins.
+
+    Args:
+        started_at: seconds since the epoch.
+        devices: each device and each group that rows were run on so far.
+        target: number of the target whose database holds the manifest.
+    """
+    at_start = {} if settings.prof_path else facts_of(settings.devices, *surroundings.at_start(settings.devices))
+    return Manifest(
+        run_id=run_id,
+        started_at=started_at,
+        device=asdict(devices[0]) if devices else {},
+        other_devices=[asdict(device) for device in devices[1:]],
+        options=options_of(settings, target),
+        code=present_code(),
+        machine_at_start=at_start,
+    )
+
+
+def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
+    """Returns the options that a manifest records: all that decide which rows run, how they run, or what is written."""
+    implementation, rows_from = settings.targets[target].implementation, settings.targets[target].rows_from
+    return {
+        "implementation": None if implementation.is_default else implementation.label,
+        "rows_from": str(rows_from) if rows_from else None,
+        "update_mode": settings.mode.value,
+        "prune": settings.prune,
+        "ops": sorted(settings.ops),
+        "shard": str(settings.shard) if settings.shard else None,
+        "where": str(settings.where) if settings.where is not None else None,
+        "retry_failed": settings.retry_failed,
+        "mixed": settings.mixed,
+        "versions": dict(settings.versions),
+        **asdict(settings.measure),
+        "msprof_rows": settings.msprof_rows,
+        "case_timeout_s": settings.case_timeout_s,
+        "in_process": settings.in_process,
+        "ray": settings.ray,
+        "prof_path": settings.prof_path.name if settings.prof_path else None,
+        "communication": list(settings.source.notes) if settings.source.scope is Scope.COLLECTIVES else None,
+        "models": None if settings.models is None else settings.models.told(),
+        **settings.group_options,
+    }
+
 
 _PID_SUFFIX = ".pid"
 

@@ -1,37 +1,117 @@
-"""The settings of a session: read from its options, after contradictions were refused."""
+"""The settings of a session: read from its options, after contradictions were refused; and where its rows are from."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from opatlas.data.database import Database
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
 from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
+from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
+from opatlas.row.location import communication_path, default_path
+from opatlas.run.collectives import options as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
+from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof.sessions import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
 from .choice import Choice, Shard, keyword_filter
-from .cluster import cluster_notes
+from .cluster import cluster_notes, cluster_of
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .sources import NO_EFFECT, kernels, scope_of, source_of
 from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
 from .where import Where
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelSettings
+
+
+_FIXTURES = code_folder("bench") / "conftest.py"
+_THEORY = code_folder("shapes") / "conftest.py"
+#: Options that list rows in place of those of a database, each with an extension of its name.
+_LISTING = ("tasks", "suite")
+#: Why options of other kinds of sessions have no effect in a session.
+NO_EFFECT = {
+    Scope.KERNELS: f"only bench/{collective_options.MODULE} measures collectives",
+    Scope.PROFILES: "--prof-path runs no row",
+    Scope.COLLECTIVES: f"{collective_options.MODULE} runs in groups of processes",
+}
+
+
+def scope_of(config: pytest.Config) -> Scope:
+    """Returns the kind of a session. Raises pytest.UsageError if it names collectives beside other files."""
+    if collective_options.are_named(config):
+        return Scope.COLLECTIVES
+    if config.option.tasks and config.option.suite:
+        raise pytest.UsageError("--tasks and --suite both say what is measured: leave one out")
+    is_listed = config.option.tasks or config.option.suite
+    return Scope.KERNELS if is_listed or config.option.prof_path is None else Scope.PROFILES
+
+
+def source_of(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
+    """Returns the rows that options ask for. Raises pytest.UsageError, OpAtlasError."""
+    option, scope = config.option, scope_of(config)
+    if scope is Scope.COLLECTIVES:
+        return collectives(config, devices)
+    for name in _LISTING:
+        if getattr(option, name):
+            if name not in extensions(ROW_SOURCES):
+                raise pytest.UsageError(f"--{name}: this installation has no source of rows of that name")
+            found: RowSource = extensions(ROW_SOURCES)[name].load()(option, devices)
+            return found
+    return kernels(option) if scope is Scope.KERNELS else profiles(option)
+
+
+def kernels(option: argparse.Namespace) -> RowSource:
+    """Returns the rows of a database; an empty one gets theory rows."""
+    # Devices that a conftest.py opens are torch's.
+    return RowSource(option, lambda kind: kind_named(kind).named_by, default_path, starter=_write_starter)
+
+
+def profiles(option: argparse.Namespace) -> RowSource:
+    """Returns the rows of a database, whose samples are looked up in the profiles of --prof-path."""
+    return replace(kernels(option), scope=Scope.PROFILES, verb="look up", starter=None)
+
+
+def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
+    """Returns messages of collectives: options name them, and groups run them. Raises pytest.UsageError."""
+    if config.option.ray is None:
+        plan = collective_options.collective_plan(config.option, GroupNodes(devices))
+    else:
+        cluster = cluster_of(config, devices)
+        plan = collective_options.collective_plan(config.option, cluster.group_nodes, cluster.nvlink_islands())
+    rank = plan.options.node_rank
+    return RowSource(
+        plan.options,
+        lambda kind: [kind_named(kind).communication_named_by],
+        lambda device, versions: communication_path(device, collective_options.communication_version(device, versions)),
+        scope=Scope.COLLECTIVES,
+        unit="message",
+        verb="measure",
+        rows=lambda database: (plan.rows, ()),
+        subfolder=f"node{rank}" if rank else "",
+        ops=lambda names: frozenset(plan.rows if names else ()),
+        notes=plan.about,
+    )
+
+
+def _write_starter(database: Database) -> int:
+    from opatlas.shapes.starter import write_starter
+
+    rows: int = write_starter(database)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -168,7 +248,13 @@ def settings_of(config: pytest.Config) -> Settings:
         # each of them has stored.
         retry_failed=option.runxfail or option.prof_path is not None or option.nnodes > 1,
         prof_path=absolute_path(option.prof_path) if option.prof_path is not None else None,
-        measure=_measure_settings(option, "warm" if scope is Scope.COLLECTIVES else "cold"),
+        measure=MeasureSettings(
+            repeat_count=option.repeat_count or _repeat_count_of_environment(),
+            cache=option.cache or ("warm" if scope is Scope.COLLECTIVES else "cold"),
+            time_limit_s=option.time_limit,
+            instrument=option.instrument.name,
+            aic_metrics=option.instrument.metrics,
+        ),
         case_timeout_s=option.case_timeout,
         msprof_rows=SESSION_ROWS if has_msprof else None,
         in_process=_is_in_process(option, scope),
@@ -211,48 +297,39 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
     keyword_filter(option.keyword)
     _refuse_databases_as_tests(config)
     refuse_useless_versions(config)
-    if getattr(option, "forked", False):
-        raise pytest.UsageError("--forked: rows do not run in pytest's process, but in a device process: leave it out")
-    is_looked_up = scope is Scope.PROFILES
-    workers = ["-n"] if is_looked_up and is_distributed(config) else []
-    refuse(config, outside(OPTIONS, scope), NO_EFFECT[scope], also=workers)
+    is_looked_up, is_in_process = scope is Scope.PROFILES, _is_in_process(option, scope)
+    workers = ["-n"] if is_distributed(config) else []
+    refuse(config, outside(OPTIONS, scope), NO_EFFECT[scope], also=workers if is_looked_up else [])
     if option.tasks:
         refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
-    if is_looked_up and option.update_mode == UpdateMode.STALE.value:
-        raise pytest.UsageError(
-            "--update-mode=stale compares with the code, driver and versions that rows would be run with, and "
-            "--prof-path runs no row: choose another mode"
-        )
     if option.models is None or not option.tasks:
         refuse(config, named("--models"), "models write candidates for tasks, so --models and --tasks belong together")
-    elif option.read_only:
-        raise pytest.UsageError("--models: attempts are kept in the folder of the database: leave out --read-only")
     if option.read_only and not is_looked_up:
         refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:
-        _refuse_with_ray(config)
-    if option.in_process and is_distributed(config):
-        raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
-    if _is_in_process(option, scope):
+        useless = named("--in-process", "--models", *(each.name for each in NODE_OPTIONS))
+        also = [*workers, *(["--pdb"] if option.usepdb else [])]
+        refuse(config, useless, "--ray runs rows in processes on the hosts of the cluster, which it finds", also=also)
+    if is_in_process:
         refuse(config, named("--case-timeout"), "rows run in pytest's own process, which cannot end a row that hangs")
-    elif option.usepdb and not is_looked_up:
-        raise pytest.UsageError("--pdb cannot reach into the processes of a group: leave it out")
-
-
-def _refuse_with_ray(config: pytest.Config) -> None:
-    """Raises pytest.UsageError where options ask for what no host of a cluster does."""
-    option = config.option
-    refused = {
-        "--in-process": option.in_process,
-        "--pdb": option.usepdb,
-        "-n": is_distributed(config),
-        "--models": bool(option.models),
-        **{each.name: changed(option, [each]) for each in NODE_OPTIONS},
-    }
-    if given := [name for name, is_given in refused.items() if is_given]:
-        raise pytest.UsageError(
-            f"--ray runs rows in processes on the hosts of the cluster, which it finds: leave out {', '.join(given)}"
-        )
+    for is_wrong, why in (
+        (getattr(option, "forked", False), "--forked: rows do not run in pytest's process: leave it out"),
+        (
+            is_looked_up and option.update_mode == UpdateMode.STALE.value,
+            "--update-mode=stale compares with what rows would be run with, and --prof-path runs no row",
+        ),
+        (
+            option.models is not None and option.read_only,
+            "--models: attempts are kept in the folder of the database: leave out --read-only",
+        ),
+        (option.in_process and bool(workers), "--in-process runs rows in one process: leave out -n"),
+        (
+            option.usepdb and not is_in_process and not is_looked_up,
+            "--pdb cannot reach into the processes of a group: leave it out",
+        ),
+    ):
+        if is_wrong:
+            raise pytest.UsageError(why)
 
 
 def _is_in_process(option: argparse.Namespace, scope: Scope) -> bool:
@@ -293,16 +370,6 @@ def _has_msprof(config: pytest.Config, scope: Scope, devices: Sequence[DeviceSpe
     return MSPROF in instruments
 
 
-def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings:
-    return MeasureSettings(
-        repeat_count=option.repeat_count or _repeat_count_of_environment(),
-        cache=option.cache or cache,
-        time_limit_s=option.time_limit,
-        instrument=option.instrument.name,
-        aic_metrics=option.instrument.metrics,
-    )
-
-
 def _repeat_count_of_environment() -> int | None:
     text = os.environ.get(REPEAT_COUNT_VARIABLE, "")
     if not text:
@@ -316,3 +383,20 @@ def _repeat_count_of_environment() -> int | None:
 def is_distributed(config: pytest.Config) -> bool:
     """Returns whether rows run in xdist's workers."""
     return hasattr(config, "workerinput") or bool(config.getoption("tx", None))
+
+
+def has_replays(config: pytest.Config) -> bool:
+    """Returns whether replays may be collected, before the collection: whether their fixtures are there."""
+    # `opatlas shapes` and `pytest -p opatlas.plugins` load the fixtures of replays, whatever is to be collected.
+    loaded = config.pluginmanager.has_plugin("opatlas.plugins.fixtures")
+    return _FIXTURES in _plugin_files(config) or (loaded and not has_theory_rows(config))
+
+
+def has_theory_rows(config: pytest.Config) -> bool:
+    """Returns whether theory rows may be collected, before the collection."""
+    return _THEORY in _plugin_files(config)
+
+
+def _plugin_files(config: pytest.Config) -> set[Path]:
+    files = (getattr(plugin, "__file__", None) for plugin in config.pluginmanager.get_plugins())
+    return {Path(file) for file in files if file}

@@ -15,7 +15,7 @@ from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute_path, expect_folder
-from opatlas.options import Scope, given
+from opatlas.options import Scope
 from opatlas.row.kind import kind_of, native_kind
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
@@ -157,9 +157,9 @@ def targets_of(
     if not usable:
         raise pytest.UsageError(f"--implementation {','.join(option.implementation)}: {'; '.join(lines)}")
     origin = origin_of(config, devices, source)
-    base, note = database_of(config, devices, source)
-    base = absolute_path(base)
-    captures = None
+    base, captures = absolute_path(database_of(config, devices, source)), None
+    is_named_by_this_machine = option.prof_path is not None and not option.database_path
+    note = _versions_of_this_machine(option.versions) if is_named_by_this_machine else ""
     if option.database_path and not option.mixed and (captured := captured_elsewhere(Database(base), origin)):
         home = _beside_captures(base, devices, source, option.versions)
         captures, base = (base, home) if home != base.resolve() else (None, base)
@@ -209,28 +209,25 @@ def _implementations(
     return [*found, *written]
 
 
-def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: RowSource) -> tuple[Path, str]:
-    """Returns the folder of the CSVs, and what the user should know of its choice; "" mostly.
+def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], source: RowSource) -> Path:
+    """Returns the folder of the CSVs.
 
     Args:
         source: the rows of the session.
 
     Raises:
         OpAtlasError: a version that names the folder is not known, or --database-path names no folder.
-        pytest.UsageError: --versions names software that has no part in the name, or another release than the
-            installed one.
+        pytest.UsageError: --versions names another release than the installed one.
     """
     option = config.option
     if option.database_path:
         named = Path(option.database_path)
         if not source.needs_database:
             expect_folder(named, "", option="--database-path", may_be_made=True)
-        return named / source.subfolder, ""
-    _expect_naming(config, devices[0], source.naming(devices[0].kind))
+        return named / source.subfolder
     if option.prof_path is None and not option.collectonly:
         _expect_installed(option.versions)
-    note = _versions_of_this_machine(option.versions) if option.prof_path is not None else ""
-    return source.default_database(database_name(devices), detect(option.versions)) / source.subfolder, note
+    return source.default_database(database_name(devices), detect(option.versions)) / source.subfolder
 
 
 def given_versions(versions: Versions) -> Mapping[Component, str]:
@@ -265,16 +262,6 @@ def named_versions(versions: Versions) -> Mapping[str, str]:
     return {component.name: version for component, version in given_versions(versions).items()}
 
 
-def _expect_naming(config: pytest.Config, device: DeviceSpec, naming: Sequence[Component]) -> None:
-    """Raises pytest.UsageError where the command line gives a version that is no part of the database's name."""
-    useless = [component for component in given_versions(config.option.versions) if component not in naming]
-    if useless and given(config.invocation_params.args, named("--versions")):
-        raise pytest.UsageError(
-            f"--versions: {' and '.join(each.name for each in useless)} has no part in the name of a database of "
-            f"{device}: leave out {', '.join(f'{each.field}=...' for each in useless)}"
-        )
-
-
 def _expect_installed(versions: Versions) -> None:
     """Raises pytest.UsageError where --versions gives another release than the installed one.
 
@@ -293,8 +280,6 @@ def _expect_installed(versions: Versions) -> None:
 def _versions_of_this_machine(versions: Versions) -> str:
     """Returns a note on versions of this machine's software that name a database of profiles, for lack of others."""
     here = [component for component in _NAMES_A_DATABASE if component not in given_versions(versions)]
-    if not here:
-        return ""
     found = detect()
     names = ", ".join(f"{component.name} {getattr(found, component.field)}" for component in here)
-    return f"{names} as on this machine: where others were profiled, give {versions_option(here)}"
+    return f"{names} as on this machine: where others were profiled, give {versions_option(here)}" if here else ""

@@ -1,15 +1,11 @@
-"""What a session prints: a row's numbers beside its word (-v) or a line a minute, and what became of the rows."""
+"""What a session prints: a row's numbers beside its word (-v), and what became of the rows."""
 
 from __future__ import annotations
 
 import math
-import os
-import shlex
-import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -27,40 +23,23 @@ from opatlas.text import printable_lines, shortened
 
 from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, of_fate, results_of
 from .interrupts import STOPPED, kept_lines
-from .notes import continuation, crowded_folders, named_targets, nothing_to_do
 from .pytest_internals import write_parts
-from .reports import facts_of
-from .row_note import FOR_OTHERS, FOR_OWN, note_of
+from .records import note_of
 from .session import Session
+from .told import continuation, facts_of, nothing_to_do
 
-#: Seconds between two lines.
-EVERY_S = 60.0
 _REASON_SHOWN = 100
 _SHOWN = 5
 _MOST_COMPARED = 20
 #: More implementations are left to `opatlas compare`.
 _MOST_RIVALS = 3
-#: Shorter waits are not reported.
-_REPORTED_FROM_S = 0.5
 
 
-class RowProgress:
-    """Adds to pytest's progress what is known of rows. Other tests keep pytest's progress."""
+class RowWords:
+    """Adds to pytest's word for a row what is known of the row. Other tests keep pytest's word."""
 
-    def __init__(self, session: Session, terminal: pytest.TerminalReporter) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._terminal = terminal
-        self._total = 0
-        #: Node ids: a plugin may run a row again.
-        self._done: set[str] = set()
-        self._started = self._last_line = time.monotonic()
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._start(len(session.items))
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        self._start(len(ids))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(
@@ -83,29 +62,9 @@ class RowProgress:
                 word = f"{word} {shortened(reason, _REASON_SHOWN)}"
         return category, letter, word
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Prints a line a minute, unless -v shows each row."""
-        if report.when == "call" or not report.passed:
-            self._done.add(report.nodeid)
-        now = time.monotonic()
-        if now - self._last_line < EVERY_S or self._terminal.verbosity > 0 or note_of(report) is None:
-            return
-        self._last_line = now
-        done, unit = len(self._done), self._session.context.settings.unit
-        rate = max(done, 1) / (now - self._started)
-        left = timedelta(seconds=round((self._total - done) / rate))
-        # pytest's letters end without a line.
-        told = f"{done:,} of {self._total:,} {unit}s, {rate:.3g} {unit}s/s, {left} left"
-        self._terminal.write_line(f"\nopatlas: {told}")
 
-    def _start(self, total: int) -> None:
-        self._total = total
-        self._started = self._last_line = time.monotonic()
-
-
-def print_summary(session: Session, terminal: pytest.TerminalReporter, status: int) -> None:
-    """Prints what became of the rows; `status` is the exit status of the session."""
+def print_summary(session: Session, terminal: pytest.TerminalReporter) -> None:
+    """Prints what became of the rows."""
     context, is_quiet = session.context, terminal.config.option.verbose < 0
     plan = context.plan
     if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
@@ -126,9 +85,6 @@ def print_summary(session: Session, terminal: pytest.TerminalReporter, status: i
     for problem in _problems(session):
         terminal.write_line(printable_lines(problem), red=True)
     settings = context.settings
-    if status == pytest.ExitCode.OK and terminal.isatty and not is_quiet and figures and settings.writes:
-        database = shlex.quote(os.path.relpath(settings.database))
-        terminal.write_line(f"next: opatlas check {database}; opatlas report {database} --output site")
     if session.profile_rest is not None:
         session.profile_rest.print(terminal)
     if settings.read_only:
@@ -170,7 +126,6 @@ def _run_fields(session: Session, facts: SessionFacts) -> dict[str, object]:
     run = "run" if settings.prof_path is None else "looked up"
     return {
         f"{unit}s {run}": (rows, f"in {seconds:.1f} s, {rows / seconds:.3g} {unit}s/s") if rows else None,
-        **_waits(session),
         "judged": ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or None,
         **facts.quality,
         "not run": (len(facts.not_run), continuation(session)) if facts.not_run else None,
@@ -178,21 +133,6 @@ def _run_fields(session: Session, facts: SessionFacts) -> dict[str, object]:
         "given up": (given_up, "crashed or timed out in earlier sessions: --runxfail runs them") if given_up else None,
         "left by earlier sessions": ", ".join(f"{n} {status}" for status, n in facts.unresolved.items()) or None,
     }
-
-
-def _waits(session: Session) -> dict[str, str]:
-    """Returns long waits for devices."""
-    others_s, own_s = (
-        sum(found.waited.get(who, 0.0) for _, found in results_of(session.cases)) for who in (FOR_OTHERS, FOR_OWN)
-    )
-    workers = len({id(case.worker) for case, _ in results_of(session.cases)})
-    each = "" if workers < 2 else f", {workers} workers together"
-    found = {}
-    if others_s >= _REPORTED_FROM_S:
-        found["waited for another session"] = f"{others_s:.0f} s{each}, not counted above"
-    if own_s >= _REPORTED_FROM_S:
-        found["waited for each other"] = f"{own_s:.0f} s: rows of one device take turns"
-    return found
 
 
 def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
@@ -213,11 +153,10 @@ def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
             found["kernels of sibling types without a row"] = of_siblings
         if merged.repeated:
             found["repeated rows"] = (merged.repeated, "got the duration of the earlier row of their signature")
-    paths = [settings.targets[number].path for number in named_targets(session)]
-    crowded = crowded_folders(paths)
+    paths = [settings.targets[number].path for number in dict.fromkeys(case.target for case in session.cases)]
+    more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
     found["device"] = facts.device or None
-    found["database"] = "\n".join(str(path) for path in paths if path.parent not in crowded) or None
-    found["databases"] = "\n".join(f"{count:,} in {folder}" for folder, count in crowded.items()) or None
+    found["database"] = "\n".join([*map(str, paths[:_SHOWN]), *more]) or None
     found["report"] = "\n".join(session.paths) or None
     return found
 

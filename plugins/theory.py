@@ -30,12 +30,11 @@ from .choice import keyword_filter
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
 from .session import SESSION
+from .settings import has_replays, has_theory_rows
 from .target import devices_of, refuse_useless_versions
-from .xdist import has_replays
 
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel
-    from opatlas.theory.models import ModelFacts
     from opatlas.theory.plan import KernelResult, Request
 
 _SHAPES = code_folder("shapes")
@@ -67,8 +66,6 @@ class Theory:
         self._results: list[KernelResult] = []
         #: Why the manifest or the report could not be written.
         self._problem = ""
-        #: Whether the database is new, which a mistyped path causes too.
-        self._is_new = False
         self._mapping: WrittenMapping | None = None
         self._is_worker = hasattr(config, "workerinput")
 
@@ -118,7 +115,7 @@ class Theory:
         if self._is_worker:
             return
         option, replays = self._config.option, has_replays(self._config)
-        if not self._is_requested():
+        if not has_theory_rows(self._config):
             if replays:
                 refuse(self._config, THEORY_ROWS, "theory rows are added by `pytest shapes/`")
             return
@@ -131,7 +128,6 @@ class Theory:
             refuse(self._config, outside(OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
             self._check_files()
-            self._is_new = not self.plan.database.path.exists()
             if not (option.read_only or option.collectonly):
                 # Locked here, so that a folder that cannot be written is reported once, not for every kernel type.
                 with self.plan.database.lock():
@@ -153,27 +149,17 @@ class Theory:
             if selected(f"shapes/test_theory_rows.py test_theory_rows[{name}]"):
                 read_tensors(read_table(self.plan.database, name))
 
-    def _is_requested(self) -> bool:
-        files = (getattr(plugin, "__file__", None) for plugin in self._config.pluginmanager.get_plugins())
-        return any(file is not None and Path(file) == _SHAPES / "conftest.py" for file in files)
-
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
-        """Reports how models differ, the largest number of theory rows, and the time to replay as many.
-
-        All this before a row is added.
-        """
+        """Tells the largest number of theory rows, and the time to replay as many, before a row is added."""
         option = self._config.option
-        if self._is_worker or not items or option.collectonly or not self._is_requested():
+        if self._is_worker or not items or option.collectonly or not has_theory_rows(self._config):
             return []
-        models = self.plan.request.targets.models if option.target_models else ()
-        told = [f"{model.name}, with differences: {differs}" for model in models if (differs := _differences(model))]
-        if not option.rows:
-            return [f"opatlas: {line}" for line in told]
-        most = option.rows * len(items)
-        rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
-        told += [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
-        told += [str(self._mapping)] if self._mapping is not None else []
-        return [f"opatlas: {line}" for line in told]
+        told = [f"opatlas: {self._mapping}"] if self._mapping is not None else []
+        if option.rows:
+            most = option.rows * len(items)
+            rows = f"at most {pluralize(most, 'theory row')} of {pluralize(len(items), 'kernel type')}"
+            told.append(f"opatlas: {rows}; to replay as many takes about {self._pace().time_of(most)}")
+        return told
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
@@ -261,7 +247,7 @@ class Theory:
         terminalreporter.section("theory rows")
         read_only = self._config.option.read_only
         where = {
-            "database": (str(self.plan.database.path), "new" if self._is_new and not read_only else ""),
+            "database": str(self.plan.database.path),
             "coverage": None if read_only or self._problem else str(self._coverage_path),
         }
         write_parts(terminalreporter, [*summary_parts(self._results, self._pace(), read_only=read_only), Fields(where)])
@@ -269,11 +255,6 @@ class Theory:
             terminalreporter.write_line(printable_lines(f"warning: {warning}"))
         if self._problem:
             terminalreporter.write_line(printable_lines(f"error: {self._problem}"), red=True)
-
-
-def _differences(model: ModelFacts) -> str:
-    stored = () if model.dtype else (f"{model.stored} get rows of other dtypes",)
-    return "; ".join((*stored, *model.differs))
 
 
 def kind_of_database(config: pytest.Config, database: Database) -> str:

@@ -32,17 +32,8 @@ _DAY_S = 86400.0
 STATUSES = ("none", *(status.value for status in Status))
 
 
-@dataclass(frozen=True)
-class Variable:
-    """A variable.
-
-    Attributes:
-        values: returns the value of each row of a table, None where a row has none.
-        is_text: whether values are texts, which a user may write without quotes.
-    """
-
-    values: Callable[[RowTable], Sequence[object]]
-    is_text: bool = False
+#: The values of each row of a table; None where a row has none.
+_Values = Callable[[RowTable], Sequence[object]]
 
 
 def values_of(table: RowTable, names: Iterable[str]) -> Mapping[str, Sequence[object]]:
@@ -51,7 +42,7 @@ def values_of(table: RowTable, names: Iterable[str]) -> Mapping[str, Sequence[ob
     found: dict[str, Sequence[object]] = {}
     for name in names:
         if name in VARIABLES:
-            found[name] = VARIABLES[name].values(table)
+            found[name] = VARIABLES[name](table)
         else:
             found[name] = [_number_or_text(cell.strip()) for cell in table.cells(by_slug.get(name, ""))]
     return found
@@ -68,14 +59,12 @@ def _number_or_text(cell: str) -> float | str | None:
     return number if number is not None else cell or None
 
 
-def _size(name: str, *, is_text: bool = False) -> Variable:
+def _size(name: str) -> _Values:
     """Returns a size by its name in `row_sizes`."""
-    return Variable(
-        lambda table: [None if size == "" else size for row in table for size in (row.sizes.get(name),)], is_text
-    )
+    return lambda table: [None if size == "" else size for row in table for size in (row.sizes.get(name),)]
 
 
-def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object], *, is_text: bool = False) -> Variable:
+def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object]) -> _Values:
     """Returns a value of the inputs and outputs; rows with a malformed cell have no slots."""
 
     def of_row(row: Row) -> object:
@@ -84,15 +73,15 @@ def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object], *, is_te
         except CellError:
             return value((), ())
 
-    return Variable(lambda table: [of_row(row) for row in table], is_text)
+    return lambda table: list(map(of_row, table))
 
 
-def _numbers(column: Callable[[RowTable], Floats]) -> Variable:
-    return Variable(lambda table: [None if math.isnan(number) else number for number in column(table).tolist()])
+def _numbers(column: Callable[[RowTable], Floats]) -> _Values:
+    return lambda table: [None if math.isnan(number) else number for number in column(table).tolist()]
 
 
-def _cells(column: str, default: str | None = None) -> Variable:
-    return Variable(lambda table: [cell.strip() or default for cell in table.cells(column)], is_text=True)
+def _cells(column: str, default: str | None = None) -> _Values:
+    return lambda table: [cell.strip() or default for cell in table.cells(column)]
 
 
 def _age_days(cell: str) -> float | None:
@@ -101,12 +90,12 @@ def _age_days(cell: str) -> float | None:
 
 
 #: The variables by name. Any other name is the slug of a column of the CSV.
-VARIABLES: Mapping[str, Variable] = {
-    "type": Variable(lambda table: [table.kernel_type] * len(table), is_text=True),
-    "dtype": _size("dtype", is_text=True),
-    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs), is_text=True),
-    "format": _size("format", is_text=True),
-    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs), is_text=True),
+VARIABLES: Mapping[str, _Values] = {
+    "type": lambda table: [table.kernel_type] * len(table),
+    "dtype": _size("dtype"),
+    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs)),
+    "format": _size("format"),
+    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs)),
     "inputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in inputs)),
     "outputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in outputs)),
     "m": _size("m"),
@@ -119,20 +108,19 @@ VARIABLES: Mapping[str, Variable] = {
     "captured": _numbers(lambda table: table.captured.us),
     "noise": _numbers(lambda table: table.replayed.noise),
     "samples": _numbers(lambda table: table.replayed.samples),
-    "age_days": Variable(lambda table: list(map(_age_days, table.cells(RUN_ID)))),
-    "status": Variable(
-        lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses], is_text=True
-    ),
+    "age_days": lambda table: list(map(_age_days, table.cells(RUN_ID))),
+    "status": lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses],
     "quality": _cells(QUALITY),
     "cache": _cells(CACHE_STATE),
     "instrument": _cells(INSTRUMENT),
     "run": _cells(RUN_ID, "none"),
 }
+#: The variables whose values are texts, which a user may write without quotes.
+_TEXTS = frozenset(("type", "dtype", "dtypes", "format", "formats", "status", "quality", "cache", "instrument", "run"))
 
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any
-_RowFunction = Callable[[Callable[[str], Value]], Value]
 
 _LONGEST = 500
 _ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
@@ -141,6 +129,7 @@ _ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_COMPARING = (*_ORDER, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 _ARITHMETIC: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -162,7 +151,7 @@ class Where:
 
     text: str
     names: Mapping[str, int]
-    _value: _RowFunction = field(repr=False, compare=False)
+    _tree: ast.expr = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -170,11 +159,10 @@ class Where:
     def selected(self, table: RowTable) -> list[bool]:
         """Returns whether the expression is true of each row of a table."""
         values = values_of(table, self.names)
-
-        def is_true(position: int) -> bool:
-            return self._value(lambda name: values[name][position]) is True
-
-        return list(map(is_true, range(len(table))))
+        return [
+            _value(self._tree, {name: values[name][position] for name in values}) is True
+            for position in range(len(table))
+        ]
 
     @property
     def is_of_status(self) -> bool:
@@ -196,114 +184,111 @@ class Where:
 
 def parse_where(text: str) -> Where:
     """Reads an expression from the command line. Raises argparse.ArgumentTypeError."""
-    names: dict[str, int] = {}
     try:
-        value = _walk(parse_tree(text, _LONGEST), names)
+        tree = parse_tree(text, _LONGEST)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+        for node in nodes:
+            _expect_understood(node)
+        for node in nodes:
+            if isinstance(node, ast.Compare):
+                _take_texts(node)
     except ExpressionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     except RecursionError:
         raise argparse.ArgumentTypeError(f"{text!r}: the expression is nested too deeply") from None
-    return Where(text.strip(), names, value)
+    names: dict[str, int] = {}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Name):
+            names.setdefault(each.id.lower(), each.col_offset + 1)
+    return Where(text.strip(), names, tree)
 
 
-def _walk(node: ast.expr, names: dict[str, int]) -> _RowFunction:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float, str):
-        constant = node.value
-        return lambda row: constant
-    if isinstance(node, ast.Name):
-        name = node.id.lower()
-        names.setdefault(name, node.col_offset + 1)
-        return lambda row: row(name)
-    if isinstance(node, ast.Tuple | ast.List):
-        items = [_walk(item, names) for item in node.elts]
-        return lambda row: tuple(item(row) for item in items)
-    if isinstance(node, ast.Subscript):
-        of, index = _walk(node.value, names), _walk(node.slice, names)
-        return lambda row: _item(of(row), index(row))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
-        operand = _walk(node.operand, names)
-        return _negated(operand) if isinstance(node.op, ast.Not) else _negative(operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        calculate = _ARITHMETIC[type(node.op)]
-        left, right = _walk(node.left, names), _walk(node.right, names)
-        return lambda row: _calculated(calculate, left(row), right(row))
-    if isinstance(node, ast.BoolOp):
-        return _boolean_operation([_walk(value, names) for value in node.values], decisive=isinstance(node.op, ast.Or))
-    if isinstance(node, ast.Compare):
-        return _comparison(node, names)
+def _expect_understood(node: ast.expr) -> None:
+    match node:
+        case ast.Name() | ast.Tuple() | ast.List() | ast.Subscript() | ast.BoolOp():
+            return
+        case ast.Constant(value=value) if type(value) in (int, float, str):
+            return
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            return
+        case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
+            return
+        case ast.Compare(ops=ops) if all(isinstance(op, _COMPARING) for op in ops):
+            return
     raise ExpressionError(
         f"column {node.col_offset + 1}: {ast.unparse(node)!r} is not understood: use variables, numbers, texts, "
         f"== != < <= > >=, in, and, or, not, + - * / // %, inputs[0][1]"
     )
 
 
-def _comparison(node: ast.Compare, names: dict[str, int]) -> _RowFunction:
+def _take_texts(node: ast.Compare) -> None:
+    """Makes texts of unknown names (BF16) beside a variable of text, and behind a column. Raises ExpressionError."""
     sides = [node.left, *node.comparators]
-    values = [_side(side, sides[max(i - 1, 0) : i], sides[i + 1 : i + 2], names) for i, side in enumerate(sides)]
-    parts = [_compared(op, left, right) for op, left, right in zip(node.ops, values, values[1:], strict=False)]
-    return parts[0] if len(parts) == 1 else _boolean_operation(parts, decisive=False)
+    names = [side.id.lower() if isinstance(side, ast.Name) else "" for side in sides]
+    taken = []
+    for place, side in enumerate(sides):
+        before = names[max(place - 1, 0) : place]
+        beside = [*before, *names[place + 1 : place + 2]]
+        is_text = any(name in _TEXTS for name in beside)
+        is_text = is_text or any(name and name not in VARIABLES for name in before)
+        taken.append(_as_text(side, is_text=is_text, is_status="status" in beside))
+    node.left, *node.comparators = taken
 
 
-def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: dict[str, int]) -> _RowFunction:
-    """Returns a side of a comparison. An unknown name is a text (BF16) beside a variable of text or behind a column."""
+def _as_text(node: ast.expr, *, is_text: bool, is_status: bool) -> ast.expr:
     if isinstance(node, ast.Tuple | ast.List):
-        items = [_side(item, before, after, names) for item in node.elts]
-        return lambda row: tuple(item(row) for item in items)
-    if isinstance(node, ast.Name | ast.Constant) and any(_is_status(other) for other in (*before, *after)):
-        return _status(node)
-    if isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
-        beside = [VARIABLES.get(other.id.lower()) for other in (*before, *after) if isinstance(other, ast.Name)]
-        is_behind_column = any(isinstance(other, ast.Name) and other.id.lower() not in VARIABLES for other in before)
-        if is_behind_column or any(other is not None and other.is_text for other in beside):
-            text = node.id
-            return lambda row: text
-    return _walk(node, names)
+        node.elts = [_as_text(item, is_text=is_text, is_status=is_status) for item in node.elts]
+    elif is_status and isinstance(node, ast.Name | ast.Constant):
+        text = node.id if isinstance(node, ast.Name) else str(node.value)
+        if text.lower() not in STATUSES:
+            raise ExpressionError(
+                f"column {node.col_offset + 1}: {text!r} is no status{suggest(text, STATUSES)}: "
+                f"the statuses are {', '.join(STATUSES)}"
+            )
+        return ast.Constant(text)
+    elif is_text and isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
+        return ast.Constant(node.id)
+    return node
 
 
-def _is_status(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id.lower() == "status"
+def _value(node: ast.expr, row: Mapping[str, Value]) -> Value:
+    """Returns the value of an expression, given those of its names."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return row[name.lower()]
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_value(item, row) for item in items)
+        case ast.Subscript(value=of, slice=index):
+            return _item(_value(of, row), _value(index, row))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _negated(_value(operand, row))
+        case ast.UnaryOp(operand=operand):
+            return _calculated(operator.sub, 0, _value(operand, row))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _calculated(_ARITHMETIC[type(op)], _value(left, row), _value(right, row))
+        case ast.BoolOp(op=op, values=values):
+            return _joined((_value(each, row) for each in values), decisive=isinstance(op, ast.Or))
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            sides = [_value(each, row) for each in (left, *others)]
+            return _joined((_compared(*each) for each in zip(ops, sides, sides[1:], strict=False)), decisive=False)
+    raise AssertionError(ast.dump(node))
 
 
-def _status(node: ast.Name | ast.Constant) -> _RowFunction:
-    """Returns a side of a comparison with the variable `status`. Raises ExpressionError where it is no status."""
-    text = node.id if isinstance(node, ast.Name) else str(node.value)
-    if text.lower() not in STATUSES:
-        raise ExpressionError(
-            f"column {node.col_offset + 1}: {text!r} is no status{suggest(text, STATUSES)}: "
-            f"the statuses are {', '.join(STATUSES)}"
-        )
-    return lambda row: text
-
-
-def _compared(op: ast.cmpop, left: _RowFunction, right: _RowFunction) -> _RowFunction:
-    if isinstance(op, ast.In | ast.NotIn):
-
-        def contains(row: Callable[[str], Value]) -> bool | None:
-            return _contains(right(row), left(row))
-
-        return contains if isinstance(op, ast.In) else _negated(contains)
-    if isinstance(op, ast.Eq | ast.NotEq):
-        wanted = isinstance(op, ast.Eq)
-
-        def equal(row: Callable[[str], Value]) -> bool | None:
-            a, b = left(row), right(row)
-            return None if a is None or b is None else (_plain(a) == _plain(b)) is wanted
-
-        return equal
-    if type(op) not in _ORDER:
-        raise ExpressionError("'is' is not understood: use == and !=")
-    ordered = _ORDER[type(op)]
-
-    def in_order(row: Callable[[str], Value]) -> bool | None:
-        a, b = _plain(left(row)), _plain(right(row))
-        return ordered(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else None
-
-    return in_order
-
-
-def _contains(whole: Value, part: Value) -> bool | None:
-    if whole is None or part is None:
+def _compared(op: ast.cmpop, left: Value, right: Value) -> bool | None:
+    if left is None or right is None:
         return None
+    if isinstance(op, ast.In | ast.NotIn):
+        is_in = _contains(right, left)
+        return is_in is isinstance(op, ast.In)
+    a, b = _plain(left), _plain(right)
+    if isinstance(op, ast.Eq | ast.NotEq):
+        return (a == b) is isinstance(op, ast.Eq)
+    return _ORDER[type(op)](a, b) if isinstance(a, int | float) and isinstance(b, int | float) else None
+
+
+def _contains(whole: Value, part: Value) -> bool:
     if isinstance(whole, tuple):
         return _plain(part) in tuple(map(_plain, whole))
     if _plain(part) == _plain(whole):
@@ -340,29 +325,13 @@ def _item(of: Value, index: Value) -> Value:
     return of[index] if -len(of) <= index < len(of) else None
 
 
-def _negated(value: _RowFunction) -> _RowFunction:
-    def negated(row: Callable[[str], Value]) -> bool | None:
-        result = value(row)
-        return None if result is None else not result
-
-    return negated
+def _negated(value: Value) -> bool | None:
+    return None if value is None else not value
 
 
-def _negative(value: _RowFunction) -> _RowFunction:
-    return lambda row: _calculated(operator.sub, 0, value(row))
-
-
-def _boolean_operation(values: list[_RowFunction], *, decisive: bool) -> _RowFunction:
+def _joined(values: Iterable[Value], *, decisive: bool) -> bool | None:
     """Returns `or` of values, where True is decisive, or `and`, where False is."""
-
-    def joined(row: Callable[[str], Value]) -> bool | None:
-        is_open = False
-        for value in values:
-            result = value(row)
-            if result is None:
-                is_open = True
-            elif bool(result) is decisive:
-                return decisive
-        return None if is_open else not decisive
-
-    return joined
+    found = list(values)
+    if any(value is not None and bool(value) is decisive for value in found):
+        return decisive
+    return None if None in found else not decisive

@@ -7,9 +7,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from opatlas.plugins.choice import Shard
-from opatlas.plugins.run_manifest import options_of
-from opatlas.plugins.settings import Settings
-from opatlas.plugins.sources import kernels
+from opatlas.plugins.session_context import options_of
+from opatlas.plugins.settings import Settings, kernels
 from opatlas.plugins.target import SessionTarget
 
 from opatlas.data.origin import MeasurementOrigin

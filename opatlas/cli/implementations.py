@@ -15,7 +15,7 @@ from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.extensions import KERNEL_TEMPLATES, extensions
 from opatlas.installation import require_extra
-from opatlas.row.siblings import base_type, suggest_spelling
+from opatlas.row.siblings import base_type
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
 from opatlas.run.implementations.directory import is_overload
@@ -153,7 +153,7 @@ def listed(implementation: Implementation) -> Listed:
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         of_suites = is_overload(kernel_type)
         if kernel_type not in replays and not of_suites:
-            guess = suggest_spelling(kernel_type, replays)
+            guess = suggest(kernel_type, replays, least=0.85)
             notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")
         # A kernel type by another name is the same function with the same arguments.
         proof = proofs.get(kernel_type) or proofs.get(base_type(kernel_type), _NOT_RUN)

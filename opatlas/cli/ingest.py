@@ -26,13 +26,12 @@ from opatlas.files import expect_folder, size_mb
 from opatlas.formats import change, microseconds, percent
 from opatlas.progress import progress
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
-from opatlas.row.siblings import spellings
 from opatlas.row.versions import Versions, detect
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.show.output import print_note
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
-from opatlas.text import printable
+from opatlas.text import close_matches, printable
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
 #: A captured row becomes at most so many rows, one for each distinct record.
@@ -198,7 +197,12 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
     yield from _table(
         ("without a replay", "rows", _SHARE, "similar"),
         [
-            (each.kernel_type, each.count, each.share, ", ".join(spellings(each.kernel_type, replayed)))
+            (
+                each.kernel_type,
+                each.count,
+                each.share,
+                ", ".join(close_matches(each.kernel_type, replayed, most=3, least=0.85)),
+            )
             for each in without
         ],
     )

@@ -36,14 +36,12 @@ class StoredDuration:
     Attributes:
         place: file and line.
         run_id, cache, instrument, implementation: as in the row.
-        samples: the number of samples; None if unknown.
     """
 
     place: str
     run_id: str
     cache: str
     instrument: str
-    samples: int | None
     implementation: str = ""
 
 
@@ -54,14 +52,12 @@ class PlannedDuration:
     Attributes:
         origin: device and software.
         cache, instrument: as the row will have them; "" if not known yet.
-        samples: the number of samples; None if the stop rule decides.
         implementation: the name of the implementation, without version; "" if the row will name the call of an NPU.
     """
 
     origin: MeasurementOrigin
     cache: str
     instrument: str
-    samples: int | None
     implementation: str = ""
 
 

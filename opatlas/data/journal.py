@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
+from msgspec import Meta
 
 from opatlas.data.csv_files import not_writable, write_text
 from opatlas.data.database import Database
@@ -34,7 +35,6 @@ from opatlas.gc_pause import gc_paused
 from opatlas.row.record import Record
 from opatlas.typed_json import DecodeError, decode, json_line
 
-VERSION = 3
 _SUFFIX = ".jsonl"
 _LARGEST_BYTES = 1 << 30
 #: Characters that may surround the text of a line: after a power failure a line may be padded with zeros.
@@ -48,9 +48,9 @@ class JournalHeader:
     """How to write the records of a session back."""
 
     run_id: str
-    update_mode: str
+    update_mode: Annotated[str, Meta(pattern=f"^({'|'.join(UpdateMode)})$")]
     prune: bool
-    version: int = VERSION
+    version: Literal[3] = 3
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,11 @@ def parse(lines: Iterable[bytes], path: Path) -> JournalContents:
     """Parses the lines of a journal, with their ends, as `read` does; `path` is for errors. Raises NotAJournal."""
     lines = iter(lines)
     first = next(lines, b"")
-    header, why_not = _header(first.strip(_PADDING))
+    header, why_not = None, ""
+    try:
+        header = decode(first.strip(_PADDING), JournalHeader, "")
+    except DecodeError as error:
+        why_not = f"not the header of a journal: {error.problem}"
     records: list[Record] = []
     unreadable = [(1, why_not)] if why_not else []
     torn, each = False, first
@@ -339,20 +343,6 @@ def parse(lines: Iterable[bytes], path: Path) -> JournalContents:
 def line(values: Mapping[str, Any]) -> bytes:
     """Returns the plain values of a header or a record as a line. Raises ValueError if a number is not finite."""
     return f"{json_line(values)}\n".encode()
-
-
-def _header(text: bytes) -> tuple[JournalHeader | None, str]:
-    """Returns the header in a line, or None, and the problem of the line."""
-    try:
-        header = decode(text, JournalHeader, "")
-    except DecodeError as error:
-        return None, f"not the header of a journal: {error.problem}"
-    if header.update_mode not in {mode.value for mode in UpdateMode}:
-        return None, f"not the header of a journal: update_mode {header.update_mode!r}"
-    if header.version == VERSION:
-        return header, ""
-    why_not = f"journal version {header.version}, this OpAtlas reads {VERSION}: unknown records are skipped"
-    return replace(header, prune=False), why_not
 
 
 def _expect_in_place(file: BinaryIO, path: Path) -> None:

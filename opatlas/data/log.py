@@ -119,7 +119,7 @@ def add(database: Database, header: JournalHeader, records: Iterable[Record]) ->
     for record in records:
         of_run.setdefault(record.run_id, []).append(journal.line(record.to_json()))
     for run_id, lines in of_run.items():
-        _add_lines(database, replace(header, run_id=run_id, version=journal.VERSION), lines)
+        _add_lines(database, replace(header, run_id=run_id), lines)
 
 
 def add_events(database: Database, run_id: str, events: Iterable[Event]) -> None:

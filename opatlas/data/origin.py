@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -92,10 +92,6 @@ class MeasurementOrigin:
     def _is_alike(self, other: MeasurementOrigin) -> bool:
         names = {self.implementation, other.implementation} - {""}
         return self.has_same_device(other) and len(names) < 2
-
-    def only_threads_differ(self, other: MeasurementOrigin) -> bool:
-        """Returns whether only the number of CPU threads differs."""
-        return not self.is_compatible_with(other) and self.is_compatible_with(replace(other, threads=self.threads))
 
     def has_same_device(self, other: MeasurementOrigin) -> bool:
         """Returns whether no known kind or device differs: this alone decides whether two devices are the same.

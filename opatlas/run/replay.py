@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
@@ -21,13 +20,13 @@ from opatlas.run.call_watch import InputWatch, count_operators, may_be_compiled
 from opatlas.run.devices.cpu import host_available_bytes
 from opatlas.run.devices.device import Device
 from opatlas.run.group import ALONE, Group
-from opatlas.run.implementations.implementation import KernelSource, Prepared
+from opatlas.run.implementations.implementation import KernelSource
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import RowOutcome
 from opatlas.run.kernel_call import KernelCall, expect_parameters, load_kernel
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, Formula, Results, check, is_checked_on_host
+from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
 from opatlas.run.sampling import Sampling
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
@@ -115,13 +114,8 @@ class Replay:
         if self._source:
             expect_parameters(name, kernel, impl, arguments, keywords)
 
-        def new_call(timed: Callable[..., Any]) -> KernelCall:
-            named = bool(self._source)
-            return KernelCall(
-                timed, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=named
-            )
-
-        call = new_call(kernel)
+        named = bool(self._source)
+        call = KernelCall(kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=named)
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
         has_all_from_caller = not _may_hold_tensors(kernel)
 
@@ -140,12 +134,7 @@ class Replay:
         counts = may_stand_in and not may_be_compiled(impl)
         operators = self._first_call(call, name, watch, counts=counts)
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
-        if (computed_in := self._dtype_before_cast(name, call.results(), slots)) is not None:
-            dtype = self._row.output_dtype()
-            call.restore()
-            call, expected = new_call(with_cast(kernel, dtype)), CastFormula(expected, computed_in, dtype)
-            operators = self._first_call(call, name, watch, counts=counts)
-            self._row.assume(f"a Cast from {computed_in} to {dtype}, which the row's kernel includes, follows the call")
+        self._expect_no_cast(name, call.results())
         missing = self._missing_outputs(name, call.results(), results, slots)
         self._expect_unchanged(watch, name)
 
@@ -153,8 +142,8 @@ class Replay:
         samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
         self._expect_unchanged(watch, name)
         computed = results(call.kept_results())
-        originals, named = call.originals()
-        checked = check(expected, originals, named, computed, self._row.seed)
+        originals, by_name = call.originals()
+        checked = check(expected, originals, by_name, computed, self._row.seed)
         execution = Execution(
             self._source.implementation if self._source else self._default_implementation(kernel, impl),
             outputs_missing=missing,
@@ -190,34 +179,27 @@ class Replay:
         call.first_prepared()
         return []
 
-    def _dtype_before_cast(self, name: str, found: Results, slots: Sequence[int | None] | None) -> torch.dtype | None:
-        """Returns the dtype of the only result if a Cast to the row's dtype is fused into the kernel; None if not.
+    def _expect_no_cast(self, name: str, found: Results) -> None:
+        """Raises Unsupported if the row's kernel includes a Cast of its only result, as graph mode fuses it.
 
         A kernel of an implementation has to return the results that the row describes.
-
-        Args:
-            name, found, slots: as for `_missing_outputs`.
-
-        Raises:
-            Unsupported: the cast is not replayed.
         """
-        if self._source or len(found) != 1 or found[0] is None or len(self._row.output_slots) != 1:
-            return None
-        if (slots is not None and list(slots) != [0]) or tuple(found[0].shape) != self._row.output_shape():
-            return None
-        computed, dtype = found[0].dtype, self._row.output_dtype()
-        if computed == dtype or (_is_integer(computed) and _is_integer(dtype)) or not _is_number(computed, dtype):
-            return None
-        real = {slot.dtype for slot in self._row.input_slots if (known := known_dtype(slot.dtype)) and known.is_float}
-        if computed.is_floating_point and real == {self._row.output_slots[0].dtype}:
-            # Nothing casts a kernel's result to the dtype that all its inputs have: the call is wrong.
-            return None
-        cast = f"output 0 of {self._row.kernel_type} is {computed} from {name}, and a Cast to {dtype} fused into it"
-        if dtype not in REAL:
-            raise Unsupported(f"{cast} is not replayed: only casts to real numbers are")
-        if self._row.on_npu:
-            raise Unsupported(f"{cast} is a kernel of graph mode: the call launches two kernels")
-        return computed
+        row = self._row
+        if self._source or len(found) != 1 or found[0] is None or len(row.output_slots) != 1:
+            return
+        computed, dtype = found[0].dtype, row.output_dtype()
+        if computed == dtype or (_is_integer(computed) and _is_integer(dtype)) or found[0].shape != row.output_shape():
+            return
+        if any(each.is_floating_point and each.itemsize == 1 for each in (computed, dtype)):
+            # FP8 is quantized, and no Cast makes it.
+            return
+        real = {slot.dtype for slot in row.input_slots if (known := known_dtype(slot.dtype)) and known.is_float}
+        # Nothing casts a kernel's result to the dtype that all its inputs have: the call is wrong.
+        if not computed.is_floating_point or real != {row.output_slots[0].dtype}:
+            raise Unsupported(
+                f"output 0 of {row.kernel_type} is {computed} from {name}, and {dtype} in the row: a Cast that graph "
+                "mode fuses into a kernel is not replayed"
+            )
 
     def _missing_outputs(
         self, name: str, found: Results, results: Callable[[Results], Results], slots: Sequence[int | None] | None
@@ -339,54 +321,5 @@ def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
     return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
 
 
-def _is_number(*dtypes: torch.dtype) -> bool:
-    """Returns whether kernels compute in these dtypes: neither in complex numbers nor in those of quantization."""
-    return all(not dtype.is_complex and (dtype in REAL or not dtype.is_floating_point) for dtype in dtypes)
-
-
 def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
-
-
-#: The dtypes of casts whose result has a tolerance. A cast to integers rounds, and no formula says on which side.
-REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def with_cast(kernel: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    """Returns a kernel whose only result is cast to `dtype` within the timed call."""
-
-    def cast(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, torch.Tensor) else [cast(item) for item in value]
-
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        value = kernel(*arguments, **keywords)
-        if isinstance(value, Prepared):
-            return replace(value, call=lambda: cast(value.call()))
-        return cast(value)
-
-    return call
-
-
-class CastFormula:
-    """The formula of a kernel and of the cast of its result."""
-
-    def __init__(self, formula: Formula, computed: torch.dtype, result: torch.dtype) -> None:
-        """`computed` is the dtype of the kernel's result, `result` that after the cast."""
-        self._formula = formula
-        # The coarser one of the two decides which results are right; a cast to the other one loses nothing.
-        rounds = RELATIVE_TOLERANCE[result] > RELATIVE_TOLERANCE.get(computed, 0.0)
-        self._compared_in = result if rounds else computed
-        self._rounds = rounds
-
-    @property
-    def name(self) -> str:
-        """The name of the kernel's formula."""
-        return self._formula.name
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        """As for `Formula`."""
-        compared = [None if result is None else result.to(self._compared_in) for result in results]
-        found = self._formula.compare(arguments, keywords, compared, seed)
-        return [replace(comparison, exact=False) for comparison in found] if self._rounds else found

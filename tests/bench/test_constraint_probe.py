@@ -9,10 +9,10 @@ import choosy_replay
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opatlas.plugins.run_manifest import present_code
+from opatlas.plugins.session_context import present_code
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.doctor.shape_probe import SearchRange, ShapeProbe, ShapeSearch
+from opatlas.outer.doctor.shape_probe import ShapeProbe, ShapeSearch
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group_spec import GroupSpec
@@ -42,7 +42,7 @@ def searched(takes, most: MoeShape, start: MoeShape = START, tries: int = 10_000
         trials.append(Trial(KERNEL, shape, not trials, status, "", "run"))
         return trials[-1].accepted
 
-    axes = {axis: SearchRange(UNITS.get(axis, 1), getattr(most, axis), UNITS.get(axis, 1)) for axis in AXES}
+    axes = {axis: range(UNITS.get(axis, 1), getattr(most, axis) + 1, UNITS.get(axis, 1)) for axis in AXES}
     ShapeSearch(taken, axes, lambda: len(trials) >= tries).run(start, together)
     return trials
 

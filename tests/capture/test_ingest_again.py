@@ -41,17 +41,6 @@ def ingest(database: Database, *paths: Path, replace: bool = False) -> IngestRes
     return done
 
 
-def test_a_device_that_an_earlier_ingest_of_the_same_captures_lacks_is_a_problem(database: Database) -> None:
-    path = capture(database.path.parent, 8.0)
-    first = ingest(database, path)
-    again = ingest_captures(database, [path], IngestRequest(path, device="Ascend910B3"))
-    assert again.already == [(path, run_id(first))]
-    assert len(again.problems) == 1
-    named = Database(database.path.parent / "named")
-    for _ in range(2):
-        assert not ingest_captures(named, [path], IngestRequest(path, device="Ascend910B3")).problems
-
-
 def run_id(done: IngestResult) -> str:
     assert done.manifest is not None
     return done.manifest.run_id
@@ -108,11 +97,6 @@ class TestAdding:
             shapes = {r["Input Shapes"]: profiling(r) for r in rows(apart, kernel_type)}
             assert shapes == {r["Input Shapes"]: profiling(r) for r in rows(together, kernel_type)}
             assert all(len(cells) > len(COUNTERS) for cells in shapes.values())
-
-    def test_rows_that_only_one_capture_has_name_that_one(self, tmp_path: Path, database: Database) -> None:
-        first = ingest(database, capture(tmp_path / "a", 10, type="Add"))
-        ingest(database, capture(tmp_path / "b", 10, type="Mul"))
-        assert row(database, "Add")[PROFILING_RUN_ID] == run_id(first)
 
     def test_the_order_holds_if_the_clock_is_set_back(
         self, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
@@ -176,14 +160,6 @@ class TestTheSameFileAgain:
         assert run_id(first) in capsys.readouterr().out
         assert everything(database) == before
 
-    def test_beside_a_new_one_counts_once(self, tmp_path: Path, database: Database) -> None:
-        first = ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "b", 20))
-        second = ingest(database, capture(tmp_path / "c", 60), tmp_path / "b/kernel_details.csv")
-        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("30", "3")
-        assert second.already == [(tmp_path / "b/kernel_details.csv", run_id(first))]
-        assert second.manifest is not None
-        assert [Path(file.path) for file in second.manifest.files] == [tmp_path / "c/kernel_details.csv"]
-
 
 class TestReplacing:
     def test_takes_the_place_of_all_earlier_ones(self, tmp_path: Path, database: Database) -> None:
@@ -230,15 +206,6 @@ class TestDurationsWithoutSamples:
         (changed,) = table(done.report)
         assert (changed["Old " + AVERAGE], changed["New " + AVERAGE]) == ("15", "30")
 
-    def test_of_an_ingest_whose_samples_are_gone(self, tmp_path: Path, database: Database) -> None:
-        done = ingest(database, capture(tmp_path / "a", 10))
-        (database.runs_dir / f"{run_id(done)}.jsonl.gz").unlink()
-        with pytest.raises(OpAtlasError, match="--replace"):
-            ingest(database, capture(tmp_path / "b", 30))
-        ingest(database, capture(tmp_path / "b", 30), replace=True)
-        ingest(database, capture(tmp_path / "c", 50))
-        assert row(database)[AVERAGE] == "40"
-
 
 class TestWhatIsKept:
     def test_the_manifest(self, tmp_path: Path, database: Database) -> None:
@@ -259,12 +226,6 @@ class TestWhatIsKept:
         assert (manifest.kernel_types, manifest.signatures.new) == (2, 2)
         assert manifest.finished_at is not None
         assert manifest.started_at <= manifest.finished_at
-
-    def test_the_report_of_what_changed(self, tmp_path: Path, database: Database) -> None:
-        assert ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul")).report is None
-        second = ingest(database, capture(tmp_path / "b", 30), capture(tmp_path / "n", 35, type="Mul"))
-        assert second.report is not None
-        assert [line["Kernel Type"] for line in table(second.report)] == ["Mul", "MatMulV3"]
 
     @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations", "no name"])
     def test_damaged_samples_are_named_and_nothing_changes(
@@ -299,13 +260,6 @@ class TestRemaking:
         ingest(database, capture(tmp_path / "d", 90), capture(tmp_path / "n", 9, type="Mul"))
         return database
 
-    def test_changes_nothing_if_nothing_is_wrong(self, captured: Database) -> None:
-        before = everything(captured)
-        with captured.lock():
-            remade = rebuild_profiling(captured)
-        assert (remade.outcome.new, remade.outcome.updated, remade.outcome.unchanged) == (0, 0, 2)
-        assert everything(captured) == before
-
     def test_brings_back_edited_cells_and_lost_tables(self, captured: Database) -> None:
         before = everything(captured)
         stored = captured.read("MatMulV3")
@@ -339,12 +293,6 @@ class TestRemaking:
         with captured.lock():
             assert not rebuild_profiling(captured).edited
         assert row(captured, "Mul")[AVERAGE] == "8"
-
-    def test_names_ingests_without_samples(self, captured: Database) -> None:
-        oldest = min(captured.runs_dir.glob("*.gz"))
-        oldest.unlink()
-        with captured.lock():
-            assert rebuild_profiling(captured).without_samples == (oldest.name.removesuffix(".jsonl.gz"),)
 
 
 def test_a_capture_that_is_written_while_it_is_read(

@@ -18,33 +18,12 @@ def cases_of(tmp_path, rows):
     return [case for cases in aggregate.cases().values() for case in cases]
 
 
-def test_bf16_and_float_launches_of_equal_shapes_are_two_cases(tmp_path):
-    rows = [launch(duration="10"), launch(dtypes="FLOAT;FLOAT", out_dtypes="FLOAT", duration="20")]
-    assert [case.durations.mean_us for case in cases_of(tmp_path, rows)] == [10.0, 20.0]
-
-
 @pytest.mark.parametrize(
     "other",
     [{"formats": "ND;FRACTAL_NZ"}, {"shapes": "16,32;32,64"}, {"out": "16,65"}, {"type": "MatMulV2"}],
 )
 def test_what_makes_another_case(tmp_path, other):
     assert len(cases_of(tmp_path, [launch(), launch(**other)])) == 2
-
-
-def test_elements_and_rows_of_one_source_are_two_cases(tmp_path):
-    indices = {"type": "Index", "dtypes": "FLOAT;INT64;INT64;INT64;INT64", "formats": "ND;ND;ND;ND;ND"}
-    rows = [
-        launch(shapes="4096,512;2;2;4096;4096", out="4096", duration="52.8", **indices),
-        launch(
-            type="Index",
-            shapes="4096,512;1;2;4096",
-            dtypes="FLOAT;INT64;INT64;INT64",
-            formats="ND;ND;ND;ND",
-            out="4096,512",
-            duration="2400",
-        ),
-    ]
-    assert [case.durations.mean_us for case in cases_of(tmp_path, rows)] == [52.8, 2400.0]
 
 
 @pytest.mark.parametrize(
@@ -75,23 +54,6 @@ def test_an_absent_input_with_its_default_dtype_is_no_other_case(tmp_path):
     assert case.cells["Input Data Types"] == newer["dtypes"]
     sums = [launch(type="Add", shapes="4;", dtypes=f"FLOAT;{word}") for word in ("FLOAT", "DT_UNDEFINED")]
     assert len(cases_of(tmp_path, sums)) == 2
-
-
-def test_static_and_dynamic_launches_are_one_case_with_the_cells_of_the_first(tmp_path):
-    (case,) = cases_of(tmp_path, [launch({"OP State": "static"}), launch({"OP State": "dynamic"})])
-    assert case.cells["OP State"] == "static"
-
-
-def test_launch_variants_of_triton_kernels_are_one_type(tmp_path):
-    (case,) = cases_of(tmp_path, [launch(type="muls_add_kernel_0"), launch(type="muls_add_kernel_1")])
-    assert (case.kernel_type, case.durations.count) == ("muls_add_kernel", 2)
-
-
-def test_rows_with_one_signature_are_one_row_of_the_csv(tmp_path):
-    rows = [launch(type="Slice", shapes=shapes, dtypes="FLOAT;INT64", duration=duration)
-            for shapes, duration in (("4,8;2", "1"), ("4,8;3", "3"))]  # fmt: skip
-    (case,) = cases_of(tmp_path, rows)
-    assert (case.durations.mean_us, case.cells["Input Shapes"]) == (2.0, "4,8;2")
 
 
 @given(durations)

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
-from printed import numbers_in
 
 from opatlas.cli.main import main
-from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions, read_manifest
 from opatlas.row import location as layout
 from opatlas.row.columns import PROFILING_AVERAGE, PROFILING_SAMPLES
@@ -41,36 +39,6 @@ def counted(tmp_path, ingest):
     return run
 
 
-def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, ingest):
-    rows = [launch(duration="60"), launch(type="Add", duration="20"), launch(type="NoReplay", duration="10")]
-    capture = write_capture(tmp_path / "kernel_details.csv", [*rows, rows[-1]])
-    status, out, _ = ingest(capture)
-    assert status == 0
-    # MatMulV2 and Add have a replay; NoReplay took 20 of 100 us.
-    assert "2 of 3" in out
-    assert ["NoReplay", "1", "20.0", "%"] in [line.split() for line in out.splitlines()]
-
-
-def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
-    def capture(durations):
-        rows = [launch(type=f"Kernel{i}", duration=str(us)) for i, us in enumerate(durations)]
-        return write_capture(tmp_path / "kernel_details.csv", rows)
-
-    ingest(capture([100.0] * 15))
-    second = capture([100.0, 101.0, 400.0, 20.0, *[110.0] * 11])
-    status, out, _ = ingest(second, "--database-path", str(tmp_path / "database"), "--replace")
-    assert status == 0
-    changed = [line.split() for line in out.splitlines() if "->" in line]
-    assert len(changed) == 10
-    assert [cells[0] for cells in changed[:2]] == ["Kernel3", "Kernel2"]
-    assert [cells[-4:] for cells in changed[:2]] == [["100", "20", "-80.0", "%"], ["100", "400", "+300.0", "%"]]
-    assert "and 4 more" in out
-    (report,) = (tmp_path / "database/reports").glob("ingest_*.csv")
-    assert str(report) in out
-    assert len(table(report)) == 14
-    assert (table(report)[0]["Kernel Type"], table(report)[0]["Ratio (new/old)"]) == ("Kernel3", "0.2000")
-
-
 def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, counted):
     write_capture(tmp_path / "c/a_kernel_details.csv", [launch(type="N/A")], LEVEL_0)
     write_capture(tmp_path / "c/b_kernel_details.csv", [launch()])
@@ -83,21 +51,6 @@ def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, counted):
         str(tmp_path / "c/c_kernel_details.csv"),
     ]
     assert len(table(tmp_path / "database/MatMulV3.csv")) == 1
-
-
-def test_many_problems_are_told_in_part(tmp_path, ingest):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    path.write_text(path.read_text() + "1,2,3\n" * 50)
-    _, _, err = ingest(path)
-    *shown, more = err.splitlines()
-    assert (len(shown), numbers_in(more)) == (20, (30,))
-
-
-def test_nothing_to_ingest_says_so(tmp_path, counted):
-    status, found, err = counted(write_capture(tmp_path / "kernel_details.csv", [COLLECTIVE]))
-    assert (status, found["rows"], found["ingested"]) == (1, 1, 0)
-    assert err.startswith("error: ")
-    assert not (tmp_path / "database").exists()
 
 
 VERSIONS = "--versions vllm=0.18.0,torch=2.9.0,cann=8.5"
@@ -129,17 +82,6 @@ def test_wrong_usage_names_what_to_give_and_writes_nothing(tmp_path, capsys, mon
     assert out == ""
     assert named in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kernel_details.csv"]
-
-
-def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
-    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    database = Database(tmp_path / "database")
-    lock = Database.lock
-    with database.lock():
-        monkeypatch.setattr(Database, "lock", lambda self: lock(self, timeout_s=0.1))
-        status, _, err = ingest(path)
-    assert status == 1
-    assert str(database.path) in err
 
 
 def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
@@ -236,16 +178,6 @@ def test_kernels_without_shapes_are_named_with_their_share_of_the_device_time(tm
     assert found["ingested_us"] == 10.0
     _, out, _ = ingest(capture, "--database-path", str(tmp_path / "again"))
     assert ["fused_mla", "3", "80.0", "%"] in [line.split() for line in out.splitlines()]
-
-
-@pytest.mark.parametrize("us", ["21.0", "abc", "0"])
-def test_a_line_with_a_duration_and_no_type_is_counted(tmp_path, counted, us):
-    total = dict.fromkeys(launch(), "") | {"Duration(us)": us}
-    blank = dict.fromkeys(launch(), "")
-    _, found, _ = counted(write_capture(tmp_path / "kernel_details.csv", [launch(), total, blank]))
-    assert (found["rows"], found["ingested"]) == (2, 1)
-    assert found["left_out"] == {"kernel type not recorded": 1}
-    assert found["without_shapes"] == {}
 
 
 @pytest.mark.parametrize("encoding", ["gbk", "big5", "latin-1"])

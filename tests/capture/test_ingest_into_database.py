@@ -89,14 +89,6 @@ def test_a_second_ingest_changes_the_rows_that_it_has_samples_for(database, inge
     ]
 
 
-def test_changes_are_told_with_both_durations(ingest):
-    ingest(launch(duration="10"), launch(type="Add", duration="4"))
-    outcome = ingest(launch(duration="20"), launch(type="Add", duration="1"))
-    changes = {change.kernel_type: change.means_us for change in outcome.changes}
-    assert changes == {"MatMulV3": (10.0, 15.0), "Add": (4.0, 2.5)}
-    assert max(outcome.changes, key=lambda change: change.distance).kernel_type == "Add"
-
-
 def test_theory_rows_unknown_columns_and_all_orders_survive(database, ingest):
     path = database.csv_path("MatMulV3")
     path.parent.mkdir()
@@ -117,15 +109,6 @@ def test_theory_rows_unknown_columns_and_all_orders_survive(database, ingest):
     assert ",".join(order) == theory[0]
 
 
-def test_a_row_that_is_captured_again_without_its_durations_gets_its_profiling_columns(database, ingest, edit):
-    ingest(launch())
-    for column in (AVERAGE, SAMPLES):
-        edit(0, column, "")
-    outcome = ingest(launch(duration="20"))
-    assert counts(outcome) == (0, 1, 0)
-    assert outcome.changes == []
-
-
 def test_two_rows_of_one_signature_are_both_brought_up_to_date(database, ingest):
     ingest(launch())
     path = database.csv_path("MatMulV3")
@@ -140,24 +123,6 @@ def test_a_counter_that_was_not_recorded_this_time(database, ingest, replace, me
     ingest(launch())
     ingest(launch(dict.fromkeys(COUNTERS, "N/A")), replace=replace)
     assert rows(database)[0][AICORE_TIME] == mean
-
-
-def test_counters_of_another_metric_group_go_when_they_are_replaced(database, ingest):
-    ingest(launch())
-    ingest(
-        launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"], replace=True
-    )
-    (row,) = rows(database)
-    assert row[AICORE_TIME] == ""
-    assert row[READ_BANDWIDTH] == "7.5"
-
-
-def test_ep_size_is_not_in_a_capture(database, ingest, edit):
-    ingest(launch(type="DispatchFFNCombine"))
-    edit(0, "EP Size", "16", "DispatchFFNCombine")
-    assert counts(ingest(launch(type="DispatchFFNCombine", duration="50"))) == (0, 1, 0)
-    (row,) = rows(database, "DispatchFFNCombine")
-    assert (row["EP Size"], row[AVERAGE]) == ("16", "30")
 
 
 def test_a_capture_does_not_vouch_for_a_theory_row_of_one_ep_size(database, ingest, edit):
@@ -179,14 +144,6 @@ def test_a_damaged_csv_stays_as_it_is_and_the_others_go_in(database, ingest):
     assert len(outcome.problems) == 1
     assert "MatMulV3.csv:3: 1 fields" in outcome.problems[0]
     assert path.read_text() == damaged
-
-
-def test_one_launch_tells_no_standard_deviation(database, ingest):
-    std = "Profiling Std Duration(us)"
-    ingest(launch(duration="10"))
-    assert rows(database)[0][std] == ""
-    ingest(launch(duration="14"))
-    assert float(rows(database)[0][std]) == pytest.approx(8**0.5)
 
 
 def test_launches_of_two_kinds_are_told_and_no_quality_of_a_replay(database, ingest):

@@ -14,10 +14,11 @@ import pytest
 from captures import launch, write_capture
 
 from opatlas.capture.cases import SampleLine, read_samples
-from opatlas.capture.ingest import IngestRequest, ingest_captures, rebuild_profiling
+from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data import csv_files as store
 from opatlas.data.database import Database
 from opatlas.data.ingests import read_ingests, read_manifest
+from opatlas.errors import OpAtlasError
 
 ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, the report, and the manifest again.
@@ -104,7 +105,7 @@ def test_the_same_capture_again(
     assert all(read_manifest(path).finished_at for path in earlier.runs_dir.glob("ingest-*.json"))
 
 
-@pytest.mark.parametrize(("write", "when"), [(0, "before"), (0, "after"), (1, "after"), (3, "after"), (6, "before")])
+@pytest.mark.parametrize(("write", "when"), [(0, "after"), (3, "after")])
 def test_killed_by_a_signal(earlier: Database, second: Path, write: int, when: str) -> None:
     whole = copy_of(earlier, "whole")
     ingest(whole, second)
@@ -114,6 +115,19 @@ def test_killed_by_a_signal(earlier: Database, second: Path, write: int, when: s
     assert not ingest(earlier, second)
     assert contents(earlier) == contents(whole)
     assert not list(earlier.path.rglob(f".*{store.TEMPORARY_SUFFIX}"))
+
+
+def test_a_full_disk_leaves_all_as_it_was(earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(earlier)
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.raises(OpAtlasError, match="No space left"):
+            ingest(earlier, second)
+    assert contents(earlier) == before
 
 
 class TestCutOff:
@@ -137,15 +151,6 @@ class TestCutOff:
             ingest(whole, path)
         assert not ingest(cut_off, third)
         assert contents(cut_off) == contents(whole)
-
-    def test_a_remake_brings_it_in_too(self, cut_off: Database, second: Path, tmp_path: Path) -> None:
-        whole = Database(tmp_path / "whole")
-        for path in (tmp_path / "a/kernel_details.csv", second):
-            ingest(whole, path)
-        with cut_off.lock():
-            rebuild_profiling(cut_off)
-        assert contents(cut_off) == contents(whole)
-        assert all(read_manifest(path).finished_at for path in cut_off.runs_dir.glob("ingest-*.json"))
 
 
 def test_a_damaged_csv_gets_its_statistics_when_it_is_mended(earlier: Database, second: Path) -> None:

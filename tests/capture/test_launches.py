@@ -9,7 +9,6 @@ from printed import numbers_in
 
 from opatlas.capture.capture_discovery import op_summaries, profile_folders
 from opatlas.capture.single_launches import read_launches
-from opatlas.errors import TableError
 
 HEADER = (
     "Device_id,Op Name,OP Type,OP State,Task Type,Task Start Time(us),Task Duration(us),Input Shapes,Input Data Types,"
@@ -57,21 +56,6 @@ def test_a_line_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     first, second = read.problems
     assert first.startswith(f"{path}:2: ")
     assert numbers_in(second.removeprefix(f"{path}:4: ")) == (9, 16)
-
-
-def test_a_launch_of_more_than_an_hour_is_left_out_by_name(tmp_path: Path) -> None:
-    path = write(tmp_path / "s.csv", line("1.0", "18446744073709551.615"), line("2.0", "2.5"))
-    read = read_launches(path)
-    assert [launch.duration_us for launch in read.launches] == [2.5]
-    (problem,) = read.problems
-    assert problem.startswith(f"{path}:2: ")
-
-
-def test_without_start_times_there_is_no_order(tmp_path: Path) -> None:
-    path = tmp_path / "s.csv"
-    path.write_text(HEADER.replace("Task Start Time(us)", "Something") + "\n")
-    with pytest.raises(TableError, match=r"'Task Start Time\(us\)'"):
-        read_launches(path)
 
 
 def test_the_last_export_counts_with_all_its_slices(tmp_path: Path) -> None:

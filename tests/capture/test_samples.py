@@ -55,16 +55,6 @@ def test_of_several_exports_the_last_counts_and_copies_elsewhere_do_not(tmp_path
     assert [case.durations_us for case in read_profile(tmp_path).cases[V3]] == [(5.0,)]
 
 
-def test_a_summary_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
-    text = summary_text([launched(V3, 1.0), launched(V3, 2.0), launched(V3, 3.0)])
-    path = tmp_path / "op_summary_1.csv"
-    path.write_text(text[: text.rindex("DT_BF16")])
-    profile = read_profile(path)
-    assert [case.durations_us for case in profile.cases[V3]] == [(1.0, 2.0)]
-    (problem,) = profile.problems
-    assert f"{path}:4: " in problem
-
-
 def test_profiles_that_were_not_parsed_are_told_of_with_the_command_that_does_it(tmp_path: Path) -> None:
     (tmp_path / PROFILE / "device_0/data").mkdir(parents=True)
     command = f"msprof --export=on --output={tmp_path / PROFILE}"
@@ -212,12 +202,6 @@ def test_samples_of_a_run_whose_ep_size_the_user_names_are_of_its_rows(tmp_path:
     (plain,) = samples(tmp_path, launches).unmatched()
     assert "EP Size" not in plain.cells
     assert plain.signature != new.signature
-
-
-def test_an_ep_size_is_none_of_other_kernels(tmp_path: Path) -> None:
-    plain = samples(tmp_path, [launched(V3, 1.0)])
-    found = ProfileMatcher(plain.profile, {}, ep_size=16)
-    assert list(found.unmatched()) == list(plain.unmatched())
 
 
 @pytest.mark.parametrize(("asked", "ran"), [("AddAiCore", "Add"), ("Add", "AddAiCore"), ("GatherV2", "GatherV3")])

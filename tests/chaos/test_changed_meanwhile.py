@@ -25,7 +25,6 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE
 from opatlas.row.signature import signatures
 
-MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
 SIZES = (1, 2, 3)
 #: Durations by kernel type and signature.
 Durations = dict[tuple[str, str], str]
@@ -237,40 +236,29 @@ def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions
     assert in_tables(sessions).items() >= measured.items()
 
 
-@MODES
-def test_a_table_that_was_removed(sessions: Sessions, mode: str) -> None:
-    running, measured = waiting(sessions, ["Gone", "Here"], f"--update-mode={mode}", devices="1")
+def test_a_table_that_was_removed(sessions: Sessions) -> None:
+    running, measured = waiting(sessions, ["Gone", "Here"], "--update-mode=all", devices="1")
     path = sessions.database / "Gone.csv"
     path.unlink()
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 7})
-    if mode == "all":
-        assert done.has_line("written back, but", path)
-        assert sorted(map(size_of, table(path))) == list(SIZES)
-    else:
-        assert not path.exists()
-        assert "3 measured rows" in done
+    assert done.has_line("written back, but", path)
+    assert sorted(map(size_of, table(path))) == list(SIZES)
     assert (in_tables(sessions) | in_journals(named(done))).items() >= measured.items()
     assert sessions.statuses("Here") == dict.fromkeys(SIZES, "measured")
 
 
-@MODES
-def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
+def test_a_database_that_was_removed(sessions: Sessions) -> None:
     """As `git clean` or the checkout of another branch does.
 
     Of several devices, a worker that has no more rows may have ended: its journal goes with the folder.
     """
-    running, measured = waiting(sessions, ["Gone"], f"--update-mode={mode}", devices="1")
+    running, measured = waiting(sessions, ["Gone"], "--update-mode=missing-only", devices="1")
     shutil.rmtree(sessions.database)
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 4})
-    if mode == "all":
-        for name in ("Gone", "Moody"):
-            assert done.has_line("written back, but", sessions.database / f"{name}.csv")
-        assert in_tables(sessions).items() >= measured.items()
-    else:
-        assert not list(sessions.database.glob("*.csv"))
-        assert in_journals(named(done)).items() >= measured.items()
+    assert not list(sessions.database.glob("*.csv"))
+    assert in_journals(named(done)).items() >= measured.items()
     assert len(in_tables(sessions) | in_journals(named(done))) == 4
     assert len(list((sessions.database / "runs").glob("*.json"))) == 1
 
@@ -301,17 +289,6 @@ def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, lost
 
 def test_journals_that_were_removed(sessions: Sessions) -> None:
     running, measured = waiting(sessions, ["Here"], devices="1")
-    shutil.rmtree(sessions.database / "journal")
-    done = go(sessions, running)
-    assert (done.code, done.ledger()) == (0, {"measured": 4})
-    assert in_tables(sessions).items() >= measured.items()
-    assert not list((sessions.database / "journal").glob("*.jsonl"))
-
-
-def test_the_journal_of_a_worker_that_has_ended_is_removed(sessions: Sessions) -> None:
-    running, measured = waiting(sessions, ["Here"], devices="2")
-    files = Path(f"/proc/{running.process.pid}/fd")
-    running.wait_until(lambda: any(os.path.realpath(file).endswith(".jsonl") for file in files.iterdir()))
     shutil.rmtree(sessions.database / "journal")
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (0, {"measured": 4})

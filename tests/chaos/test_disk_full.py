@@ -260,17 +260,6 @@ def test_a_remaining_journal_stays_where_there_is_no_room_to_merge_it(sessions: 
     assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4), only_run(sessions))
 
 
-def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
-    path = sessions.write("Moody", [row(1)])
-    before = path.read_bytes()
-    # The name of the command is in the file that names the holder of the database, and makes it too large.
-    done = sessions.run("-p", f"no:{'n' * LIMIT}", file_limit=LIMIT)
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert done.has_line(sessions.database, TOO_LARGE)
-    assert not (sessions.folder / "body-1").exists()
-    assert (path.read_bytes(), half_made(sessions)) == (before, [])
-
-
 def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sessions) -> None:
     sessions.write("Moody", [row(size) for size in range(1, 17)])
     done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES="1")
@@ -285,27 +274,3 @@ def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sess
     sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
     assert not list((sessions.database / "journal").glob("*.jsonl"))
     assert len(history.read(Database(sessions.database), only_run(sessions)).records) == measured
-
-
-def test_records_too_large_for_journal_and_table_are_kept_next_to_the_journal(sessions: Sessions) -> None:
-    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in range(1, 9)])
-    before = path.read_bytes()
-    done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES="1")
-    run, measured = only_run(sessions), done.ledger()["measured"]
-    assert done.code == 1
-    assert done.has_line("NOT WRITTEN BACK", path, TOO_LARGE)
-    assert f"{sessions.database}/journal/{run}-rescued.jsonl" in done
-    assert (path.read_bytes(), half_made(sessions)) == (before, [])
-    sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
-    assert list(run_ids(sessions).values()) == [run] * measured
-
-
-def test_a_report_that_may_not_grow_fails_the_session(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1)])
-    for number in range(300):
-        sessions.write(f"{'NoReplay' * 22}{number}", [row(1)])
-    done = sessions.run(file_limit=LIMIT)
-    assert (done.code, done.ledger()) == (1, {"measured": 1, "without a replay": 300})
-    assert done.has_line(f"{sessions.database}/reports/", TOO_LARGE)
-    assert sessions.statuses("Moody") == {1: "measured"}
-    assert half_made(sessions) == []

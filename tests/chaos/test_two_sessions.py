@@ -233,14 +233,6 @@ def test_a_wait_for_another_session_is_reported_and_in_no_time_of_a_row(sessions
         assert float(case.attrib["time"]) <= longest_s + 0.1
 
 
-def test_a_row_that_its_cells_rule_out_does_not_wait_for_the_device(sessions: Sessions) -> None:
-    sessions.write("Moody", [{**row(1), "Input Data Types": "DT_BF17;FLOAT"}])
-    with open(sessions.folder / "lock-0", "w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        done = sessions.run(SIMULATED_DEVICES="1")
-    assert done.ledger() == {"invalid": 1}
-
-
 def test_a_limit_of_pytest_timeout_that_ends_a_wait_is_not_the_fault_of_the_row(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1)])
     with open(sessions.folder / "lock-0", "w") as file:
@@ -255,19 +247,3 @@ def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: S
     sessions.write("Moody", [row(Mood.SLOW), row(122), row(1), row(2)])
     done = sessions.run("-n", "2", "test_toys.py", SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (0, {"measured": 4})
-    assert "waited for another session" not in done
-    assert "-n 2" in done
-    assert "1 device" in done
-
-
-def test_a_wait_in_process_is_reported_and_timed(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1)])
-    with open(sessions.folder / "lock-0", "w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        running = sessions.start_in_process(SIMULATED_DEVICES="1")
-        running.wait_until(lambda: "waiting for the device" in running.output.read_text())
-        # Longer than a wait that is not reported.
-        time.sleep(1)
-    done = running.wait()
-    assert done.ledger() == {"measured": 1}
-    assert re.search(r"^waited for \w+ \w+ +\d+ s", done.output, flags=re.MULTILINE)

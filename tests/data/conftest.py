@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from abs_rows import cells, write
 from combining import RunCombine
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """Three rows that never ran."""
+    database = Database(tmp_path / "database")
+    write(database, [cells(1), cells(2), cells(3)])
+    return database
 
 
 @pytest.fixture

@@ -45,15 +45,6 @@ def test_launches_of_both_count_as_if_one_had_ingested_all(tmp_path: Path, captu
     assert {path.name: path.read_bytes() for path in one.glob("*.csv")} == before
 
 
-def test_a_capture_that_both_have_counts_once(tmp_path: Path, captures: tuple[Path, Path]) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    ingest(one, captures[0])
-    ingest(two, captures[0])
-    before = statistics(one)
-    assert main(["combine", str(one), str(two)]) == 0
-    assert statistics(one) == before
-
-
 def test_an_ingest_that_shares_one_of_its_captures_is_told(
     tmp_path: Path, captures: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

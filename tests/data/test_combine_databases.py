@@ -5,32 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write
+from abs_rows import NEW, OLD, cells, contents, manifest, measured, read, record, write
 from combining import apply
 
-from opatlas.data import csv_files as store
 from opatlas.data import log
 from opatlas.data.combine import DurationCounts
 from opatlas.data.database import Database
 from opatlas.data.edited import edited_rows
-from opatlas.data.header import CsvHeader
 from opatlas.data.journal import JournalHeader
-from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import write_back
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE, RUN_ID
-
-
-def test_reasons_are_as_the_merge_of_a_session_writes_them(tmp_path: Path) -> None:
-    """Joining what two sessions left apart gives what they would have left one after the other."""
-    together, first, second = (Database(tmp_path / name) for name in ("together", "first", "second"))
-    earlier, later = [record(1, 5.0, run=OLD), record(2, run=OLD)], [record(n, run=NEW) for n in (1, 2)]
-    for database, records in ((together, earlier), (together, later), (first, earlier), (second, later)):
-        if not database.path.exists():
-            write(database, [cells(1), cells(2)])
-        write_back(database, records, UpdateMode.ALL, prune=False)
-    apply(first, second)
-    assert read(first) == read(together)
+from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
 
 
 def test_manifests_tell_which_run_is_newer_and_come_along(target: Database, source: Database) -> None:
@@ -41,13 +25,6 @@ def test_manifests_tell_which_run_is_newer_and_come_along(target: Database, sour
     assert read(target)[0][AVERAGE] == "6.0", "the clock of its machine was wrong, says its manifest"
     assert (target.runs_dir / f"{OLD}.json").read_bytes() == (source.runs_dir / f"{OLD}.json").read_bytes()
     assert apply(target, source).manifests == 0
-
-
-def test_captured_durations_that_fill_rows_are_counted(target: Database, source: Database) -> None:
-    write(target, [measured(1, 5.0, NEW), measured(2, 5.0, NEW)])
-    write(source, [{**cells(size), PROFILING_AVERAGE: "4"} for size in (2, 3)])
-    assert apply(target, source).profiled == 1
-    assert [row[PROFILING_AVERAGE] for row in read(target)] == ["", "4", "4"]
 
 
 def test_a_target_that_is_not_there_is_made(target: Database, source: Database) -> None:
@@ -67,30 +44,6 @@ def test_a_file_in_which_nothing_changes_is_left_as_it_is(target: Database, sour
     write(source, [measured(1, 6.0, OLD)])
     apply(target, source)
     assert path.read_bytes() == before
-
-
-def test_a_duration_that_is_not_in_the_table_stays_in_the_history(target: Database, source: Database) -> None:
-    write(target, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
-    write(source, [measured(1, 6.0, OLD), measured(2, 6.0, NEW)])
-    apply(target, source)
-    kept = [each.row for each in log.imported(target, [])]
-    durations = sorted((row["Input Shapes"], row[AVERAGE], row[RUN_ID]) for row in kept)
-    assert durations == [("1,4", "6.0", OLD), ("2,4", "5.0", OLD)]
-    before = contents(target.path)
-    apply(target, source)
-    assert contents(target.path) == before, "a row is kept once"
-
-
-def test_histories_come_along_and_their_durations_are_kept_there_only(target: Database, source: Database) -> None:
-    write(target, [measured(1, 5.0, NEW)])
-    write(source, [cells(1)])
-    header = JournalHeader(OLD, "all", prune=False)
-    write_back(source, [record(1, 6.0, run=OLD)], UpdateMode.ALL, prune=False)
-    log.add(source, header, [record(1, 6.0, run=OLD)])
-    apply(target, source)
-    assert log.read(target, OLD).records == log.read(source, OLD).records
-    assert not list(log.imported(target, []))
-    assert read(target)[0][AVERAGE] == "5.0"
 
 
 def test_a_source_whose_history_does_not_fit_waits_for_the_next_time(
@@ -115,23 +68,6 @@ def test_a_source_whose_history_does_not_fit_waits_for_the_next_time(
     assert not apply(target, source).problems
     assert edited_rows(target).count == 0
     assert [row[AVERAGE] for row in read(target)] == ["5.0", "6.0"]
-
-
-def test_each_table_of_a_source_is_read_once(
-    target: Database, source: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(source, [measured(1, 6.0, OLD)])
-    log.add(source, JournalHeader(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
-    reads: list[Path] = []
-    read_header = store.read_header
-
-    def counted(path: Path) -> CsvHeader:
-        reads.append(path)
-        return read_header(path)
-
-    monkeypatch.setattr(store, "read_header", counted)
-    apply(target, source)
-    assert [path for path in reads if path.is_relative_to(source.path)] == [source.path / "Abs.csv"]
 
 
 def test_a_file_that_cannot_be_read_keeps_only_itself_out(target: Database, source: Database) -> None:
@@ -169,20 +105,6 @@ def test_pruned_rows_are_combined_once(target: Database, source: Database) -> No
     assert (target.pruned_dir / "Abs.csv").stat() == before, "the file is written again"
 
 
-def test_collectives_are_combined_as_other_rows(target: Database, source: Database) -> None:
-    message = {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_BF16", "topology_tier": "1"}
-    write(target, [{**message, "Duration(us)": "5.0", "Run ID": OLD}], "hcom_allReduce_")
-    theirs = [{**message, "Duration(us)": "6.0", "Run ID": NEW}, {**message, "message_bytes": "2048"}]
-    write(source, theirs, "hcom_allReduce_")
-    outcome = apply(target, source)
-    rows = read(target, "hcom_allReduce_")
-    assert [(row["message_bytes"], row["Duration(us)"]) for row in rows] == [("1024", "6.0"), ("2048", "")]
-    assert (outcome.added, outcome.target_rows) == (DurationCounts(1), DurationCounts(2, replayed=1))
-    (conflict,) = outcome.conflicts
-    assert (conflict.what, conflict.kept, conflict.dropped) == ("Duration(us)", "6.0", "5.0")
-    assert [each.row["Duration(us)"] for each in log.imported(target, [])] == ["5.0"]
-
-
 def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: Path) -> None:
     shards = [Database(tmp_path / name) for name in ("one", "two", "three")]
     for n, shard in enumerate(shards, start=1):
@@ -195,16 +117,3 @@ def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: P
     first, second = (apply(target, *shards) for _ in range(2))
     assert (first.added, first.taken, first.kept, first.target_rows) == (all_rows, 0, 0, all_rows)
     assert (second.added, second.taken, second.kept, second.target_rows) == (DurationCounts(), 0, 4, all_rows)
-
-
-def test_a_row_that_sources_disagree_about_counts_once(target: Database, tmp_path: Path) -> None:
-    write(target, [measured(1, 5.0, OLD), measured(2, 5.0, NEW)])
-    sources = [Database(tmp_path / name) for name in ("one", "two", "again")]
-    for shard, run, us in zip(sources, (MIDDLE, NEW, MIDDLE), (20.0, 10.0, 20.0), strict=True):
-        write(shard, [measured(1, us, run), measured(2, us, MIDDLE)])
-    result = apply(target, *sources)
-    assert (result.taken, result.kept) == (1, 1)
-    assert sorted((each.input_shapes, each.kept, each.dropped) for each in result.conflicts) == [
-        *(("1,4", "10.0", "20.0"), ("1,4", "10.0", "5.0")),
-        *(("2,4", "5.0", "10.0"), ("2,4", "5.0", "20.0")),
-    ]

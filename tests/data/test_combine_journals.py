@@ -13,7 +13,6 @@ from combining import RunCombine
 from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.row.columns import AVERAGE
-from opatlas.row.record import Record
 
 
 @pytest.mark.parametrize("mode", ["all", "missing-only"])
@@ -106,26 +105,6 @@ def test_lines_that_cannot_be_read_are_named_and_the_others_count(
         assert [row[AVERAGE] for row in read(target)] == ["5.0000", "6.0000"]
 
 
-def test_a_record_that_is_cut_off_is_named(target: Database, tmp_path: Path, run_combine: RunCombine) -> None:
-    path = write_journal(tmp_path / "far.jsonl", record(1, 5.0, run=NEW), record(2, 6.0, run=NEW))
-    path.write_bytes(path.read_bytes()[:-20])
-    status, _, err = run_combine(target.path, path)
-    assert (status, err.startswith(f"error: {path}: ")) == (1, True)
-    assert [row[AVERAGE] for row in read(target)] == ["5.0000"]
-
-
-def test_a_kernel_type_of_a_journal_that_names_no_file(
-    target: Database, tmp_path: Path, run_combine: RunCombine
-) -> None:
-    evil = Record("../Abs", "s", cells(1), record(1).status, "why", NEW, 0.0)
-    path = write_journal(tmp_path / "far.jsonl", evil, record(1, 5.0, run=NEW))
-    status, _, err = run_combine(target.path, path)
-    assert status == 1
-    assert err.startswith(f"error: {path}:2: ")
-    assert "../Abs" in err
-    assert [row[AVERAGE] for row in read(target)] == ["5.0000"]
-
-
 def test_a_journal_beside_tables_that_is_none_is_a_problem(
     target: Database, source: Database, run_combine: RunCombine
 ) -> None:
@@ -136,20 +115,6 @@ def test_a_journal_beside_tables_that_is_none_is_a_problem(
     assert status == 1
     assert all(place in err for place in ("x.jsonl: ", "y.jsonl:1: "))
     assert [row[AVERAGE] for row in read(target)] == ["5.0"]
-
-
-def test_a_damaged_history_of_the_target_is_a_problem_of_its_journal_only(
-    target: Database, tmp_path: Path, run_combine: RunCombine
-) -> None:
-    write(target, [cells(1)])
-    path = write_journal(tmp_path / "far.jsonl", record(1, 6.0, run=NEW))
-    damaged = target.runs_dir / f"{NEW}.jsonl.gz"
-    damaged.parent.mkdir()
-    damaged.write_bytes(b"no gzip")
-    status, _, err = run_combine(target.path, path)
-    assert status == 1
-    assert damaged.name in err
-    assert [row[AVERAGE] for row in read(target)] == ["6.0000"]
 
 
 def test_a_journal_that_was_merged_meanwhile_is_none(

@@ -130,14 +130,6 @@ def test_sources_of_different_devices_are_refused_too(
     assert not target.path.exists()
 
 
-def test_a_target_that_cannot_be_written(source: Database, tmp_path: Path, run_combine: RunCombine) -> None:
-    write(source, [measured(1, 5.0, OLD)])
-    (tmp_path / "file").write_text("")
-    status, out, err = run_combine(tmp_path / "file" / "below", source.path)
-    assert (status, out) == (1, {})
-    assert str(tmp_path / "file") in err
-
-
 def test_a_target_that_a_session_has_is_refused(target: Database, source: Database, run_combine: RunCombine) -> None:
     write(target, [cells(1)])
     write(source, [measured(2, 5.0, OLD)])

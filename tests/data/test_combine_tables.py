@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pandas as pd
 import pytest
-from abs_rows import MIDDLE, NEW, OLD, cells, failed, measured
+from abs_rows import NEW, OLD, cells, failed, measured
+from hypothesis import given, settings
 
 from opatlas.data.combine_table import CombineTally, combine_rows
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID
 from opatlas.row.columns import PROFILING_AVERAGE as PROFILED
+from opatlas.row.quality import valid_duration
 from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 
@@ -72,12 +76,6 @@ def test_two_durations_are_a_conflict_that_names_both() -> None:
         assert conflict.signature == signature("Abs", cells(1))
 
 
-def test_one_run_is_one_measurement() -> None:
-    result = combined([measured(1, 5.0, OLD)], [measured(1, "5.00", OLD)])
-    assert only_row(result)[AVERAGE] == "5.0"
-    assert not result.tally.conflicts
-
-
 @pytest.mark.parametrize("cell", ["", "0", "nan", "-1", "inf", "none"])
 def test_what_is_no_duration_neither_wins_nor_is_defended(cell: str) -> None:
     valid = measured(1, 5.0, OLD)
@@ -116,40 +114,10 @@ def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
     assert both[0] == both[1]
 
 
-def test_a_newer_measurement_beats_an_older_failure() -> None:
-    valid = measured(1, 5.0, NEW, **{"Crashes In A Row": ""})
-    failure = failed(1, OLD, **{"Crashes In A Row": "1"})
-    assert only_row(combined([failure], [valid])) == valid
-    assert only_row(combined([valid], [failure])) == valid
-
-
-def test_a_failure_between_two_measurements_is_read_from_the_reason() -> None:
-    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {MIDDLE}]"}
-    assert only_row(combined([marked], [measured(1, 6.0, NEW)]))["Status"] == "measured"
-    late = {**marked, "Status Reason": f"out of memory [run {NEW}]"}
-    row = only_row(combined([late], [measured(1, 6.0, MIDDLE)]))
-    assert (row[AVERAGE], row[RUN_ID]) == ("6.0", MIDDLE)
-    assert (row["Status"], row["Status Reason"], row["Status Run ID"]) == ("oom", "out of memory", NEW)
-
-
 def test_what_one_run_measured_at_last_counts() -> None:
     valid = measured(1, 5.0, NEW)
     assert only_row(combined([failed(1, NEW)], [valid])) == valid
     assert only_row(combined([valid], [failed(1, NEW)])) == valid
-
-
-def test_measured_says_nothing_of_a_row_without_its_duration() -> None:
-    emptied = measured(1, "", NEW)
-    row = only_row(combined([emptied], [failed(1, OLD)]))
-    assert (row["Status"], row["Status Run ID"], row[RUN_ID]) == ("crashed", OLD, "")
-    assert only_row(combined([failed(1, OLD)], [emptied]))["Status"] == "crashed"
-
-
-def test_a_failure_has_its_run_in_its_own_column() -> None:
-    marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {NEW}]"}
-    gone = {**marked, AVERAGE: ""}
-    row = only_row(combined([failed(1, OLD)], [gone]))
-    assert (row["Status"], row["Status Reason"], row["Status Run ID"]) == ("oom", "out of memory", NEW)
 
 
 def test_a_captured_duration_fills_and_never_replaces() -> None:
@@ -202,15 +170,61 @@ def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_t
     assert len(result.tally.added) == 2
 
 
-def test_of_rows_that_stand_twice() -> None:
-    twice = [measured(1, 3.0, OLD), failed(1, MIDDLE)]
-    source = [failed(1, NEW), measured(1, 8.0, NEW), measured(1, 7.0, MIDDLE)]
-    result = combined(twice, source)
-    assert [row[AVERAGE] for row in rows_of(result)] == ["8.0", "8.0"]
-    assert [row[AVERAGE] for row in rows_of(combined([cells(2)], source))] == ["", "8.0"]
+RUNS = st.sampled_from(["", *(f"2025112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
+STATUSES = st.sampled_from(["", *(status.value for status in Status)])
 
 
-def test_sequence_lengths_make_another_row() -> None:
-    lengths = [{**measured(1, n, OLD), "Runtime actual_seq_lengths_values": f"{n}"} for n in (1, 2)]
-    result = combined([lengths[0]], [lengths[1]], "FusedInferAttentionScore")
-    assert [row[AVERAGE] for row in rows_of(result)] == ["1", "2"]
+@st.composite
+def any_rows(draw: st.DrawFn) -> list[dict[str, str]]:
+    """Rows of a database. The duration of a run is a function of run and row, as it is of one measurement."""
+    rows = []
+    for size in draw(st.lists(st.integers(1, 6), max_size=6)):
+        run, later = draw(RUNS), draw(RUNS)
+        row = {
+            **cells(size),
+            RUN_ID: run,
+            AVERAGE: "",
+            "Cache State": run,
+            "Status": draw(STATUSES),
+            "Status Reason": "",
+        }
+        if draw(st.booleans()):
+            row |= {AVERAGE: str(size + len(run) + int(run[7:8] or 0) + int(run[14:15] or 0))}
+        if row["Status"] not in ("", "measured"):
+            row["Status Reason"] = "why"
+            row["Status Run ID"] = later if row[AVERAGE] else ""
+        for name in (PROFILED, "Mine"):
+            row[name] = draw(st.sampled_from(["", "1.5", "2.5"]))
+        rows.append(row)
+    return rows
+
+
+def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
+    """The duration of the newest run of each row, by its shapes."""
+    age = RunOrder().age
+    best: dict[str, Mapping[str, str]] = {}
+    for row in (row for table in tables for row in table if valid_duration(row[AVERAGE])):
+        other = best.setdefault(row["Input Shapes"], row)
+        if age(row[RUN_ID]) > age(other[RUN_ID]):
+            best[row["Input Shapes"]] = row
+    return {shapes: row[AVERAGE] for shapes, row in best.items()}
+
+
+def combine_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
+    result = frame([cells(0)]).reindex(columns=list(measured(0, "", "")), fill_value="")
+    for rows in tables:
+        if rows:
+            result = combine_tables("Abs", result, frame(rows)).frame
+    return result
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(any_rows(), min_size=1, max_size=4), st.randoms())
+def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
+    shuffled = random.sample(tables, len(tables))
+    for order in (tables, shuffled):
+        result = combine_all(order)
+        there = {row["Input Shapes"]: row for row in result.to_dict("records")}
+        assert {shapes: row[AVERAGE] for shapes, row in there.items() if valid_duration(row[AVERAGE])} == newest(tables)
+        assert all(row["Cache State"] == row[RUN_ID] for row in there.values() if row[AVERAGE]), "groups move whole"
+        assert len(there) == len(result), "no row twice"

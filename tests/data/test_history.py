@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from abs_rows import cells, read, record, write
+from folding import imported, killed
 
 from opatlas.cli.main import main
 from opatlas.data import journal
@@ -23,30 +22,6 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.record import LaunchedCase, Record
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    database = Database(tmp_path / "database")
-    write(database, [cells(1), cells(2), cells(3)])
-    return database
-
-
-def abandoned(database: Database, *records: Record, run: str = "run-1", part: str = "", mode: str = "all") -> Path:
-    """A journal whose session ended without merging it."""
-    path = database.journal_dir / f"{run}{part}.jsonl"
-    journal.write(path, JournalHeader(run, mode, prune=False), [entry.to_json() for entry in records])
-    return path
-
-
-def replaced(database: Database, kind: Literal["replaced", "edited"] = "replaced") -> list[Mapping[str, str]]:
-    """The rows that folds replaced, as they were."""
-    return [each.row for each in history.imported(database, [], kind)]
-
-
-def filled(row: Mapping[str, str]) -> Mapping[str, str]:
-    """A row without its empty cells."""
-    return {name: cell for name, cell in row.items() if cell}
-
-
 def whole_record() -> Record:
     """A record that holds something in each field."""
     more = {"assumptions": ("lengths",), "checked_elements": 3, "total_elements": 7, "counters": {"aic_mac_ratio": 0.5}}
@@ -56,7 +31,7 @@ def whole_record() -> Record:
 class TestRecords:
     def test_a_merged_journal_moves_to_the_history_with_all_that_it_holds(self, database: Database) -> None:
         records = (whole_record(), record(2))
-        path = abandoned(database, *records)
+        path = killed(database, *records)
         recover(database, own_run="")
         assert not path.exists()
         kept = history.read(database, "run-1")
@@ -66,40 +41,19 @@ class TestRecords:
     def test_the_journals_of_a_runs_workers_become_one_history(self, database: Database) -> None:
         header = JournalHeader("run-1", "all", prune=False)
         for part, entry in (("-gw0", record(1, 1.0)), ("-gw1", record(2, 2.0))):
-            abandoned(database, entry, part=part)
+            killed(database, entry, part=part)
         merged = write_back_run(database, header, [record(3, 3.0).to_json()])
         assert merged.problems == []
         assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0), record(3, 3.0))
         assert history.runs(database) == ["run-1"]
         assert journal.journals(database) == []
 
-    def test_equal_records_make_equal_bytes(self, database: Database, tmp_path: Path) -> None:
-        other = Database(tmp_path / "other")
-        for each in (database, other):
-            abandoned(each, record(1, 1.0))
-            recover(each, own_run="")
-        assert history.file_path(database, "run-1").read_bytes() == history.file_path(other, "run-1").read_bytes()
-
-    def test_a_part_that_is_recovered_later_is_added(self, database: Database) -> None:
-        for entry in (record(1, 1.0), record(2, 2.0)):
-            abandoned(database, entry)
-            recover(database, own_run="")
-        assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0))
-
-    def test_a_last_line_without_an_end_stays_a_line_of_its_own(self, database: Database) -> None:
-        header = JournalHeader("run-1", "all", prune=False)
-        history.add(database, header, [record(1, 1.0)])
-        path = history.file_path(database, "run-1")
-        path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).rstrip(b"\n")))
-        history.add(database, header, [record(1, 1.0), record(2, 2.0)])
-        assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0))
-
     @pytest.mark.parametrize("cut_off_at", ["before", "after"])
     def test_a_merge_that_is_cut_off_is_done_again_without_loss_or_repetition(
         self, database: Database, monkeypatch: pytest.MonkeyPatch, cut_off_at: str
     ) -> None:
         records = (record(1, 1.0), record(2, 2.0))
-        path = abandoned(database, *records)
+        path = killed(database, *records)
 
         unlink = Path.unlink
 
@@ -120,21 +74,11 @@ class TestRecords:
         assert read(database) == before
         assert not path.exists()
 
-    def test_a_history_that_cannot_be_written_keeps_the_journal(self, database: Database) -> None:
-        path = abandoned(database, record(1, 1.0))
-        database.runs_dir.write_text("no folder")
-        (found,) = recover(database, own_run="")
-        assert found.incomplete
-        assert path.exists()
-        database.runs_dir.unlink()
-        recover(database, own_run="")
-        assert history.read(database, "run-1").records == (record(1, 1.0),)
-
     def test_a_damaged_history_is_left_as_it_is_and_the_journal_with_it(self, database: Database) -> None:
         damaged = history.file_path(database, "run-1")
         damaged.parent.mkdir()
         damaged.write_bytes(b"something else")
-        path = abandoned(database, record(1, 1.0))
+        path = killed(database, record(1, 1.0))
         (found,) = recover(database, own_run="")
         assert found.incomplete
         assert str(damaged) in found.problems[0]
@@ -177,26 +121,6 @@ class TestRecords:
 
 
 class TestReplacedRows:
-    def test_a_duration_that_no_history_has_is_kept_with_its_whole_row(self, database: Database) -> None:
-        foreign = {**cells(1), "Average Duration(us)": "7.5", "Note": "by hand"}
-        write(database, [foreign, {**cells(2), "Average Duration(us)": "", "Note": ""}])
-        write_back(database, [record(1, 1.0), record(2, 2.0)], UpdateMode.ALL, prune=False)
-        assert replaced(database) == [filled(foreign)]
-        assert read(database)[0]["Average Duration(us)"] == "1.0000"
-
-    def test_a_duration_of_a_run_without_history_is_kept(self, database: Database) -> None:
-        write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False)
-        before = read(database)[0]
-        write_back(database, [record(1, 2.0, run="run-2")], UpdateMode.ALL, prune=False)
-        assert replaced(database) == [filled(before)]
-
-    def test_one_that_is_in_a_history_is_not_kept_twice(self, database: Database) -> None:
-        for run in ("run-1", "run-2"):
-            abandoned(database, record(1, 1.0, 2.0, run=run), run=run)
-            recover(database, own_run="")
-        assert read(database)[0]["Run ID"] == "run-2"
-        assert not replaced(database)
-
     def test_doing_a_merge_again_keeps_it_once(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
 
@@ -208,9 +132,4 @@ class TestReplacedRows:
             assert write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
         for _ in range(2):
             assert not write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
-        assert len(replaced(database)) == 1
-
-    def test_a_status_replaces_no_duration(self, database: Database) -> None:
-        write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
-        write_back(database, [record(1)], UpdateMode.ALL, prune=False)
-        assert not replaced(database)
+        assert len(imported(database)) == 1

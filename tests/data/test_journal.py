@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import resource
@@ -13,52 +12,27 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from abs_rows import cells, read, record, write
+from abs_rows import read, record
+from folding import killed
 
 from opatlas.data import journal
 from opatlas.data.database import Database
 from opatlas.data.journal import Journal, JournalHeader
-from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.data.write_back import recover, write_back_run
 from opatlas.errors import OpAtlasError
-from opatlas.row.record import Record
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    database = Database(tmp_path / "database")
-    write(database, [cells(1), cells(2), cells(3)])
-    return database
-
-
-def abandoned(database: Database, *records: Record, run: str = "run-1", mode: str = "all") -> Path:
-    """A journal whose session ended without merging it."""
-    kept = Journal(database, JournalHeader(run, mode, prune=False))
-    for entry in records:
-        kept.append(entry.to_json())
-    kept.close()
-    return kept.path
-
-
 def test_what_is_written_is_read(database: Database) -> None:
     records = [record(1, 2.0, 3.0), record(2)]
-    contents = journal.read(abandoned(database, *records, mode="missing-only"))
+    contents = journal.read(killed(database, *records, mode="missing-only"))
     assert list(contents.records) == records
     assert contents.header == JournalHeader("run-1", "missing-only", prune=False)
     assert not contents.unreadable
-
-
-def test_a_record_finds_its_row_by_its_cells_and_not_by_its_signature(database: Database) -> None:
-    abandoned(database, replace(record(1, 2.0), signature="another"))
-    (merged,) = recover(database, own_run="")
-    assert not merged.problems
-    assert [row["Average Duration(us)"] for row in read(database)] == ["2.0000", "", ""]
 
 
 def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database) -> None:
@@ -71,7 +45,7 @@ def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database
 
 
 def test_a_torn_last_line_costs_that_line(database: Database) -> None:
-    path = abandoned(database, record(1, 2.0), record(2, 3.0))
+    path = killed(database, record(1, 2.0), record(2, 3.0))
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
     contents = journal.read(path)
@@ -80,24 +54,16 @@ def test_a_torn_last_line_costs_that_line(database: Database) -> None:
 
 
 def test_journals_left_behind_are_merged_oldest_first_and_removed(database: Database) -> None:
-    abandoned(database, record(1, 20.0, run="run-2"), run="run-2")
-    abandoned(database, record(1, 10.0), record(2, 10.0))
+    killed(database, record(1, 20.0, run="run-2"), run="run-2")
+    killed(database, record(1, 10.0), record(2, 10.0))
     found = recover(database, own_run="")
     assert [(f.run_id, f.statuses.total(), f.problems) for f in found] == [("run-1", 2, ()), ("run-2", 1, ())]
     assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
     assert not list(database.journal_dir.glob("*.jsonl"))
 
 
-def test_what_a_later_session_measured_stays(database: Database) -> None:
-    write_back(database, [record(1, 20.0, run="run-2"), record(2, 20.0, run="run-0")], UpdateMode.ALL, prune=False)
-    abandoned(database, record(1, 10.0), record(2, 10.0), record(3), run="run-1")
-    recover(database, own_run="")
-    assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
-    assert [row["Run ID"] for row in read(database)] == ["run-2", "run-1", ""]
-
-
 def test_a_journal_is_merged_by_one_session_only(database: Database) -> None:
-    path = abandoned(database, record(1, 10.0))
+    path = killed(database, record(1, 10.0))
     with journal.hold_if_abandoned(path) as first:
         assert first
         assert recover(database, own_run="") == []
@@ -107,14 +73,8 @@ def test_a_journal_is_merged_by_one_session_only(database: Database) -> None:
     assert not path.with_suffix(".lock").exists()
 
 
-def test_a_journal_that_cannot_be_read_is_reported(database: Database) -> None:
-    (database.journal_dir / "run-1.jsonl").mkdir(parents=True)
-    (found,) = recover(database, own_run="")
-    assert str(database.journal_dir / "run-1.jsonl") in found.problems[0]
-
-
 def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
-    own = abandoned(database, record(1, 10.0), run="own")
+    own = killed(database, record(1, 10.0), run="own")
     code = (
         "import sys, time; from opatlas.data.database import Database; "
         "from opatlas.data.journal import JournalHeader, Journal; "
@@ -130,22 +90,8 @@ def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> Non
     assert [found.run_id for found in recover(database, own_run="own")] == ["other"]
 
 
-def test_lines_that_cannot_be_read_are_kept_and_named(database: Database) -> None:
-    path = abandoned(database, record(1, 10.0))
-    with open(path, "a") as file:
-        file.write('{"kernel_type": "Abs"}\n')
-        file.write(json.dumps(record(2, 10.0).to_json()) + "\n")
-    (found,) = recover(database, own_run="")
-    assert found.statuses == {"measured": 2}
-    assert f"{path}:3: " in found.problems[0]
-    kept = path.with_name(path.name + ".unreadable")
-    assert kept.exists()
-    assert str(kept) in found.problems[1]
-    assert [row["Average Duration(us)"] for row in read(database)] == ["10.0000", "10.0000", ""]
-
-
 def test_a_table_that_cannot_be_read_keeps_its_journal(database: Database) -> None:
-    path = abandoned(database, record(1, 10.0))
+    path = killed(database, record(1, 10.0))
     table = database.path / "Abs.csv"
     table.write_text("Input Shapes\n")
     (found,) = recover(database, own_run="")
@@ -301,16 +247,6 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
     kept.close()
 
 
-def test_a_line_is_short_and_holds_nothing_that_is_no_json(database: Database) -> None:
-    path = database.journal_dir / "run-1.jsonl"
-    journal.write(path, JournalHeader("run-1", "all", prune=False, version=3), [{"a": [1, 2.5], "b": "\u00e9"}])
-    header = b'{"run_id":"run-1","update_mode":"all","prune":false,"version":3}\n'
-    assert path.read_bytes() == header + b'{"a":[1,2.5],"b":"\xc3\xa9"}\n'
-    with pytest.raises(ValueError, match="JSON compliant"):
-        journal.write(path, JournalHeader("run-1", "all", prune=False), [{"a": float("nan")}])
-    assert path.read_bytes().startswith(header)
-
-
 def file_in_place_of_the_folder(database: Database) -> None:
     database.path.rename(database.path.with_name("elsewhere"))
     database.path.write_text("somebody else's")
@@ -352,18 +288,6 @@ def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
     assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
     merged = write_back_run(database, contents.header)
     assert merged.problems
-
-
-def test_one_journal_that_is_lost_keeps_no_other_from_its_place(database: Database, tmp_path: Path) -> None:
-    paths = [abandoned(database, record(n, 10.0), run=f"run-{n}") for n in (1, 2, 3)]
-    ended = journal.EndedJournals()
-    ended.hold(paths)
-    for path in paths:
-        path.unlink()
-    paths[1].mkdir()
-    (problem,) = ended.give_up()
-    assert str(paths[1]) in problem
-    assert [path.is_file() for path in paths] == [True, False, True]
 
 
 def test_no_room_anywhere_gives_the_text_of_the_journal(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,11 +50,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read.torch == "2.9.0"
 
 
-def test_a_lone_surrogate_in_an_option_costs_itself(tmp_path: Path) -> None:
-    path = replace(WRITTEN, options={"prof_path": "odd \udcff"}).write(Database(tmp_path))
-    assert Manifest.read(path).options == {"prof_path": "odd ?"}
-
-
 def test_fields_of_later_versions_are_ignored_and_those_of_earlier_ones_are_empty(tmp_path: Path) -> None:
     path = tmp_path / f"{RUN}.json"
     path.write_text(json.dumps({"started_at": 7, "version": 99, "of_later_versions": {"x": [1, None]}}))
@@ -75,20 +70,6 @@ def test_a_damaged_manifest_costs_itself_only(tmp_path: Path, text: bytes) -> No
     problems: list[str] = []
     assert set(read_manifests(database, problems)) == {RUN}
     assert problems == [str(raised.value)]
-
-
-def test_what_is_no_file_is_a_problem(tmp_path: Path) -> None:
-    database = Database(tmp_path)
-    (database.runs_dir / "folder.json").mkdir(parents=True)
-    problems: list[str] = []
-    assert read_manifests(database, problems) == {}
-    assert len(problems) == 1
-
-
-def test_a_database_without_runs_has_no_manifests(tmp_path: Path) -> None:
-    problems: list[str] = []
-    assert read_manifests(Database(tmp_path), problems) == {}
-    assert problems == []
 
 
 def test_the_manifest_of_an_ingest_is_not_one_of_a_run(tmp_path: Path) -> None:

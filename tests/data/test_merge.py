@@ -11,14 +11,10 @@ import pytest
 from abs_rows import COLUMNS, cells, read, record, write
 from hypothesis import given, settings
 
-from opatlas.data import log
 from opatlas.data.database import Database
-from opatlas.data.journal import JournalHeader
-from opatlas.data.manifest import Manifest
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import OpAtlasError
-from opatlas.row.record import Record, RowName
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
@@ -71,22 +67,6 @@ def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database
     assert result.marked.total() == 2
 
 
-def test_a_row_that_was_not_run_keeps_what_earlier_runs_found_out(database: Database) -> None:
-    write(database, [cells(n) for n in (1, 2, 3)])
-    for run in ("run-0", "run-1"):
-        crashed = record(2, status=Status.CRASHED, run=run)
-        write_back(database, [record(1, 5.0), crashed], UpdateMode.ALL, prune=False)
-    measured, failed, _ = read(database)
-    skipped = [dataclasses.replace(record(n, status=Status.SKIPPED), reason="no device") for n in (1, 2, 3)]
-    result = write_back(database, skipped, UpdateMode.ALL, prune=False)
-    assert read(database)[:2] == [measured, failed]
-    assert (failed["Status"], failed["Crashes In A Row"]) == ("crashed", "2")
-    assert (read(database)[2]["Status"], read(database)[2]["Status Reason"]) == ("skipped", "no device")
-    assert (result.marked.total(), result.unchanged.total()) == (1, 2)
-    write_back(database, [dataclasses.replace(skipped[2], reason="no samples")], UpdateMode.ALL, prune=False)
-    assert read(database)[2]["Status Reason"] == "no samples"
-
-
 def test_modes_differ_in_what_becomes_of_a_sample_without_a_row(database: Database) -> None:
     write(database, [cells(1)])
     reported = write_back(database, [record(7, 5.0)], UpdateMode.MISSING_ONLY, prune=False)
@@ -99,14 +79,6 @@ def test_modes_differ_in_what_becomes_of_a_sample_without_a_row(database: Databa
     assert [row["Input Shapes"] for row in read(database)] == ["1,4", "9,4", "7,4"]
 
 
-def test_a_table_that_is_gone_is_made_again_of_what_was_measured(database: Database) -> None:
-    database.path.mkdir()
-    write_back(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
-    (row,) = read(database)
-    assert row["Input Shapes"] == "1,4"
-    assert row["Average Duration(us)"] == "5.0000"
-
-
 def test_a_file_that_cannot_be_read_keeps_only_its_own_records_out(database: Database) -> None:
     write(database, [cells(1)])
     write(database, [cells(1)], "Neg").write_text("nonsense")
@@ -114,12 +86,6 @@ def test_a_file_that_cannot_be_read_keeps_only_its_own_records_out(database: Dat
     result = write_back(database, [other, record(1, 5.0)], UpdateMode.ALL, prune=False)
     assert "Neg.csv" in result.problems[0]
     assert read(database)[0]["Average Duration(us)"] == "5.0000"
-
-
-def test_one_sample_has_no_spread(database: Database) -> None:
-    write(database, [cells(1)])
-    write_back(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
-    assert not read(database)[0].get("MicroBench Std Duration(us)")
 
 
 def test_pruning_takes_only_rows_of_this_session_without_any_duration(database: Database) -> None:
@@ -167,11 +133,6 @@ def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes,
     assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
 
 
-@given(st.one_of(st.builds(record, st.integers(1, 9), st.floats(0.001, 1e6)), st.builds(record, st.integers(1, 9))))
-def test_a_record_survives_its_way_through_json(original: Record) -> None:
-    assert Record.from_json(original.to_json()) == original
-
-
 def test_what_could_not_be_written_counts_for_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     write(database, [cells(1), cells(2)])
 
@@ -193,107 +154,6 @@ def test_pruned_rows_keep_their_columns_beside_those_of_rows_that_were_pruned_be
     assert (second["Mine"], second["Yours"], second["Pruned Reason"]) == ("", "b", "because of 2")
 
 
-def test_what_became_of_the_rows_is_counted(database: Database) -> None:
-    write(database, [cells(1), cells(2), cells(3), cells(3), cells(4)])
-    records = [record(1, 5.0), record(2, 6.0), record(3, 7.0), record(4), record(5, 8.0), record(6)]
-    first = write_back(database, records, UpdateMode.ALL, prune=False)
-    assert (first.updated, first.added, first.marked, first.unchanged) == (
-        {"Abs": 4},
-        {"Abs": 1},
-        {"Abs": 1},
-        {"Abs": 0},
-    )
-    assert first.unmatched == [RowName("Abs", signature("Abs", cells(6)))]
-    assert first.repeated == 1
-    again = write_back(database, records, UpdateMode.ALL, prune=False)
-    assert again.repeated == 0
-    assert (again.updated, again.added, again.marked, again.unchanged) == (
-        {"Abs": 0},
-        {"Abs": 0},
-        {"Abs": 0},
-        {"Abs": 6},
-    )
-
-
-def test_rows_of_several_types_are_named_and_counted(database: Database) -> None:
-    other = dataclasses.replace(record(9, 5.0), kernel_type="Neg", signature=signature("Neg", cells(9)))
-    result = write_back(database, [record(8, 5.0), other], UpdateMode.MISSING_ONLY, prune=False)
-    assert {name.kernel_type for name in result.unmatched} == {"Abs", "Neg"}
-    assert not list(database.path.glob("*.csv")), "of a type without a table and without a row to append"
-    for size, kernel_type in ((1, "Abs"), (2, "Neg")):
-        write(database, [cells(size)], kernel_type)
-    failed = dataclasses.replace(record(2), kernel_type="Neg", signature=signature("Neg", cells(2)))
-    pruned = write_back(database, [record(1), failed], UpdateMode.ALL, prune=True)
-    assert {name.kernel_type for name in pruned.pruned} == {"Abs", "Neg"}
-
-
-def test_counters_are_those_of_their_row(database: Database) -> None:
-    write(database, [cells(1), cells(2), cells(3)])
-    taken = [record(1, 5.0, counters={"a": 0.1}), record(2, 6.0), record(3, 7.0, counters={"a": 3.0, "b": 1e-9})]
-    write_back(database, taken, UpdateMode.ALL, prune=False)
-    assert [(row["MicroBench a"], row["MicroBench b"]) for row in read(database)] == [
-        ("0.1", ""),
-        ("", ""),
-        ("3.0", "1e-09"),
-    ]
-
-
-def test_what_a_later_run_found_out_is_kept(database: Database) -> None:
-    runs = (1, "run-1"), (2, "run-2"), (3, "run-3")
-    write(database, [{**cells(n), "Average Duration(us)": "4.0", "Run ID": run} for n, run in runs])
-    older = [record(n, 5.0, run="run-2") for n in (1, 2, 3)]
-    result = write_back(database, older, UpdateMode.ALL, prune=False)
-    assert result.updated == {"Abs": 2}
-    assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", "4.0"]
-
-
-def test_of_two_runs_of_one_second_the_one_that_started_later_is_newer(database: Database) -> None:
-    older, newer = "20261121T163006-ffffff", "20261121T163006-000000"
-    for run, started_at in ((older, 1795278606.2), (newer, 1795278606.7)):
-        Manifest(run, started_at, options={}, code="").write(database)
-    write(database, [{**cells(1), "Average Duration(us)": "4.0", "Run ID": newer}])
-    result = write_back(database, [record(1, 5.0, run=older)], UpdateMode.ALL, prune=False)
-    assert result.outdated == [RowName("Abs", signature("Abs", cells(1)))]
-    assert read(database)[0]["Run ID"] == newer
-
-
-def test_a_later_failure_stays_beside_an_older_duration(database: Database) -> None:
-    write(database, [cells(1)])
-    write_back(database, [record(1, status=Status.CRASHED, run="run-2")], UpdateMode.ALL, prune=False)
-    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
-    (row,) = read(database)
-    assert (row["Average Duration(us)"], row["Run ID"]) == ("5.0000", "run-1")
-    assert (row["Status"], row["Status Reason"], row["Status Run ID"]) == ("crashed", "because of 1", "run-2")
-
-
-STATES = st.lists(
-    st.builds(
-        lambda duration, status: record(1, *([duration] if duration else []), status=status),
-        st.sampled_from([0.0, 1.0, 2.0]),
-        st.sampled_from(UNMEASURED),
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@given(states=STATES, data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_runs_that_are_merged_late_leave_what_they_would_have_left_in_time(tmp_path_factory, states, data) -> None:
-    records = [dataclasses.replace(state, run_id=f"run-{number}") for number, state in enumerate(states)]
-    in_time, late = (Database(tmp_path_factory.mktemp("order") / "database") for _ in range(2))
-    for each, order in ((in_time, records), (late, data.draw(st.permutations(records)))):
-        write(each, [cells(1)])
-        for entry in order:
-            write_back(each, [entry], UpdateMode.ALL, prune=False)
-            log.add(each, JournalHeader(entry.run_id, "all", prune=False), [entry])
-    # A column may be missing from one of the two, and hold nothing in the other.
-    late_cells, cells_in_time = (
-        {name: cell for name, cell in read(each)[0].items() if cell} for each in (late, in_time)
-    )
-    assert late_cells == cells_in_time
-
-
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.UNSUPPORTED])
 def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, status: Status) -> None:
     write(database, [cells(1), cells(2)])
@@ -309,14 +169,3 @@ def test_a_record_of_an_earlier_run_does_not_prune(database: Database) -> None:
     result = write_back(database, late, UpdateMode.ALL, prune=True)
     assert [name.signature for name in result.outdated] == [signature("Abs", cells(1))]
     assert [name.signature for name in result.pruned] == [signature("Abs", cells(2))]
-
-
-def test_pruned_rows_of_all_kernel_types_are_named(database: Database) -> None:
-    write(database, [cells(1)])
-    write(database, [cells(2)], "Neg")
-    of_neg = dataclasses.replace(record(2), kernel_type="Neg", signature=signature("Neg", cells(2)))
-    result = write_back(database, [record(1), of_neg], UpdateMode.ALL, prune=True)
-    assert result.pruned == [
-        RowName("Abs", signature("Abs", cells(1))),
-        RowName("Neg", signature("Neg", cells(2))),
-    ]

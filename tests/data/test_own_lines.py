@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
-from test_journal import abandoned
+from folding import killed
 
 from opatlas.data import journal
 from opatlas.data.database import Database
@@ -70,18 +70,6 @@ def test_lines_of_another_process_are_refused_kept_and_named_with_their_row(data
     assert averages(database)[:4] == ["10.0000", "20.0000", "", "40.0000" if goes_on else ""]
 
 
-def test_lines_that_come_twice_are_kept_in_two_files(database: Database) -> None:
-    kept = Journal(database, HEADER)
-    for size in (1, 2):
-        add_to(kept.path, line(record(size, 0.5)))
-        kept.append(record(size, 10.0).to_json())
-    kept.close()
-    found = sorted(path.read_bytes() for path in kept.path.parent.glob("*.refused*"))
-    assert found == [line(record(1, 0.5)), line(record(2, 0.5))]
-    assert recover(database, own_run="") != []
-    assert averages(database)[:2] == ["10.0000", "10.0000"]
-
-
 def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_named(database: Database) -> None:
     kept = Journal(database, HEADER)
     for size in (1, 2, 3):
@@ -117,16 +105,6 @@ def test_a_truncated_journal_names_the_records_that_are_lost(database: Database,
     assert (contents.header, contents.unreadable, contents.torn) == (HEADER, (), False)
 
 
-@pytest.mark.parametrize("header", [b"", b'{"run_id":"run-1","update_mode":"all","prune":true,"version":3}\n'])
-def test_a_header_that_another_process_changed_is_written_again(database: Database, header: bytes) -> None:
-    kept = Journal(database, HEADER)
-    kept.append(record(1, 10.0).to_json())
-    kept.path.write_bytes(header + kept.path.read_bytes().partition(b"\n")[2])
-    assert bool(kept.close()) == bool(header)
-    contents = journal.read(kept.path)
-    assert (contents.header, contents.records) == (HEADER, (record(1, 10.0),))
-
-
 def test_a_journal_that_another_process_replaced_is_written_again_and_the_other_kept(database: Database) -> None:
     kept = Journal(database, HEADER)
     kept.append(record(1, 10.0).to_json())
@@ -136,23 +114,6 @@ def test_a_journal_that_another_process_replaced_is_written_again_and_the_other_
     (problem,) = kept.close()
     assert str(kept.path) in problem
     assert refused(kept.path) == forged
-    assert journal.read(kept.path).records == (record(1, 10.0),)
-
-
-def test_refused_lines_that_cannot_be_kept_are_refused_still(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from opatlas.data import own_lines
-    from opatlas.errors import OpAtlasError
-
-    def full(*_: object) -> None:
-        raise OpAtlasError("the disk is full")
-
-    kept = Journal(database, HEADER)
-    kept.append(record(1, 10.0).to_json())
-    add_to(kept.path, line(record(2, 0.5)))
-    monkeypatch.setattr(own_lines, "write_bytes", full)
-    assert any("the disk is full" in problem for problem in kept.close())
     assert journal.read(kept.path).records == (record(1, 10.0),)
 
 
@@ -170,17 +131,6 @@ def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Da
     assert journal.read(kept.path).records == (record(1, 10.0),)
 
 
-def test_a_journal_that_its_worker_wrote_again_is_no_journal_of_another(database: Database) -> None:
-    kept = Journal(database, HEADER, part="gw0")
-    kept.append(record(1, 10.0).to_json())
-    ended = EndedJournals()
-    ended.hold([kept.path])
-    kept.path.unlink()
-    assert kept.close() == []
-    ended.own_lines[kept.path] = kept.own_lines
-    assert ended.give_up() == []
-
-
 CONTRADICTIONS: dict[str, Callable[[Record], Record]] = {
     "the same time": lambda own: replace(own, reason="another"),
     "other samples later": lambda own: replace(record(1, 0.5), finished_at=own.finished_at + 1),
@@ -192,7 +142,7 @@ def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
     database: Database, forge: Callable[[Record], Record]
 ) -> None:
     own = record(1, 10.0)
-    path = abandoned(database, own, record(2, 20.0), forge(own))
+    path = killed(database, own, record(2, 20.0), forge(own))
     (found,) = recover(database, own_run="")
     assert found.incomplete
     (problem,) = found.problems
@@ -202,19 +152,8 @@ def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
     assert not path.exists()
 
 
-def test_records_of_two_killed_processes_that_contradict_each_other_are_named(database: Database) -> None:
-    for part, duration in (("gw0", 10.0), ("gw1", 0.5)):
-        kept = Journal(database, HEADER, part=part)
-        kept.append(record(1, duration).to_json())
-        kept.append(record(2, 20.0).to_json())
-        kept.close()
-    first, second = recover(database, own_run="")
-    assert (first.incomplete, second.incomplete) == (False, True)
-    assert record(1).signature in second.problems[0]
-
-
 def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: Database) -> None:
-    path = abandoned(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
+    path = killed(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
     ended = EndedJournals()
     ended.hold([path])
     (problem,) = ended.give_up()
@@ -223,9 +162,9 @@ def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: 
 
 def test_records_that_agree_are_no_contradiction(database: Database) -> None:
     own = record(1, 10.0)
-    abandoned(database, own, record(2), replace(record(2), finished_at=1.0), own)
+    killed(database, own, record(2), replace(record(2), finished_at=1.0), own)
     (found,) = recover(database, own_run="")
     assert (found.problems, found.incomplete) == ((), False)
-    abandoned(database, own)
+    killed(database, own)
     (found,) = recover(database, own_run="")
     assert (found.problems, found.incomplete) == ((), False)

@@ -23,8 +23,6 @@ from opatlas.row.columns import (
     POOLED_RUN_DURATIONS,
     POOLED_RUNS,
     POOLED_SPREAD,
-    RUN_ID,
-    STATUS_GROUP,
 )
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
@@ -83,11 +81,6 @@ def test_the_median_over_runs_and_the_spread_between_machines(database: Database
     assert pooled(database)[0] == ("11.5000", "4", "3", "19.13")
 
 
-def test_one_machine_has_no_spread(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-1")
-    assert pooled(database)[0] == ("10.0000", "1", "1", "")
-
-
 def test_the_hosts_of_a_cluster_are_machines(database: Database) -> None:
     run(database, RUNS[0], 10.0, "a/GPU-1", "b/GPU-2", host="a")
     run(database, RUNS[1], 12.0, "a/GPU-1", "b/GPU-2", host="b")
@@ -98,13 +91,6 @@ def test_the_hosts_of_a_cluster_are_machines(database: Database) -> None:
     assert pooled(database)[0][1:3] == ("4", "2")
     run(database, RUNS[4], 11.0, "a/GPU-1", "b/GPU-2", "c/", host="c")
     assert pooled(database)[0][1:3] == ("5", "3")
-
-
-def test_a_run_of_several_hosts_without_its_history_counts_as_an_unknown_machine(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-2")
-    run(database, RUNS[1], 12.0, "a/GPU-1", "b/GPU-2", host="b")
-    history.file_path(database, RUNS[1]).unlink()
-    assert pooled(database)[0][1:3] == ("2", "2")
 
 
 def test_runs_of_another_torch_are_not_pooled(database: Database) -> None:
@@ -130,23 +116,6 @@ def test_rows_that_were_replaced_and_have_no_history_count(database: Database) -
     assert pooled(database)[0] == ("20.0000", "2", "2", "100.00")
 
 
-def test_a_row_without_a_duration_is_not_pooled_any_more(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-1")
-    pooled(database)
-    write(database, [{**read(database)[0], "Average Duration(us)": ""}])
-    assert pooled(database)[0] == ("", "", "", "")
-
-
-def test_a_damaged_history_costs_itself_only(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-1")
-    run(database, RUNS[1], 20.0, "GPU-2")
-    history.file_path(database, RUNS[0]).write_bytes(b"damaged")
-    problems: list[str] = []
-    pool(database, problems)
-    assert [str(history.file_path(database, RUNS[0])) in problem for problem in problems] == [True]
-    assert pooled_cells(database)[0] == ("20.0000", "1", "1", "")
-
-
 def test_databases_of_several_machines_are_pooled_by_the_command(
     database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,10 +133,6 @@ def test_databases_of_several_machines_are_pooled_by_the_command(
     before = database.csv_path("Abs").read_bytes()
     assert main(["combine", str(database.path), "--pool"]) == 0
     assert database.csv_path("Abs").read_bytes() == before
-
-
-def test_without_a_source_and_without_pool_nothing_is_done(database: Database) -> None:
-    assert main(["combine", str(database.path)]) == 2
 
 
 def test_a_row_that_was_edited_brings_no_duration_of_its_old_shape(database: Database, tmp_path: Path) -> None:
@@ -201,13 +166,6 @@ def test_a_row_gets_the_duration_of_the_median_run_whole(database: Database) -> 
     before = database.csv_path("Abs").stat()
     pooled(database)
     assert database.csv_path("Abs").stat() == before, "the file is written again"
-
-
-def test_of_two_runs_that_are_equally_near_the_newer_counts(database: Database) -> None:
-    run(database, RUNS[1], 20.0, "GPU-1")
-    run(database, RUNS[0], 10.0, "GPU-2")
-    pooled(database)
-    assert duration(database) == ("20.0000", RUNS[1])
 
 
 def test_a_noisy_run_does_not_represent_quiet_ones(database: Database) -> None:
@@ -254,50 +212,3 @@ def test_a_duration_that_no_history_has_is_saved_before_the_median_run_replaces_
     pooled(database)
     assert [each.row[AVERAGE] for each in history.imported(database, [])] == ["99.0"]
     assert pooled_cells(database)[0] == ("11.0000", "3", "3", "809.09")
-
-
-def replaced_row(database: Database, by: str, run_id: str, duration_us: float, listed: str = "") -> None:
-    """Saves a row of a run without a history, which a run replaced."""
-    row = {**read(database)[0], AVERAGE: f"{duration_us}", RUN_ID: run_id, POOLED_RUN_DURATIONS: listed}
-    row["MicroBench Median Duration(us)"] = f"{duration_us}"
-    history.add_events(database, by, [history.Imported("Abs", row)])
-
-
-def test_a_replaced_row_tells_more_than_a_median_that_another_row_lists(database: Database) -> None:
-    run(database, RUNS[2], 15.0, "GPU-1")
-    replaced_row(database, "a", RUNS[0], 10.0, f"{RUNS[0]} 10; {RUNS[1]} 11")
-    replaced_row(database, "b", RUNS[1], 11.0)
-    pooled(database)
-    assert duration(database)[1] == RUNS[1]
-
-
-def test_a_duration_of_which_others_list_a_median_is_saved_before_it_is_replaced(database: Database) -> None:
-    run(database, RUNS[2], 15.0, "GPU-1")
-    history.file_path(database, RUNS[2]).unlink()
-    replaced_row(database, "a", RUNS[0], 10.0, f"{RUNS[0]} 10; {RUNS[2]} 15")
-    replaced_row(database, "b", RUNS[1], 11.0)
-    pooled(database)
-    assert duration(database)[1] == RUNS[1]
-    saved = [each.row[RUN_ID] for each in history.imported(database, [])]
-    assert sorted(saved) == list(RUNS[:3])
-
-
-def test_the_status_of_a_later_run_stays(database: Database) -> None:
-    for run_id, duration_us in zip(RUNS, (10.0, 11.0, 15.0), strict=False):
-        run(database, run_id, duration_us, run_id)
-    write_back(database, [record(1, run=RUNS[3])], UpdateMode.ALL, prune=False)
-    before = read(database)[0]
-    pooled(database)
-    after = read(database)[0]
-    assert duration(database) == ("11.0000", RUNS[1])
-    assert before["Status"] == "failed"
-    assert [before.get(name) for name in STATUS_GROUP] == [after.get(name) for name in STATUS_GROUP]
-
-
-def test_show_counts_the_rows_by_their_machines(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    for run_id in RUNS[:3]:
-        run(database, run_id, 10.0, run_id)
-    pooled(database)
-    assert main(["show", str(database.path), "--json"]) == 0
-    (table,) = json.loads(capsys.readouterr().out)["kernel_types"]
-    assert table["machines"] == {"3": 1}

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hypothesis.strategies as st
 import pytest
-from abs_rows import cells, read, record, write
-from test_history import abandoned, replaced
-from test_matmul_family import record as matmul_record
-from test_merge import RUN
+from abs_rows import cells, product_record, read, record, write
+from folding import imported, killed
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
@@ -23,8 +20,8 @@ def database(tmp_path: Path) -> Database:
     """Three rows, of which run-1 measured two and run-2 one again."""
     database = Database(tmp_path / "database")
     write(database, [cells(1), {**cells(2)}, cells(3)])
-    abandoned(database, record(1, 1.0, 3.0), record(2, 2.0), run="run-1")
-    abandoned(database, record(1, 5.0, run="run-2"), record(3, run="run-2"), run="run-2")
+    killed(database, record(1, 1.0, 3.0), record(2, 2.0), run="run-1")
+    killed(database, record(1, 5.0, run="run-2"), record(3, run="run-2"), run="run-2")
     recover(database, own_run="")
     return database
 
@@ -41,14 +38,6 @@ def edit(database: Database, size: int, **changes: str) -> None:
     write(database, rows)
 
 
-def test_an_undisturbed_database_stays_as_it_is(database: Database) -> None:
-    before = contents(database)
-    rebuilt = rebuild(database)
-    assert (rebuilt.changed.total(), rebuilt.added.total(), rebuilt.problems) == (0, 0, [])
-    assert contents(database) == before
-    assert not replaced(database)
-
-
 def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Database) -> None:
     before = contents(database)
     edit(database, 1, **{"Average Duration(us)": "77", "Status": "failed"})
@@ -56,31 +45,7 @@ def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Dat
     rebuilt = rebuild(database)
     assert (rebuilt.changed, rebuilt.added) == ({"Abs": 2}, {"Abs": 0})
     assert contents(database) == before
-    assert [row["Average Duration(us)"] for row in replaced(database)] == ["77"]
-
-
-def test_a_duration_below_the_status_of_a_later_run_is_made_again(database: Database) -> None:
-    abandoned(database, record(2, run="run-3"), run="run-3")
-    recover(database, own_run="")
-    before = contents(database)
-    edit(database, 2, **{"Average Duration(us)": "", "Run ID": "run-3", "Status Reason": "because of 2"})
-    assert rebuild(database).changed == {"Abs": 1}
-    assert contents(database) == before
-
-
-def test_cells_of_a_duration_that_no_record_has_are_cleared(database: Database) -> None:
-    before = contents(database)
-    edit(database, 3, **{"Cache State": "warm", "MicroBench Samples": "7"})
-    assert rebuild(database).changed == {"Abs": 1}
-    assert contents(database) == before
-
-
-def test_a_duration_that_stays_is_not_kept_as_replaced(database: Database) -> None:
-    before = contents(database)
-    edit(database, 1, **{"Cache State": "warm"})
-    assert rebuild(database).changed == {"Abs": 1}
-    assert contents(database) == before
-    assert not replaced(database)
+    assert [row["Average Duration(us)"] for row in imported(database)] == ["77"]
 
 
 def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Database) -> None:
@@ -89,26 +54,6 @@ def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Databa
     assert rebuild(database).added == {"Abs": 2}
     after = {row["Input Shapes"]: {name: cell for name, cell in row.items() if cell} for row in read(database)}
     assert after == {shapes: {name: cell for name, cell in row.items() if cell} for shapes, row in before.items()}
-
-
-def test_a_pruned_row_is_not_added_again(database: Database) -> None:
-    first, second, third = read(database)
-    write(database, [first, third])
-    database.pruned_dir.mkdir()
-    write(Database(database.pruned_dir), [second])
-    before = contents(database)
-    assert rebuild(database).added.total() == 0
-    assert contents(database) == before
-
-
-def test_rows_without_history_stay(database: Database) -> None:
-    rows = read(database)
-    foreign = {**dict.fromkeys(rows[0], ""), **cells(8), "Average Duration(us)": "7.5", "Status": "measured"}
-    of_unknown_run = {**foreign, **cells(9), "Run ID": "run-0"}
-    write(database, [*rows, foreign, of_unknown_run])
-    before = contents(database)
-    assert rebuild(database).changed.total() == 0
-    assert contents(database) == before
 
 
 def test_a_history_that_cannot_be_read_costs_itself_only(database: Database) -> None:
@@ -121,7 +66,7 @@ def test_a_history_that_cannot_be_read_costs_itself_only(database: Database) -> 
 
 def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")
-    asked = matmul_record()
+    asked = product_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
     write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
     before = contents(database)
@@ -131,20 +76,6 @@ def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
         write(database, rows, kernel_type)
     assert rebuild(database).changed.total() == 2
     assert contents(database) == before
-
-
-SESSIONS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "durations": st.dictionaries(st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), min_size=1),
-            "status": st.sampled_from(RUN),
-            "killed": st.booleans(),
-            "mode": st.sampled_from(["all", "missing-only"]),
-        }
-    ),
-    min_size=1,
-    max_size=4,
-)
 
 
 class TestCommand:
@@ -161,8 +92,3 @@ class TestCommand:
         assert main(["history", str(database.path), "--restore", "csvs"]) == 1
         assert contents(database) == before
         lock.release()
-
-    def test_journals_are_merged_first(self, database: Database) -> None:
-        abandoned(database, record(3, 9.0, run="run-3"), run="run-3")
-        assert main(["history", str(database.path), "--restore", "csvs"]) == 0
-        assert read(database)[2]["Average Duration(us)"] == "9.0000"

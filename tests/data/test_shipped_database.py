@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from opatlas.data.database import Database
-from opatlas.errors import OpAtlasError
 from opatlas.row.location import shipped_note
 from tests.support.shipped_database import ship
 
@@ -49,16 +48,3 @@ def test_measured_rows_of_the_kernel_itself_ship(source: Database, tmp_path: Pat
     assert shipped_note(target) == "a GPU, cold cache"
     assert [path.name for path in shipped.runs_dir.iterdir()] == ["r.json"]
     assert source.csv_path("Abs").read_bytes() == before
-
-
-def test_a_folder_that_exists_is_refused(source: Database, tmp_path: Path) -> None:
-    write(source, "Abs", "1.5,measured,quiet,")
-    with pytest.raises(OpAtlasError):
-        ship(source, tmp_path, "a GPU")
-
-
-def test_a_database_without_durations_ships_nothing(source: Database, tmp_path: Path) -> None:
-    write(source, "Abs", ",,,")
-    with pytest.raises(OpAtlasError):
-        ship(source, tmp_path / "target", "a GPU")
-    assert not (tmp_path / "target").exists()

@@ -1,31 +1,22 @@
 """Reading and writing the CSVs of a database."""
 
-import errno
 import os
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from filelock import FileLock
 from frames import write_frame
-from hypothesis import given
-from hypothesis import strategies as st
 
 from opatlas.data.csv_files import (
-    not_writable,
     read_frame,
-    read_text_csv,
     write_atomically,
-    write_rows,
     write_text,
 )
 from opatlas.data.database import Database
-from opatlas.data.header import read_header
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.table import RowTable
 
 ROOT = Path(__file__).parents[2]
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
@@ -54,26 +45,12 @@ def test_a_rewrite_changes_nothing(path):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("rows", [3, 500])
-@given(cells=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=8), min_size=2))
-def test_what_is_written_is_read(tmp_path_factory, rows, cells):
-    path = tmp_path_factory.mktemp("t") / "t.csv"
-    frame = pd.DataFrame({"a": ["x"] * rows, "b": (cells * rows)[:rows]})
-    write_frame(frame, path)
-    again = read_text_csv(path)
-    assert again["b"].tolist() == frame["b"].tolist()
-
-
 def test_bom_and_crlf_are_read_and_not_written(path):
     path.write_bytes(b"\xef\xbb\xbf" + (HEADER + ROW).replace("\n", "\r\n").encode())
     frame = read_frame(path)
     assert frame.columns[0] == "OP State"
     write_frame(frame, path)
     assert path.read_bytes() == (HEADER + ROW).encode()
-
-
-def test_a_header_without_rows_is_an_empty_table(path):
-    assert len(read_frame(write(path, HEADER))) == 0
 
 
 @pytest.mark.parametrize(
@@ -109,18 +86,6 @@ def test_what_is_no_table_of_messages(tmp_path):
     assert len(read_frame(path)) == 1
 
 
-def test_a_header_is_read_whole_without_quotes_and_known_names_without_blanks(path):
-    names = [f" column {number} " for number in range(1000)] + ["Input Shapes"]
-    write(path, ",".join(f'"{name}"' for name in names[:-1]) + ",\t Input Shapes \n" + "x," * 1000 + "x\n")
-    assert read_header(path).names == names
-    assert list(read_text_csv(path).columns) == names
-
-
-def test_a_cell_may_hold_a_line_end(path):
-    frame = read_text_csv(write(path, 'a,b\n"one\ntwo",3\n4,5\n'))
-    assert frame.to_dict("list") == {"a": ["one\ntwo", "4"], "b": ["3", "5"]}
-
-
 @pytest.mark.parametrize("limit", [1, 3, 7, 100])
 def test_many_rows_are_written_as_few_are(path, monkeypatch, limit):
     frame = pd.DataFrame(
@@ -133,13 +98,6 @@ def test_many_rows_are_written_as_few_are(path, monkeypatch, limit):
     monkeypatch.setattr("opatlas.data.csv_files.ROWS_PER_WRITE", limit)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
-
-
-@pytest.mark.parametrize("rows", [1, 300])
-def test_a_carriage_return_is_no_end_of_a_line(path, rows):
-    frame = pd.DataFrame({"a": ["one\rtwo"] * rows, "b": ["3"] * rows})
-    write_frame(frame, path)
-    assert read_text_csv(path).to_dict("list") == frame.to_dict("list")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664), (0o077, 0o600)])
@@ -174,23 +132,6 @@ def test_file_and_folder_are_on_disk_before_a_write_is_done(path, monkeypatch):
     assert len(synced) == 2
     assert synced[0].endswith(".opatlas-tmp")
     assert synced[1] == str(path.parent)
-
-
-def test_where_things_of_a_database_are(tmp_path):
-    database = Database(str(tmp_path))
-    folders = (database.journal_dir, database.runs_dir, database.reports_dir, database.pruned_dir)
-    names = [folder.name for folder in (*folders, database.profiles_dir)]
-    assert names == ["journal", "runs", "reports", "pruned", "profiles"]
-    assert {folder.parent for folder in folders} == {database.path} == {tmp_path}
-    write(tmp_path / "Add.csv", HEADER + ROW)
-    table = database.read("Add")
-    assert (table.kernel_type, table.path, len(table.frame)) == ("Add", tmp_path / "Add.csv", 1)
-
-
-def test_no_such_file(path):
-    with pytest.raises(TableError) as caught:
-        read_frame(path)
-    assert caught.value.path == path
 
 
 def test_a_legacy_microbench_column_is_the_average(path):
@@ -250,17 +191,6 @@ def test_a_link_within_its_folder_stays_a_link(tmp_path):
     assert behind.read_text() == "new"
 
 
-def test_a_full_disk_is_an_error_for_the_user(path):
-    write(path, HEADER + ROW)
-
-    def full(temporary):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OpAtlasError, match="No space left"):
-        write_atomically(path, full)
-    assert path.read_text() == HEADER + ROW
-
-
 def test_a_database_that_another_process_holds(tmp_path):
     database = Database(tmp_path)
     (tmp_path / "journal").mkdir()
@@ -272,13 +202,6 @@ def test_a_database_that_another_process_holds(tmp_path):
 def test_a_database_that_cannot_be_written(tmp_path):
     write(tmp_path / "file", "in the way")
     with pytest.raises(OpAtlasError, match=str(tmp_path / "file")), Database(tmp_path / "file").lock():
-        pass
-
-
-def test_an_error_under_the_lock_stays_itself(tmp_path):
-    with pytest.raises(PermissionError, match="mine"), Database(tmp_path).lock():
-        raise PermissionError(13, "mine")
-    with Database(tmp_path).lock(timeout_s=0.1):
         pass
 
 
@@ -300,14 +223,6 @@ def test_a_database_lists_compute_kernels_only(tmp_path):
     assert Database(tmp_path).kernel_types() == ["Add", "Sub"]
 
 
-def test_write_and_read_through_the_database(tmp_path):
-    database = Database(tmp_path)
-    frame = read_frame(write(tmp_path / "MatMulV3.csv", HEADER + ROW))
-    with database.lock():
-        database.write(RowTable("Other", database.csv_path("Other"), frame))
-    assert database.read("Other").frame.equals(frame)
-
-
 def test_reports_of_one_second_are_numbered(tmp_path):
     database = Database(tmp_path)
     first = database.new_report_path("gaps", 0.0, suffix=".md")
@@ -319,31 +234,6 @@ def test_reports_of_one_second_are_numbered(tmp_path):
     names = [path.name for path in (first, second, database.new_report_path("gaps", 0.0, suffix=".md"))]
     assert names == [first.name, f"{first.stem}_2.md", f"{first.stem}_3.md"]
     assert database.new_report_path("gaps", 0.0) == first.with_suffix(".csv")
-
-
-def test_a_report_is_named_for_its_local_time(tmp_path):
-    at = 1_000_000_000.0
-    assert Database(tmp_path).new_report_path("gaps", at).name == f"gaps_{datetime.fromtimestamp(at):%Y%m%d_%H%M%S}.csv"
-
-
-def test_what_to_do_about_a_database_that_cannot_be_written(golden):
-    errors = [
-        *(PermissionError(errno.EACCES, "Permission denied"), NotADirectoryError(errno.ENOTDIR, "Not a directory")),
-        *(OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded")),
-        *(OSError(errno.EFBIG, "File too large"), OSError("gone")),
-    ]
-    golden("not_writable.txt", "".join(f"{not_writable(Path('DB'), error)}\n" for error in errors))
-
-
-def test_a_report_with_a_lone_surrogate_is_written(tmp_path):
-    write_rows(tmp_path / "report.csv", ["a"], [["odd \udcff"]])
-    assert (tmp_path / "report.csv").read_bytes() == b"a\nodd \\udcff\n"
-
-
-def test_rows_of_a_report(tmp_path):
-    path = tmp_path / "reports" / "gaps.csv"
-    write_rows(path, ("Name", "Number"), iter([("a,b", 1), ('say "c"', None)]))
-    assert path.read_bytes() == b'Name,Number\n"a,b",1\n"say ""c""",\n'
 
 
 _UNFINISHED = """

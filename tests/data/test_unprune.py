@@ -63,28 +63,6 @@ def test_one_row_by_its_name(database: Database, name: str) -> None:
     assert (shapes(database), pruned(database), pruned(database, "Neg")) == (["1,4", "2,4"], ["3,4"], ["4,4"])
 
 
-def test_rows_before_and_behind_a_chosen_one_stay_pruned(database: Database) -> None:
-    assert main(["history", str(database.path), "abs-3x4", "--restore", "pruned"]) == 0
-    assert (shapes(database), pruned(database)) == (["1,4", "3,4"], ["2,4"])
-
-
-def test_a_column_without_cells_does_not_come_back(database: Database) -> None:
-    path = database.pruned_dir / "Abs.csv"
-    rows = [{**row, "Later": ""} for row in csv.DictReader(path.open())]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    columns = list(read(database)[0])
-    assert main(["history", str(database.path), "--restore", "pruned"]) == 0
-    assert list(read(database)[0]) == columns
-
-
-def test_a_kernel_type(database: Database) -> None:
-    assert main(["history", str(database.path), "Neg", "--restore", "pruned"]) == 0
-    assert (pruned(database, "Neg"), pruned(database)) == ([], ["2,4", "3,4"])
-
-
 def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     write(database, [*read(database), {**cells(2), "Average Duration(us)": "5.0000"}])
     assert main(["history", str(database.path), "--restore", "pruned", "--json"]) == 0
@@ -102,12 +80,6 @@ def test_a_row_that_was_pruned_twice_comes_back_once(database: Database) -> None
     assert ({*done.restored}, done.kept, done.problems) == ({of_neg, *rows.values()}, [rows[2]], [])
     assert [row["Status Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
     assert pruned(database) == ["2,4"]
-
-
-def test_a_file_that_cannot_be_read_costs_itself(database: Database) -> None:
-    (database.pruned_dir / "Neg.csv").write_bytes(b"")
-    assert main(["history", str(database.path), "--restore", "pruned"]) == 1
-    assert pruned(database) == []
 
 
 def test_a_database_that_a_session_has_is_refused(database: Database) -> None:

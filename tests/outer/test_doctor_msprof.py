@@ -57,15 +57,11 @@ def test_a_session_that_works(npu) -> None:
     assert {"Add", "SoftmaxV2", "MatMulV3", "Neg"} <= verdict.facts["types"].keys()
 
 
-@pytest.mark.parametrize(
-    ("fault", "found", "remedy"),
-    [("no-start", "did not start", "msprof itself works"), ("killed", "crashed", "dmesg")],
-)
-def test_each_fault_of_a_process_has_its_remedy(npu, fault: str, found: str, remedy: str) -> None:
-    verdict = npu(fault)
+def test_a_process_that_dies_has_its_remedy(npu) -> None:
+    verdict = npu("killed")
     assert verdict.state is State.FAIL
-    assert found in verdict.detail
-    assert remedy in verdict.remedy
+    assert "crashed" in verdict.detail
+    assert "dmesg" in verdict.remedy
 
 
 def test_a_profile_without_a_summary_is_told_once_and_kept_for_the_report(npu) -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from opatlas.outer.judging.durations import drift_notes, expect_possible, own_kernel_names, own_share, share_notes
+from opatlas.outer.judging.durations import expect_possible, own_kernel_names, own_share, share_notes
 from opatlas.outer.judging.judgement import CandidateRejected
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.row.roofline import Peak
@@ -84,9 +84,3 @@ def test_a_kernel_cannot_be_faster_than_memory(duration_us: float, options: dict
     with pytest.raises(CandidateRejected) as caught:
         expect_possible([duration_us] * 9, peak=Peak(4000.0), **options)
     assert caught.value.sub_class == "impossible-time"
-
-
-@pytest.mark.parametrize(("last_us", "told"), [(1.0, False), (1.2, False), (1.4, True), (0.5, True)])
-def test_samples_that_drift_are_told(last_us: float, told: bool) -> None:
-    assert bool(drift_notes([1.0] * 20 + [last_us] * 20)) is told
-    assert not drift_notes([1.0, last_us] * 5)

@@ -24,10 +24,7 @@ TWO = "((T([32, 16], f32), T([32, 16], f32)), {})"
 INTEGERS = "((T([32, 16], i64), T([32, 16], i64)), {})"
 
 CHEATS = {
-    "uninitialized": "def kernel(x, y):\n    return torch.empty_like(x)\n",
     "stale-result": "KEPT = {}\n\n\ndef kernel(x, y):\n    return KEPT.setdefault(x.data_ptr(), x * y)\n",
-    "changed-input": "def kernel(x, y):\n    return x.mul_(y)\n",
-    "lazy-result": "class Lazy(torch.Tensor):\n    pass\n\n\ndef kernel(x, y):\n    return (x * y).as_subclass(Lazy)\n",
     "thread": "def kernel(x, y):\n    threading.Thread(target=time.sleep, args=(0.2,)).start()\n    return x * y\n",
     "patched": "def kernel(x, y):\n    time.perf_counter_ns = lambda: 1\n    return x * y\n",
 }

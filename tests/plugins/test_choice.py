@@ -47,14 +47,7 @@ def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
     assert stale.ledger() == {"measured": 1}
 
 
-@pytest.mark.parametrize(
-    ("mode", "how"),
-    [("stale", ("--in-process",)), ("unreplayed", ("-n2", "--dist=load"))],
-    ids=["alone", "workers"],
-)
-def test_rows_without_a_replay_are_skipped_cases_in_every_update_mode(
-    sessions: Sessions, mode: str, how: tuple[str, ...]
-) -> None:
+def test_rows_without_a_replay_are_skipped_cases_in_an_update_mode(sessions: Sessions) -> None:
     captured = {"Profiling Average Duration(us)": "30.0", "Profiling Samples": "1"}
     sessions.write("Toy", [row(1)])
     sessions.write("muls_add_kernel", [{**row(1), **captured}, {**row(2), **captured, "Profiling Samples": ""}])
@@ -62,7 +55,7 @@ def test_rows_without_a_replay_are_skipped_cases_in_every_update_mode(
     left = {name: sessions.read(name) for name in ("muls_add_kernel", "main_kernel")}
     first = sessions.run_in_process()
     assert (first.code, first.ledger()) == (0, {"measured": 1, "without a replay": 3})
-    done = sessions.run(f"--update-mode={mode}", "--strict", "--junitxml=junit.xml", *how)
+    done = sessions.run("--update-mode=unreplayed", "--strict", "--junitxml=junit.xml", "-n2", "--dist=load")
     assert (done.code, done.outcomes()) == (0, {"skipped": 3}), done.output
     assert done.ledger() == {"without a replay": 3}
     assert re.search(r"^nothing to do +1 ", done.output, re.MULTILINE)
@@ -74,14 +67,6 @@ def test_rows_without_a_replay_are_skipped_cases_in_every_update_mode(
         assert skipped.get("type") == "pytest.skip"
         assert str(case.get("classname")) in str(skipped.get("message"))
     assert {name: sessions.read(name) for name in left} == left
-
-
-def test_an_example_is_named_where_k_selects_no_row(sessions: Sessions) -> None:
-    sessions.write("MatMulV9", [row(1)])
-    sessions.write("Toy", [row(1)])
-    example = sessions.run_in_process("-k", "nothing_of_this_name")
-    assert example.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "Toy-1_1-" in example.output
 
 
 def test_a_list_tells_the_time_and_the_memory_of_the_rows(sessions: Sessions) -> None:

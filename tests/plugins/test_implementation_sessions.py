@@ -7,12 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from opatlas.plugins.choice import Choice, make_plan
 from sessions import Sessions, row
 from stand_in_npus import StandInNpus
 
 from opatlas.data.database import Database, SessionLock
-from opatlas.run.implementations.implementation import Implementation, KernelSource
 
 SIZES = (3, 5, 8)
 RIGHT = "def kernel(x, y):\n    return x + y\n"
@@ -114,16 +112,6 @@ def test_a_mistake_costs_its_rows_and_no_others(toys: Sessions) -> None:
             assert not cells.get("Average Duration(us)")
 
 
-def test_a_database_of_one_implementation_is_not_filled_by_another(toys: Sessions) -> None:
-    toys.run_in_process(f"--implementation={kernels(toys, Toy=RIGHT)}")
-    (own,) = toys.database.glob("implementations/mine-*")
-    before = (own / "Toy.csv").read_bytes()
-    done = toys.run_in_process("--update-mode=all", f"--database-path={own}")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "mine" in done
-    assert (own / "Toy.csv").read_bytes() == before
-
-
 def test_a_folder_with_the_name_of_an_implementation_of_opatlas_is_refused(toys: Sessions) -> None:
     folder = kernels(toys, Toy=RIGHT).rename(toys.folder / "flashinfer")
     done = toys.run_in_process(f"--implementation={folder}")
@@ -137,17 +125,6 @@ def test_a_kernel_type_that_one_of_two_implementations_lacks_can_be_chosen(toys:
     chosen = f"--implementation=torch,{kernels(toys, Toy=RIGHT)}"
     assert toys.run_in_process(chosen, "--ops=Toy,OtherToy").ledger() == {"measured": 2 * len(SIZES) + 1}
     assert toys.run_in_process(chosen, "--ops=Tay").code == pytest.ExitCode.USAGE_ERROR
-
-
-def test_only_chosen_kernel_types_are_named_as_lacking(toys: Sessions) -> None:
-    toys.write("OtherToy", [row(1)])
-    mine = Implementation("mine", sources={"Toy": KernelSource("mine", "", "", "kernel")})
-    notes = {
-        ops: make_plan(Database(toys.database), Choice(ops=frozenset(ops)), implementation=mine).notes
-        for ops in ((), ("Toy",), ("Toy", "OtherToy"))
-    }
-    assert [len(each) for each in notes.values()] == [1, 0, 1]
-    assert "OtherToy" in notes[()][0]
 
 
 def test_databases_are_taken_in_one_order_so_that_two_sessions_never_wait_for_each_other(toys: Sessions) -> None:

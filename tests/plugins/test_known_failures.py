@@ -30,13 +30,6 @@ def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: S
     assert {name: cells[name] for name in CRASHED_TWICE} == CRASHED_TWICE
 
 
-def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> None:
-    sessions.write("Moody", [{**row(Mood.RAISE), "Status": "failed"}])
-    done = sessions.run("--pdb")
-    assert "bad mood" in done
-    assert "PDB post_mortem" in done
-
-
 def test_a_known_failure_is_among_the_last_failed(sessions: Sessions) -> None:
     sessions.write("Moody", [row(n) for n in (Mood.RAISE, 101)])
     sessions.run_in_process(*CACHE)

@@ -83,15 +83,6 @@ def test_workers_never_start_on_a_database_of_another_device(measured: Sessions)
     assert not measured.left_behind()
 
 
-def test_a_folder_that_is_named_for_another_device_stays_empty(sessions: Sessions) -> None:
-    sessions.database = sessions.folder / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
-    sessions.database.mkdir(parents=True)
-    sessions.write("Toy", [row(4)])
-    before = contents(sessions.database)
-    assert is_refused(sessions.run_in_process())
-    assert contents(sessions.database) == before
-
-
 def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
     of_another_device(measured)
     (theirs,) = manifests(measured)
@@ -123,7 +114,6 @@ def test_another_instrument_and_other_threads_are_refused(measured: Sessions) ->
         manifest.write_text(json.dumps(found))
         done = measured.run_in_process("--update-mode=missing-only")
         assert is_refused(done)
-        assert ("taskset -c" in done) == (other < threads)
 
 
 def test_a_device_that_measures_with_another_instrument_than_expected_skips_the_rows(sessions: Sessions) -> None:
@@ -273,15 +263,8 @@ def test_read_only_compares_and_writes_nothing(measured: Sessions) -> None:
     assert [float(row_of["duration_us"] or 0) > 0 for row_of in told] == [True] * 3
     stored = sorted(float(row_of["stored_us"] or 0) for row_of in told if "stored_us" in row_of)
     assert stored == sorted(float(us) for us in durations(measured) if us)
-    lines = [line.split() for line in done.output.splitlines() if re.match(r" *[\d.,]+x +[\d.,]+ ", line)]
+    lines = [line for line in done.output.splitlines() if re.match(r" *[\d.,]+x +[\d.,]+ ", line)]
     assert len(lines) == 2
-    # They are sorted before they are rounded for print.
-    far = [
-        round(max(factor, 1 / factor), 2)
-        for words in lines
-        for factor in [float(words[0].rstrip("x").replace(",", ""))]
-    ]
-    assert far == sorted(far, reverse=True)
     assert not any(measured.temporary.glob("opatlas-session-*"))
 
 

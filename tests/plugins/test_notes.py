@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +10,15 @@ import pandas as pd
 import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
-from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, PreparedDatabase, SessionCase, of_fate
+from opatlas.plugins.cases import NOT_RUN, CaseTable, Fate, Plan, SessionCase, of_fate
 from opatlas.plugins.choice import Shard, requested_rows
-from opatlas.plugins.notes import crowded_folders, named_targets, plan_lines
 from opatlas.plugins.session import Session
 from opatlas.plugins.settings import Settings
 from opatlas.plugins.target import SessionTarget
+from opatlas.plugins.told import plan_lines
 
 from opatlas.data.origin import MeasurementOrigin
 from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import RecoveredJournal
 from opatlas.row.table import RowTable
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementations.implementation import Implementation
@@ -65,11 +62,9 @@ def session_of(plan: Plan, settings: Settings = SETTINGS) -> Session:
 
 
 def test_a_database_that_two_targets_share_is_taken_over_once() -> None:
-    prepared = [
-        PreparedDatabase(recovered=[RecoveredJournal("run-1", Counter({"measured": 1}))], taken_over="session run-1"),
-        PreparedDatabase(taken_over="session run-1"),
-    ]
-    plan = Plan({"Mul": table_of(Fate.TO_RUN, Fate.LEFT_OUT, Fate.OTHER_SHARD)}, prepared=prepared)
+    plan = Plan({"Mul": table_of(Fate.TO_RUN, Fate.LEFT_OUT, Fate.OTHER_SHARD)})
+    for _ in range(2):
+        plan.add(Plan(prepared=["session run-1 was killed"]))
     lines = plan_lines(session_of(plan))
     assert sum("session run-1 was killed" in line for line in lines) == 1
     assert sum("/data" in line for line in lines) == 1
@@ -103,15 +98,3 @@ def test_rows_are_requested_by_file_and_by_k(arguments: list[str], keyword: str,
     )
     requested = requested_rows(config, {"RmsNorm": test_norm.test_rms_norm})
     assert {name for name in ("RmsNorm", "Unknown") if requested(name, f"{name}-1x2")} == asked
-
-
-@pytest.mark.parametrize(("targets", "named"), [(4, [0, 1, 2, 3]), (5, [1])])
-def test_many_implementations_without_a_row_are_not_named_one_by_one(targets: int, named: list[int]) -> None:
-    settings = replace(SETTINGS, targets=(TARGET,) * targets)
-    assert named_targets(session_of(Plan({"Mul": table_of(Fate.TO_RUN, target=1)}), settings)) == named
-
-
-def test_many_databases_of_one_folder_are_named_by_it() -> None:
-    paths = [Path("/db/implementations", str(number)) for number in range(9)]
-    assert crowded_folders([Path("/db"), *paths]) == {Path("/db/implementations"): 9}
-    assert not crowded_folders(paths[:8])

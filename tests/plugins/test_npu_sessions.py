@@ -111,12 +111,6 @@ def test_what_an_npu_measures_is_filed_under_it_and_its_software(collected) -> N
     assert f"/ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch{torch}_cann8.5\n" in said
 
 
-def test_versions_may_be_written_as_tags_and_folders_have_them(collected) -> None:
-    torch = metadata.version("torch").partition("+")[0]
-    said = collected("--co", f"--versions=vllm0.18.0_torch{torch}_cann8.5")
-    assert f"/vllm_ascend/vllm0.18.0_torch{torch}_cann8.5\n" in said
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

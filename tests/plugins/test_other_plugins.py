@@ -141,8 +141,10 @@ def test_pytest_does_not_hold_all_that_rows_print(sessions: Sessions, options: t
 def test_rows_are_benchmarks(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.folder / "test_more.py").write_text("def test_other():\n    assert True\n")
-    done = sessions.run_in_process("--benchmark-only")
-    assert done.outcomes() == {"passed": 1, "skipped": 1}
+    assert sessions.run_in_process("--benchmark-skip").outcomes() == {"passed": 1, "skipped": 1}
+    assert sessions.statuses("Toy") == {1: "skipped"}
+    assert sessions.run_in_process("--benchmark-only").outcomes() == {"passed": 1, "skipped": 1}
+    assert sessions.statuses("Toy") == {1: "measured"}
 
 
 #: What plugins such as pytest-repeat do: each test several times, by parameters of their own.

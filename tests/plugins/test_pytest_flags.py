@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 import warm_python
-from moods import Mood
 from sessions import ROOT, Sessions, row
 
 
@@ -43,32 +41,11 @@ def test_ids_start_with_the_kernel_type_and_do_not_depend_on_the_row_number(sess
     assert set(first) < set(second)
 
 
-def _too_wide(text: str) -> list[str]:
-    """Lines of more than 80 columns, but for paths, which are not broken."""
-    return [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 1]
-
-
-def test_a_failure_fits_the_terminal_and_is_one_line_in_junit(sessions: Sessions) -> None:
-    path = sessions.write("Moody", [row(Mood.RAISE)])
-    report = sessions.folder / "junit.xml"
-    done = sessions.run("-rN", f"--junitxml={report}", COLUMNS="80")
-    assert f"failed: {path}:2: " in done.output.partition(" FAILURES ")[2]
-    (failure,) = ElementTree.parse(report).iter("failure")
-    assert (failure.text or "").startswith(f"failed: {path}:2: ")
-
-
-def test_wrong_usage_is_told_in_the_width_of_the_terminal_and_suggests_options(sessions: Sessions) -> None:
+def test_a_kernel_type_that_is_not_there_has_a_suggestion(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    sessions.write("OtherToy", [row(1)])
-    wrong = sessions.run_in_process("--ops", "Toi," + "X" * 40, COLUMNS="80")
+    wrong = sessions.run_in_process("--ops", "Toi")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    assert "did you mean Toy" in " ".join(wrong.output.split())
-    assert _too_wide(wrong.output.partition("ERROR: ")[2].partition("\n\n")[0]) == []
-    misread = sessions.run_in_process("--where", "status == noisi", COLUMNS="80")
-    assert _too_wide(misread.output.partition("ERROR: ")[2].partition("  inifile")[0]) == []
-    misspelt = sessions.run_in_process("--opss", "Toy")
-    assert misspelt.code == pytest.ExitCode.USAGE_ERROR
-    assert "--ops" in misspelt.output.split()
+    assert "did you mean Toy" in wrong
 
 
 def test_output_of_a_body_is_captured_with_its_row_and_shown_with_s(sessions: Sessions) -> None:
@@ -122,12 +99,3 @@ def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
     done = sessions.run_in_process(measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="many")
     assert done.code != 0
     assert "MSMODELING_OP_REPLAY_REPEAT_COUNT='many'" in done
-
-
-def test_without_a_repeat_count_noise_decides_and_ten_is_the_least(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    # A flush of a large cache takes a while.
-    sessions.run_in_process(measure=("--time-limit=600",))
-    (measured,) = sessions.read("Toy")
-    assert int(measured["MicroBench Samples"]) >= 10
-    assert measured["Cache State"] == "cold"

@@ -82,16 +82,6 @@ def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
-    for name, more in (("one", ()), ("two", ("-n", "2", "--junitxml", str(tmp_path / "junit.xml")))):
-        done = run(tmp_path / name, *FEW, "--rows=60", *more)
-        assert re.search(rf"^database +{tmp_path / name}  new$", done.stdout, re.MULTILINE)
-        assert done.returncode == 0, done.stdout
-        assert rows_in(tmp_path / name) == 180
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert (tmp_path / "junit.xml").read_text().count('name="theory_rows" value="60"') == 3
-
-
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--read-only")
     assert done.returncode == 0, done.stdout
@@ -149,13 +139,6 @@ def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> No
     assert planned.returncode == 0, "a plan writes nothing"
     assert "SwiGlu.csv:1: " in planned.stdout
     assert "'Averge Duration(us)'" in planned.stdout
-
-
-def test_a_device_that_is_not_at_hand_can_be_named(tmp_path: Path) -> None:
-    versions = "--versions=vllm=0.18.0,torch=2.9.0,cann=8.5.0"
-    done = run(None, "--read-only", "-k", "Neg", "--device=ATLAS_800_A2_376T_64G", versions)
-    assert done.returncode == 0, done.stdout
-    assert "ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done.stdout
 
 
 @pytest.mark.parametrize(

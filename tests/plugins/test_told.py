@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import os
-import pty
 import re
 from xml.etree import ElementTree
 
@@ -40,53 +37,6 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     assert re.search(r" FAILED failed: .*bad mood", failed)
     (skipped,) = (line for line in lines if "[Moody-17_17-" in line)
     assert "SKIPPED" in skipped
-
-
-#: A session has a line a minute, and this one has a line a row.
-EACH_ROW = """
-from opatlas.plugins import terminal
-
-terminal.EVERY_S = 0.0
-"""
-
-
-def test_a_long_session_says_how_far_it_is(sessions: Sessions) -> None:
-    (sessions.folder / "each_row.py").write_text(EACH_ROW)
-    sessions.write("Toy", [row(5), row(6)])
-    done = sessions.run("-p", "each_row", "-n1", measure=THRICE)
-    told = re.findall(r"^opatlas: (\d of \d rows), .* left$", done.output, re.MULTILINE)
-    assert list(dict.fromkeys(told)) == ["1 of 2 rows", "2 of 2 rows"]
-
-
-def shown_on_a_terminal(sessions: Sessions) -> str:
-    ours, theirs = pty.openpty()
-    running = sessions.start(terminal=theirs, SIMULATED_DEVICES="1")
-    os.close(theirs)
-    shown = b""
-    # Linux raises OSError when the other end was closed.
-    with contextlib.suppress(OSError):
-        while data := os.read(ours, 4096):
-            shown += data
-    os.close(ours)
-    running.process.wait(300)
-    return shown.decode()
-
-
-@pytest.mark.parametrize(
-    ("mood", "said"),
-    [(Mood.RAISE, "\x1b[31m1 row collected = 1 failed\x1b[0m"), (1, "next: opatlas check")],
-)
-def test_a_terminal_has_red_failures_and_what_comes_next_and_a_log_has_neither(
-    sessions: Sessions, mood: int, said: str
-) -> None:
-    sessions.write("Moody", [row(mood)])
-    shown = shown_on_a_terminal(sessions)
-    assert said in shown
-    # The line that xdist rewrites holds nothing else.
-    assert [line for line in shown.splitlines() if line.startswith("opatlas: 1 row to replay")]
-    log = sessions.run_in_process("--runxfail", "--mixed")
-    assert said not in log
-    assert "\n1 row collected = 1 " in log
 
 
 def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:

@@ -76,26 +76,6 @@ def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessio
     assert "repeated rows" not in sessions.run_in_process("-k", "Toy-3_3")
 
 
-def test_workers_give_the_statuses_that_one_process_gives(sessions: Sessions) -> None:
-    expected = {
-        1: "measured",
-        2: "measured",
-        Mood.SEGFAULT: "crashed",
-        Mood.EXIT: "crashed",
-        Mood.RAISE: "failed",
-        Mood.REFUSE: "invalid",
-        Mood.UNSUPPORTED: "unsupported",
-        Mood.NO_REPLAY: "failed",
-        Mood.WRONG_RESULT: "failed",
-        Mood.MEMORY_ERROR: "oom",
-        3: "measured",
-    }
-    sessions.write("Moody", [row(mood) for mood in expected])
-    done = sessions.run("-n", "2")
-    assert sessions.statuses("Moody") == expected
-    assert (done.code, done.outcomes()) == (1, {"failed": 7, "passed": 3, "skipped": 1})
-
-
 def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session(sessions: Sessions) -> None:
     path = sessions.write("Breaking", [row(1)])
     whole = path.read_text()

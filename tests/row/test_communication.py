@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
-from opatlas.errors import TableError
-from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BY_NAME, COLLECTIVES, Collective
+from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, Collective
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
@@ -30,11 +28,6 @@ def record(kernel_type: str = "hcom_allReduce_", duration_us: float = 100.0, run
     measurement = Measurement(samples, "cupti", "warm", device_kernels=1, counters={"Rank Spread(us)": 0.5})
     name = signature(kernel_type, row)
     return Record(kernel_type, name, row, Status.MEASURED, "", run, time.time(), measurement)
-
-
-def failed(status: Status = Status.CRASHED, run: str = RUN) -> Record:
-    name = signature("hcom_allReduce_", MESSAGE)
-    return Record("hcom_allReduce_", name, MESSAGE, status, "rank 1 of 16 died", run, time.time())
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -85,18 +78,6 @@ def test_a_row_has_the_columns_of_the_contract(tmp_path: Path) -> None:
     assert "Average Duration(us)" not in row
 
 
-def test_merging_again_changes_nothing_and_a_failure_deletes_nothing(tmp_path: Path) -> None:
-    merged(tmp_path, record())
-    path = tmp_path / "hcom_allReduce_.csv"
-    before = path.read_bytes()
-    assert merged(tmp_path, record()).unchanged.total() == 1
-    assert path.read_bytes() == before
-    assert merged(tmp_path, failed(run="20260102T000000-bbbbbb"), prune=True).marked.total() == 1
-    (row,) = rows(path)
-    assert (row["Duration(us)"], row["Status"], row["Run ID"]) == ("100.0000", "crashed", RUN)
-    assert row["Status Reason"].startswith("rank 1 of 16 died")
-
-
 def test_dtype_tier_and_devices_tell_rows_apart(tmp_path: Path) -> None:
     others = [{"dtype": "DT_FLOAT"}, {"topology_tier": "0"}, {"num_devices": "2"}, {"message_bytes": "1048580"}]
     merged(tmp_path, record(), *(record(**other) for other in others), record(dtype="BF16", duration_us=50.0))
@@ -113,25 +94,3 @@ def test_rows_of_other_tools_are_found_and_their_columns_kept(tmp_path: Path) ->
     assert merged(tmp_path, record(), mode=UpdateMode.MISSING_ONLY).updated.total() == 1
     (row,) = rows(path)
     assert (row["Average Duration(us)"], row["Duration(us)"], row["note"]) == ("90.5", "100.0000", "by hand")
-
-
-def test_prune_takes_rows_without_any_duration(tmp_path: Path) -> None:
-    (tmp_path / "hcom_allReduce_.csv").write_text(
-        "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps\n1048576,16,DT_BF16,1,,\n"
-    )
-    assert len(merged(tmp_path, failed(), prune=True).pruned) == 1
-    assert rows(tmp_path / "hcom_allReduce_.csv") == []
-    (row,) = rows(tmp_path / "pruned" / "hcom_allReduce_.csv")
-    assert row["Pruned Reason"] == "rank 1 of 16 died"
-
-
-def test_a_compute_csv_under_such_a_name_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "hcom_allReduce_.csv"
-    path.write_text("Input Shapes,Input Data Types,Output Shapes,Output Data Types\n1,FLOAT,1,FLOAT\n")
-    with pytest.raises(TableError) as caught:
-        read_frame(path)
-    assert all(name in caught.value.problem for name in ("message_bytes", "num_devices"))
-
-
-def test_every_collective_is_found_by_its_name() -> None:
-    assert list(BY_NAME) == ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]

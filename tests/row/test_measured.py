@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,33 +79,9 @@ def all_cells(record: Record) -> dict[str, str]:
     return {**status_cells(record), **duration_cells(record)}
 
 
-def test_what_is_not_known_is_an_empty_cell() -> None:
-    measurement = Measurement((1.0,), "wall-clock", "cold")
-    record = Record("Abs", "a", {}, Status.MEASURED, "", "run-1", 0.0, measurement)
-    row = all_cells(record)
-    unknown = (
-        schema.MICROBENCH_STD,
-        schema.MICROBENCH_DEVICE_KERNELS,
-        schema.MICROBENCH_HELPER_KERNELS,
-        schema.STATUS_REASON,
-    )
-    assert [row[name] for name in unknown] == [""] * len(unknown)
-    assert [row[name] for name in (schema.ASSUMPTIONS, schema.CHECKED_ELEMENTS, schema.STAND_IN)] == ["", "", ""]
-    assert row[schema.QUALITY] == "unknown"
-    two = dataclasses.replace(record, measurement=dataclasses.replace(measurement, samples_us=(1.0, 3.0)))
-    assert all_cells(two)[schema.MICROBENCH_STD] == "1.4142"
-
-
 def test_what_a_reader_of_the_duration_should_know_has_columns_of_its_own() -> None:
     row = all_cells(full("MatMulV2", PRODUCT, None))
     assert (row[schema.QUALITY], row[schema.STAND_IN]) == ("composition", "a loop")
     assert row[schema.QUALITY_REASON].startswith("noisy: ")
     assert "65 %" in row[schema.QUALITY_REASON]
     assert (row[schema.ASSUMPTIONS], row[schema.CHECKED_ELEMENTS]) == ("even lengths; no mask", "4/8")
-
-
-def test_a_remark_tells_what_ran_and_what_else_is_to_be_known() -> None:
-    other = {**PRODUCT, "Input Shapes": "2,8;4,8"}
-    assert all_cells(full("MatMulV2", PRODUCT, None))[schema.STATUS_REASON] == "one dtype assumed"
-    remark = all_cells(full("MatMulV2", PRODUCT, LaunchedCase("MatMulV3", other)))[schema.STATUS_REASON]
-    assert all(part in remark for part in ("MatMulV3", other["Input Shapes"], "one dtype assumed"))

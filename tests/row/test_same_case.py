@@ -130,10 +130,6 @@ def test_what_is_not_told_is_taken_and_said(wanted: str, ran: dict[str, str]) ->
     assert found.assumptions
 
 
-def test_a_message_has_no_tensors() -> None:
-    assert compare_launch("hcom_allReduce_", {"message_bytes": "8"}, NOTHING) == compare_launch("Add", cells(), cells())
-
-
 CAPTURES = sorted((DATA / "ascend_profiler").glob("*_level[12]_rank0/kernel_details.csv"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.row.siblings import base_type, siblings, suggest_spelling
+from opatlas.row.siblings import base_type, siblings
 
 
 @pytest.mark.parametrize(
@@ -41,61 +41,6 @@ def test_each_is_the_others_sibling(one: str, other: str) -> None:
     assert one not in siblings(one)
 
 
-def test_a_twin_does_what_the_plain_type_does() -> None:
-    names = ("Add", "AddAiCore", "AscendQuantV2Aicore")
-    assert [base_type(name) for name in names] == ["Add", "Add", "AscendQuantV2"]
-
-
 def test_others_are_no_siblings() -> None:
     assert {base_type(name) for name in siblings("TransposeBatchMatMul")} == {"TransposeBatchMatMul"}
     assert {base_type(name) for name in siblings("MatMulV3")} == {"MatMul", "MatMulV2", "MatMulV3", "MatMulCommon"}
-
-
-REPLAYED = (
-    *(
-        "AddRmsNorm",
-        "ApplyAdamW",
-        "ConcatD",
-        "Conv2D",
-        "FlashAttentionScore",
-        "GatherV2",
-        "GatherV2AiCore",
-        "LogicalOr",
-    ),
-    *("MatMulV2", "PadV3", "ReduceMean", "Relu", "Rsqrt", "ScatterNdUpdate", "SparseFlashAttention", "SwiGlu"),
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("matmulv2", "MatMulV2"),
-        ("Swiglu", "SwiGlu"),
-        ("MatMul", "MatMulV2"),
-        ("GatherV4", "GatherV2"),
-        ("Pad", "PadV3"),
-        ("ConcatV2D", "ConcatD"),
-        ("FlashAtentionScore", "FlashAttentionScore"),
-        ("FlashAttentoinScore", "FlashAttentionScore"),
-    ],
-)
-def test_another_spelling_of_a_kernel_is_proposed(name: str, meant: str) -> None:
-    assert suggest_spelling(name, REPLAYED) == f" (did you mean {meant}?)"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "IncreFlashAttention",
-            "PromptFlashAttention",
-            "InplaceAddRmsNorm",
-            "ScatterUpdate",
-            "ReduceMin",
-            "ReduceMax",
-        ),
-        *("Relu6", "Elu", "Sqrt", "Conv3D", "LogicalXor", "ApplyAdam"),
-    ],
-)
-def test_another_kernel_is_not_proposed(name: str) -> None:
-    assert suggest_spelling(name, REPLAYED) == ""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.errors import CellError
-from opatlas.row.slots import Slot, parse_slots, slot_words, split_cell
+from opatlas.row.slots import Slot, parse_slots, slot_words
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats")
 
@@ -36,17 +36,6 @@ def without_trailing_absent(slots):
     return tuple(slots)
 
 
-def test_two_inputs():
-    assert parse_slots("136,7168;7168,3584", "DT_BF16;DT_BF16", "ND;FRACTAL_NZ", COLUMNS) == (
-        Slot((136, 7168), "BF16", "ND"),
-        Slot((7168, 3584), "BF16", "FRACTAL_NZ"),
-    )
-
-
-def test_quotes_inside_quotes_as_profilers_write_them():
-    assert parse_slots('"4096,1;64"', "FLOAT;FLOAT", "ND;ND", COLUMNS)[0].shape == (4096, 1)
-
-
 def test_an_empty_slot_with_a_dtype_is_a_scalar():
     _, second = parse_slots("4;", "INT32;INT32", "ND;ND", COLUMNS)
     assert second == Slot((), "INT32", "ND")
@@ -57,14 +46,6 @@ def test_an_empty_slot_with_a_dtype_is_a_scalar():
 def test_an_empty_slot_without_a_dtype_is_absent_and_keeps_its_place():
     words = parse_slots("4;;8", "FLOAT;DT_UNDEFINED;FLOAT", "ND;NULL;ND", COLUMNS)
     assert [slot.absent for slot in words] == [False, True, False]
-
-
-def test_31_slots_of_attention_keep_their_places():
-    shapes = ["128,4,128", "12307,128,128", "12307,128,128", "", "2048,2048", "128", "128", *[""] * 7, "128,512"]
-    dtypes = ["DT_BF16"] * 3 + ["DT_UNDEFINED", "INT8", "INT64", "INT64", *["DT_UNDEFINED"] * 7, "INT32"]
-    cells = [";".join(part + [nothing] * 16) for part, nothing in ((shapes, ""), (dtypes, "DT_UNDEFINED"))]
-    assert len(split_cell(cells[0])) == 31
-    assert parse_slots(*cells, ";".join(["ND"] * 31), COLUMNS)[14].shape == (128, 512)
 
 
 @pytest.mark.parametrize("nothing", ["N/A", "NA", "NULL", "None", "UNDEFINED", "DT_UNDEFINED", "()", "", '""'])
@@ -97,13 +78,6 @@ def test_what_is_written_is_read(slots):
 def test_spelling_does_not_matter(slots, dtype_prefix, format_prefix, quote):
     spelled = cells_of(slots, dtype_prefix=dtype_prefix, format_prefix=format_prefix, quote=quote, nothing="N/A")
     assert slot_words(*spelled) == slot_words(*cells_of(slots))
-
-
-@given(slots)
-def test_normalizing_twice_is_normalizing_once(slots):
-    words = slot_words(*cells_of(slots, dtype_prefix="DT_", nothing="NULL"))
-    again = [";".join(slot[i] for slot in words) for i in range(3)]
-    assert slot_words(*again) == words
 
 
 @given(st.text(), st.text(), st.text())

@@ -28,11 +28,9 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
     STAND_IN,
-    STATUS,
 )
 from opatlas.row.durations import Source
 from opatlas.row.quality import Quality
-from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
 PRODUCT = {
@@ -70,11 +68,6 @@ def test_a_row_has_its_durations_sizes_and_place(arrow: bool) -> None:
     assert rows.frame[AVERAGE].tolist() == ["", "10"]
 
 
-def test_of_equal_rows_the_first_one_counts() -> None:
-    rows = table({**PRODUCT, INPUT_SHAPES: "2,8;8,16"}, PRODUCT, {**PRODUCT, AVERAGE: "9"})
-    assert list(rows.by_signature.items()) == [(rows.signatures[0], 0), (rows.signatures[1], 1)]
-
-
 @pytest.mark.parametrize("cell", ["", "0", "-1", "nan", "inf", "none", "3600000001"])
 def test_what_no_launch_takes_is_no_duration(cell: str) -> None:
     rows = table({**PRODUCT, AVERAGE: cell, PROFILING_AVERAGE: cell})
@@ -108,11 +101,6 @@ def test_a_message_stores_the_median_and_other_tools_an_average() -> None:
     assert rows.titles[0] == "1024 bytes, 2 devices, DT_BF16, tier 1"
 
 
-def test_the_last_run_of_a_row_is_typed() -> None:
-    rows = table({STATUS: "measured"}, {STATUS: ""}, {STATUS: "device-error"}, {STATUS: "other"})
-    assert rows.statuses == [Status.MEASURED, None, Status.DEVICE_ERROR, None]
-
-
 def test_equal_cells_have_equal_words_however_they_are_written() -> None:
     rows = table({**PRODUCT, INPUT_DTYPES: "DT_BF16;BFLOAT16;DT_FLOAT"}, {**PRODUCT, INPUT_DTYPES: "BF16;BF16"})
     # A product has no third input without a shape.
@@ -125,11 +113,3 @@ def test_pooled_cells_count_for_the_run_that_they_name() -> None:
     pooled = {POOLED_MACHINES: "5", POOLED_SPREAD: "2.5", POOLED_RUN_DURATIONS: "one 9.1; two 9.2"}
     rows = table({**pooled, RUN_ID: "two"}, {**pooled, RUN_ID: "three"}, {RUN_ID: "two"})
     assert rows.machines == [(5, 0.025), (None, None), (None, None)]
-
-
-@pytest.mark.parametrize("arrow", [True, False])
-def test_a_table_without_what_was_computed_is_the_same_table(arrow: bool) -> None:
-    rows = table({"Status": "crashed", "Crashes In A Row": "2"}, {"Status": "measured"}, arrow=arrow)
-    again = rows.without_derived()
-    assert [row.crashes for row in again] == [row.crashes for row in rows] == [2, 0]
-    assert (again.columns, again.statuses, again.signatures) == (rows.columns, rows.statuses, rows.signatures)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.outer.cluster.ray_group import combined
-from opatlas.outer.cluster.ray_group_actor import HostAnswer, in_order
+from opatlas.outer.cluster.ray_group import HostAnswer, combined, in_order
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec

@@ -25,16 +25,22 @@ from opatlas.run.stand_in import describe_stand_in
 RUN = "20261121T163006-1f0c9a"
 
 
+MEASUREMENT = {
+    "samples_us": [1.0],
+    "instrument": "msprof",
+    "cache_state": "cold",
+    "checked_elements": 1,
+    "total_elements": 1,
+    "assumptions": ["a"],
+}
+
+
 def line(size: int, **changes: Any) -> bytes:
     values = {
         "kernel_type": "Abs",
         "cells": captures.cells(f"{size}", f"{size}"),
         "launched": {"number": size, "samples": 2, "calls": 3},
-        "instrument": "msprof",
-        "cache_state": "cold",
-        "checked_elements": 1,
-        "total_elements": 1,
-        "assumptions": ["a"],
+        "measurement": {**MEASUREMENT},
     }
     return json.dumps({**values, **changes}).encode()
 
@@ -144,7 +150,7 @@ DAMAGED = {
     "zeros": bytes(200),
     "deep": b'{"cells":' * 100_000,
     "not UTF-8": line(2).replace(b"msprof", b"m\xff"),
-    "huge": line(2, checked_elements=10**300),
+    "huge": line(2, measurement={**MEASUREMENT, "checked_elements": 10**300}),
 }
 
 

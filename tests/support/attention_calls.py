@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from captures import DECODE_RECORD, DECODE_SHAPES
+from captures import DECODE_RECORD, DECODE_SHAPES, launch
+
+ATTENTION = "FusedInferAttentionScore"
 
 #: The operator takes 31 inputs.
 DECODE = ";".join([*DECODE_SHAPES, *[""] * 16])
@@ -36,3 +38,15 @@ def packed(**changes):
         "block_size": 0,
     }
     return {**record, **changes}
+
+
+SHAPES = ";".join(
+    ["128,4,128", "99,128,128", "99,128,128", "", "2048,2048", "128", "64", *[""] * 7, "128,512", *[""] * 16]
+)
+DTYPES = ["DT_BF16"] * 3 + ["DT_UNDEFINED", "INT8", "INT64", "INT64", *["DT_UNDEFINED"] * 7, "INT32"]
+
+
+def attention(shapes=SHAPES, **cells):
+    dtypes = ";".join(DTYPES + ["DT_UNDEFINED"] * 16)
+    formats = ";".join("NULL" if dtype == "DT_UNDEFINED" else "ND" for dtype in dtypes.split(";"))
+    return launch(type=ATTENTION, shapes=shapes, dtypes=dtypes, formats=formats, out="128,4,128;", **cells)

@@ -36,7 +36,6 @@ V2, V3 = "MatMulV2", "MatMulV3"
 #: Rows that runs measure; the last one is in no CSV before.
 SIZES = (1, 2, 3)
 NEW_SIZE = 6
-IN_2096 = 4e9
 #: Rows that no run measures.
 FOREIGN = (7, 8, 9)
 PRODUCT = {

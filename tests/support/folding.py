@@ -6,6 +6,8 @@ import csv
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
 
 from abs_rows import read
 from combining import apply
@@ -32,11 +34,12 @@ def session(database: Database, *records: Record, mode: str = "all", prune: bool
     return done
 
 
-def killed(database: Database, *records: Record, mode: str = "all", part: str = "") -> None:
-    """A session that measured this, and was killed before its end."""
-    run = records[0].run_id
+def killed(database: Database, *records: Record, run: str = "", mode: str = "all", part: str = "") -> Path:
+    """A session that measured this, and was killed before its end; returns its journal."""
+    run = run or records[0].run_id
     path = database.journal_dir / f"{run}{part}.jsonl"
     journal.write(path, JournalHeader(run, mode, prune=False), [record.to_json() for record in records])
+    return path
 
 
 def recovered(database: Database) -> None:
@@ -81,12 +84,17 @@ def differences(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list
 def row_of(database: Database, size: int = 1, kernel_type: str = "Abs") -> dict[str, str]:
     """The only row of a size, without its empty cells."""
     (row,) = [row for row in read(database, kernel_type) if row["Input Shapes"].strip('"') == f"{size},4"]
+    return filled(row)
+
+
+def filled(row: Mapping[str, str]) -> dict[str, str]:
+    """A row without its empty cells."""
     return {name: cell for name, cell in row.items() if cell}
 
 
-def imported(database: Database) -> list[Mapping[str, str]]:
+def imported(database: Database, kind: Literal["replaced", "edited"] = "replaced") -> list[Mapping[str, str]]:
     """The rows that the log keeps, because no record has their durations."""
     problems: list[str] = []
-    found = [event.row for event in log.imported(database, problems)]
+    found = [event.row for event in log.imported(database, problems, kind)]
     assert not problems
     return found

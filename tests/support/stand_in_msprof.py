@@ -21,9 +21,6 @@ BASE = (
     *("Input Shapes", "Input Data Types", "Input Formats"),
     *("Output Shapes", "Output Data Types", "Output Formats"),
 )
-#: Faults that write durations, or start times, in other units than microseconds.
-UNITS = {"nanoseconds": 1000, "milliseconds": 0.001}
-START_UNITS = {"start-picoseconds": 1_000_000}
 COUNTERS = ("aicore_time(us)", "aic_total_cycles", "aic_mac_ratio")
 
 
@@ -94,8 +91,6 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
     blocks = ("Block Dim", "Mix Block Dim") if older else ("Block Num", "Mix Block Num")
     header = [*first, "Task ID", "Stream ID", "Op Name", "OP Type", "OP State", "Task Type", "Task Start Time(us)"]
     header += ["Task Duration(us)", "Task Wait Time(us)", *blocks, "HF32 Eligible", *BASE, "Context ID", *COUNTERS]
-    if fault == "unknown-header":
-        header[header.index("OP Type")] = "Kernel"
     rows = []
     start_us = 1791629758426053
     for number, launch in enumerate(launches):
@@ -110,7 +105,7 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
         if fault == "lost" and shapes.startswith("7;"):
             continue
         cells = {name: launch["cells"].get(name, "N/A") for name in BASE}
-        cells["Input Shapes"] = f'"{shapes}"' if shapes and fault != "no-shapes" else "N/A"
+        cells["Input Shapes"] = f'"{shapes}"' if shapes else "N/A"
         rows.append(
             cells
             | {
@@ -123,8 +118,8 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
                 "OP State": "dynamic",
                 "Task Type": "AI_VECTOR_CORE",
                 # msprof ends this cell with a tab.
-                "Task Start Time(us)": f"{started_us * START_UNITS.get(fault, 1)}.{number % 1000:03d}\t",
-                "Task Duration(us)": f"{launch['us'] * UNITS.get(fault, 1):.3f}",
+                "Task Start Time(us)": f"{started_us}.{number % 1000:03d}\t",
+                "Task Duration(us)": f"{launch['us']:.3f}",
                 "Task Wait Time(us)": "0",
                 blocks[0]: "20",
                 blocks[1]: "0",
@@ -146,20 +141,11 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
     if fault == "two-devices":
         others = [{**row, "Device_id": "1", "Task Duration(us)": "77777"} for row in rows if row["OP Type"] != "Neg"]
         parts[f"op_summary_1_{stamp}.csv"] = others
-    if fault == "no-summary":
-        return
     for name, part in parts.items():
         with open(folder / name, "w", newline="") as file:
             writer = csv.DictWriter(file, header, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(part)
-    if fault == "torn-line":
-        # As real ones have, where two threads wrote at once: of a kernel that is not a mark.
-        path = folder / f"op_summary_{stamp}.csv"
-        lines = path.read_text().splitlines(keepends=True)
-        place = next(n for n, line in enumerate(lines) if ",Empty," in line or ",Sum," in line)
-        lines[place] = lines[place].rpartition(",")[0] + "\n"
-        path.write_text("".join(lines))
     if fault == "cut":
         path = folder / f"op_summary_{stamp}.csv"
         text = path.read_text()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests_of_shapes import catalog_of
 
-from opatlas.errors import OpAtlasError
 from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.theory.catalog import PATH, CatalogError, built_in_catalog
 
@@ -25,14 +24,6 @@ GOOD = """
     kernels:
       Scale: {pattern: scale, core: AI_CORE}
     """
-
-
-def test_a_kernel_is_a_few_lines(tmp_path: Path) -> None:
-    kernel = catalog_of(tmp_path, GOOD).kernel("Scale")
-    (pattern,) = kernel.patterns
-    assert [axis.name for axis in pattern.axes] == ["m", "width"]
-    assert pattern.forms[0].core == "AI_CORE"
-    assert pattern.inputs[1:] == ((), None)
 
 
 #: A change of GOOD that makes a mistake, and the place that the error names.
@@ -111,11 +102,6 @@ def test_invalid_catalogs(tmp_path: Path, text: str, place: str) -> None:
     with pytest.raises(CatalogError) as caught:
         catalog_of(tmp_path, text)
     assert caught.value.place == place
-
-
-def test_an_unknown_kernel_type_is_refused_with_similar_names() -> None:
-    with pytest.raises(OpAtlasError, match=r"MatMulV4.*MatMulV"):
-        built_in_catalog().kernel("MatMulV4")
 
 
 def test_every_kernel_type_has_a_replay() -> None:

@@ -84,26 +84,6 @@ def test_patterns_that_differ_in_scales_only_have_their_shapes_in_common(databas
         database.csv_path("QuantBatchMatmulV3").unlink()
 
 
-def test_products_of_different_operands_have_shapes_of_their_own(database: Database) -> None:
-    kernel = built_in_catalog().kernel("GroupedMatmul")
-    found = model_coverage(kernel, read_table(database, "GroupedMatmul"), Targets([DEEPSEEK_V3], (1,), (8,)))
-    assert [len(each.shapes) for each in found] == [4]
-
-
-def test_a_small_sample_is_shared_among_the_models(database: Database) -> None:
-    wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=8)
-    kernel = built_in_catalog().kernel("MatMulV2")
-    add_theory_rows(database, kernel, wanted)
-    found = model_coverage(kernel, read_table(database, "MatMulV2"), wanted.targets)
-    assert sorted(sum(shape.has_rows for shape in each.shapes) for each in found) == [4, 4]
-
-
-def test_blocked_weights_count(database: Database) -> None:
-    line = '"7,1024;64,256,16,16",DT_BF16;DT_BF16,ND;FRACTAL_NZ,"7,4096",DT_BF16,ND\n'
-    database.csv_path("MatMulV2").write_text(HEADER + line)
-    assert {name for name, shape in coverage(database).items() if shape.has_rows} == {"qkv"}
-
-
 @pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
 def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
     wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=150)

@@ -7,22 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 from opatlas.shapes.models import QWEN3_0_6B
 from opatlas.shapes.strategies import draw_rows, space_rows
 
-from opatlas.row.columns import INPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.sources import Targets
-from opatlas.theory.space import GB, Space, TheoryRow
+from opatlas.theory.space import GB, Space
 
 REPOSITORY = Path(__file__).parents[2]
 PATTERN = built_in_catalog().kernel("Add").patterns[0]
 ADDS = space_rows([Space("Add", PATTERN, PATTERN.forms, Targets((QWEN3_0_6B,)), 32 * GB)])
-
-
-def toy(size: int) -> TheoryRow:
-    return TheoryRow("Toy", {INPUT_SHAPES: str(size)}, 4 * size)
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 1), (0, 60), (2**32, 25), (-1, 25)])
@@ -50,16 +44,6 @@ def test_another_process_gives_the_same_rows() -> None:
         for code in (script, more)
     }
     assert len(digests) == 1
-
-
-def test_rows_that_are_not_wanted_are_not_drawn() -> None:
-    first = draw_rows(ADDS, 40, seed=1)
-    assert not set(first) & set(draw_rows(ADDS, 40, seed=1, exclude=first))
-
-
-def test_a_small_space_is_drawn_empty() -> None:
-    three = st.sampled_from([toy(1), toy(2), toy(3)])
-    assert len(draw_rows(three, 100, seed=0)) == 3
 
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:

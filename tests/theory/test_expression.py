@@ -88,9 +88,3 @@ def test_many_at_once_equal_each_alone(values: list[int], k: int) -> None:
 def test_other_text_than_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(ExpressionError):
         parse_expression(text)
-
-
-def test_the_variables_of_an_expression() -> None:
-    assert parse_expression("align(m, 8) * k + k").names == {"m", "k"}
-    assert parse_expression(" m ").variable == "m"
-    assert parse_expression("2 * m").variable == ""

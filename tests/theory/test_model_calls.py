@@ -220,21 +220,6 @@ def test_products_of_all_devices_multiply_as_much_as_those_of_one(tp: int) -> No
     assert multiplied(share) * tp == multiplied(whole)
 
 
-def test_a_divided_layer_sums_its_results_over_its_devices() -> None:
-    calls = by_part(QWEN3_32B, tp=2)
-
-    reduce = calls["attention_all_reduce hcom_allReduce_"]
-    assert reduce.signature() == f"{64 * 5120 * 2}|2|BF16|1"
-    assert (reduce.calls_per_layer, reduce.calls_per_step) == (1, 64)
-    assert not any(is_communication(call.kernel_type) for call in by_part(QWEN3_32B).values())
-
-
-def test_each_norm_adds_the_residual_but_the_first() -> None:
-    norms = [call for call in by_part(QWEN3_32B).values() if call.part == "attention_norm"]
-
-    assert [(call.kernel_type, call.calls_per_step) for call in norms] == [("RmsNorm", 1), ("AddRmsNorm", 63)]
-
-
 @pytest.mark.parametrize(
     ("tp", "ep", "weights", "tokens"),
     [
@@ -265,26 +250,6 @@ def test_latent_attention_absorbs_its_up_projection_in_decode_alone() -> None:
     of_latents = {"query_absorb", "value_up", "kv_b"}
     assert of_latents & {*decode} == {"query_absorb", "value_up"}
     assert of_latents & {*prefill} == {"kv_b"}
-
-
-def test_attention_reads_the_whole_context_of_each_sequence() -> None:
-    cells = by_part(QWEN3_32B, batch=2, context=300)["attention FusedInferAttentionScore"].cells
-
-    assert cells["Runtime actual_seq_lengths_kv_values"] == "300,300"
-    assert cells["Input Shapes"].split(";")[:2] == ["2,64,128", "6,128,1024"]
-
-
-def test_quantized_products_take_quantized_activations() -> None:
-    calls = by_part(QWEN3_32B, dtype="int8")
-
-    assert calls["qkv QuantBatchMatmulV3"].calls_per_step == calls["qkv_quant DynamicQuant"].calls_per_step == 64
-    assert "lm_head MatMulV2" in calls
-
-
-def test_weights_in_nz_have_the_shape_that_is_stored() -> None:
-    cells = by_part(QWEN3_32B, nz_weights=True)["o_proj MatMulV2"].cells
-
-    assert (cells["Input Shapes"], cells["Input Formats"]) == ("64,8192;512,320,16,16", "ND;FRACTAL_NZ")
 
 
 @pytest.mark.parametrize(

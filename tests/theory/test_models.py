@@ -8,20 +8,13 @@ from typing import Any
 
 import pytest
 from opatlas.shapes.models import (
-    BUILT_IN,
-    BY_NAME,
-    DEEPSEEK_V3,
     GLM_5_1,
     GLM_5_2,
-    QWEN3_0_6B,
-    QWEN3_32B,
 )
 from tests_of_shapes import CONFIGS
 
-from opatlas.cli.main import main
 from opatlas.errors import UsageError
 from opatlas.theory.model_calls import ModelCall, model_calls, step_dtype
-from opatlas.theory.model_kinds import MODEL_KINDS
 from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
 
@@ -399,38 +392,6 @@ def test_a_model_of_unknown_calls_is_refused(model_type: str, keys: dict[str, An
         read(tmp_path, model_type, **{**SIZES, **keys})
     assert error.value.argument == "model"
     assert word in error.value.problem
-
-
-def test_the_error_of_an_unknown_model_type_lists_the_known_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(config_file(tmp_path, "mamba2", **SIZES))
-    assert main(["model", path, "NVIDIA_H200", "--batch", "1", "--context", "1"]) == 2
-    error = capsys.readouterr().err
-    assert {"mamba2", *MODEL_KINDS} <= set(error.replace(",", " ").replace("'", " ").split())
-
-
-def pairs(model: ModelFacts, tp: int) -> dict[str, tuple[int, int]]:
-    return {linear.name: (linear.n, linear.k) for linear in model.linears(tp)}
-
-
-def test_devices_beyond_the_number_of_key_heads_share_one() -> None:
-    """768 = (4 query heads + a key head + a value head) * 128, as captures of Qwen3-32B on 16 devices have it."""
-    assert pairs(QWEN3_32B, 16)["qkv"] == (768, 5120)
-    assert pairs(QWEN3_32B, 16)["lm_head"] == (9496, 5120)
-
-
-def test_expert_parallelism_divides_the_number_of_experts_and_not_their_width() -> None:
-    shares = DEEPSEEK_V3.expert_shares((1,), (1, 8, 256))
-    assert shares == ((256, 2048, 1), (32, 2048, 8), (1, 2048, 256))
-    assert (256, 512, 1) in DEEPSEEK_V3.expert_shares((4,), (8,))
-
-
-@pytest.mark.parametrize(
-    ("name", "model"), [*BY_NAME.items(), *((model.name, model) for model in (*BUILT_IN, QWEN3_0_6B))]
-)
-def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
-    assert resolve_model(name.upper()) is model
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,3 @@ def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> N
     assert bound.result.refused
     assert bound.result.refused + len(bound.signatures) == len(free.signatures)
     assert tokens(bound) == {m for m in tokens(free) if m <= base.m}
-
-
-def test_nothing_is_left_out_where_nothing_was_tried(tmp_path: Path) -> None:
-    assert planned(tmp_path, rows=50).result.refused == 0

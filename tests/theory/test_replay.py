@@ -54,7 +54,7 @@ def test_a_call_is_built_from_drawn_rows_of_any_size(kernel_type: str, monkeypat
     rows = theory_rows(kernel_type, targets=Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), generic=True))
     function = replay_functions()[replay_of(kernel_type)]
 
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(row=rows)
     def check(row: TheoryRow) -> None:
         calls = []

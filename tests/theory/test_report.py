@@ -63,10 +63,5 @@ def test_the_newest_replay_sets_the_pace() -> None:
     assert not replay_pace(others[1:]).run_id
 
 
-def test_a_gpu_without_a_replay_is_not_as_slow_as_a_cpu() -> None:
-    assert replay_pace([], "cuda").seconds_a_row < replay_pace([], "cpu").seconds_a_row == Pace().seconds_a_row
-    assert replay_pace([manifest("1", 100, measured=10)], "cuda") == Pace(10.0, "1")
-
-
 def test_a_run_of_a_few_rows_does_not_set_the_pace() -> None:
     assert replay_pace([manifest("1", 100, measured=1000), manifest("2", 10, measured=3)]) == Pace(0.1, "1")

@@ -11,7 +11,7 @@ from tests_of_shapes import catalog_of
 
 from opatlas.row.columns import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.sources import Targets, model_shapes
+from opatlas.theory.sources import Targets
 from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Near, Space
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
@@ -42,15 +42,6 @@ def test_rows_one_by_one_are_those_of_all_at_once(kernel_type: str) -> None:
             assert row.bytes == bytes_[position]
 
 
-def test_bytes_at_once_are_those_of_each_row() -> None:
-    space = space_of("MatMulV2")
-    first = next(iter(space.batches()))
-    frame = first.frame
-    for place in (0, 5, len(frame) - 1):
-        m, k, n = (int(word) for word in frame[INPUT_SHAPES][place].replace(";", ",").split(",")[:3])
-        assert first.bytes[place] == 2 * (m * k + n * k + m * n)
-
-
 def test_rows_beyond_the_budget_are_left_out_and_counted() -> None:
     everything, small = space_of("MatMulV2"), space_of("MatMulV2", gb=0.6)
     assert everything.over_budget == 0
@@ -72,24 +63,6 @@ def test_each_shape_comes_first_then_the_ends_of_its_range_and_edges_of_tiles() 
     assert tokens.count(1) == tokens.count(32768) == both
     assert set(tokens[weights : weights + both - 1]) == {1}
     assert {15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129} <= set(tokens)
-
-
-def test_a_small_sample_has_sizes_of_the_whole_range() -> None:
-    space = space_of("MatMulV2")
-    first = all_cells(space).iloc[space.required()[: len(space.shapes)]]
-    tokens = first[INPUT_SHAPES].str.partition(",")[0].astype(int)
-    assert (tokens <= 4).mean() < 0.2 < (tokens > 128).mean()
-
-
-def test_shapes_of_models_come_before_others() -> None:
-    space = space_of("MatMulV2", Targets((QWEN3_0_6B,), tp_sizes=(1,), generic=True))
-    first = all_cells(space).iloc[space.required()[: 5 * len(space.forms)]]
-    assert "151936,1024" in first[INPUT_SHAPES].str.partition(";")[2].tolist()
-
-
-def test_a_model_without_the_layer_gives_nothing() -> None:
-    space = space_of("BatchMatMulV2", Targets((QWEN3_0_6B,)))
-    assert (len(space), space.missing_source) == (0, "latent")
 
 
 def test_a_size_is_near_that_of_the_grid() -> None:
@@ -117,26 +90,6 @@ def test_a_size_between_that_is_not_legal_is_that_of_the_grid(
     space = Space("K", legal, legal.forms, TARGETS, FLUSH_BUFFER_BYTES + 40 * 10**6)
     sizes = [int(space.row(at, [near]).cells[OUTPUT_SHAPES]) for at in range(len(space))]
     assert sizes == ([1, 9, 81] if near.part == 0.5 else [9, 10])
-
-
-def test_shapes_of_several_sources_are_those_of_a_model_first(tmp_path: Path) -> None:
-    catalog = catalog_of(
-        tmp_path,
-        """
-        grids: {}
-        patterns:
-          two:
-            axes: {a: {from: hidden, generic: {h: [64]}}, b: {from: angles, generic: {d: [8]}}}
-            inputs: [[h, d]]
-            outputs: [[h]]
-            forms: [INT8 -> INT8]
-        kernels: {Two: two}
-        """,
-    )
-    (pattern,) = catalog.kernel("Two").patterns
-    origins = [bool(shape.origins) for shape in model_shapes(pattern, Targets((DEEPSEEK_V3, QWEN3_32B), generic=True))]
-    assert origins == sorted(origins, reverse=True)
-    assert origins.count(True) == 2
 
 
 def test_a_matrix_that_blocks_do_not_divide_is_left_out(tmp_path: Path) -> None:

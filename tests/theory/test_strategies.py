@@ -9,7 +9,6 @@ from hypothesis.strategies import SearchStrategy
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from opatlas.shapes.strategies import theory_rows
 
-from opatlas.errors import OpAtlasError
 from opatlas.row.columns import BASE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
 from opatlas.row.signature import signature
 from opatlas.row.slots import Slot, parse_slots
@@ -55,7 +54,7 @@ def test_rows_are_legal(kernel_type: str, strategies: dict[tuple[str, float], Se
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_lengths_of_sequences_are_those_of_the_slots(data: st.DataObject) -> None:
     row = data.draw(theory_rows("FusedInferAttentionScore", targets=TARGETS))
     cells = {name.removeprefix(RUNTIME_PREFIX): cell for name, cell in row.cells.items()}
@@ -74,7 +73,7 @@ def test_lengths_of_sequences_are_those_of_the_slots(data: st.DataObject) -> Non
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_blocks_hold_the_matrix(data: st.DataObject) -> None:
     rows = theory_rows("QuantBatchMatmulV3", targets=TARGETS)
     row = data.draw(rows.filter(lambda row: len(inputs(row)) > 2 and len(inputs(row)[2].shape) == 1))
@@ -82,15 +81,3 @@ def test_blocks_hold_the_matrix(data: st.DataObject) -> None:
     assert (inputs(row)[1].format, c, d) == ("FRACTAL_NZ", 16, 32)
     assert (b * c, a * d) == (k, outputs(row)[0].shape[1])
     assert outputs(row)[0].shape[0] == m
-
-
-def test_draws_shrink_to_the_simplest_row() -> None:
-    from hypothesis import find
-
-    row = find(theory_rows("SwiGlu", targets=TARGETS), lambda row: True)
-    assert inputs(row)[0].shape[0] == 1
-
-
-def test_a_budget_in_which_nothing_fits_is_an_error() -> None:
-    with pytest.raises(OpAtlasError, match=r"Sort.*0\.5 GB.*--max-hbm-gb"):
-        theory_rows("Sort", targets=TARGETS, budget_bytes=GB // 2)

@@ -135,7 +135,7 @@ class HostFacts:
 def software() -> dict[str, str]:
     """Returns the versions of the software of this machine that affect measurements."""
     versions = detect()
-    digest = import_module("opatlas.plugins.run_manifest").present_code()
+    digest = import_module("opatlas.plugins.session_context").present_code()
     return {"torch": versions.torch or "", "CANN": versions.cann or "", "OpAtlas' code": digest[:12]}
 
 

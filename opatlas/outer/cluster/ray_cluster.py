@@ -15,8 +15,7 @@ from opatlas.installation import require_extra
 from opatlas.outer.cluster import dealer
 from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
 from opatlas.outer.cluster.ray_actor import WATCH, DeviceActor, HostFacts, beat, future, ray, software, start_actor
-from opatlas.outer.cluster.ray_group import GroupHost, RayGroup
-from opatlas.outer.cluster.ray_group_actor import in_order
+from opatlas.outer.cluster.ray_group import GroupHost, RayGroup, in_order
 from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, Islands, device_kinds
 from opatlas.run.groups.pool import GroupNodes, GroupPool

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
@@ -138,14 +138,14 @@ class ShapeProbe:
         manifest.write(Database(path))
         return save_constraints(path, self._kernel, self.trials)
 
-    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, SearchRange]:
+    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, range]:
         rows, columns = BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
         # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
         units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
         for name, unit in units.items():
             if getattr(start, name) % unit:
                 raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self._format}")
-        return {axis: SearchRange(units.get(axis, 1), getattr(most, axis), units.get(axis, 1)) for axis in AXES}
+        return {axis: range(units.get(axis, 1), getattr(most, axis) + 1, units.get(axis, 1)) for axis in AXES}
 
     def _try(self, shape: MoeShape) -> bool:
         module, function = self._replay
@@ -185,20 +185,6 @@ class ShapeProbe:
 Try = Callable[[MoeShape], bool]
 
 
-@dataclass(frozen=True)
-class SearchRange:
-    """The sizes of one axis that may be tried.
-
-    Attributes:
-        least, most: the smallest and the largest size.
-        unit: sizes are multiples of `unit`.
-    """
-
-    least: int
-    most: int
-    unit: int = 1
-
-
 class OutOfTimeError(Exception):
     """The time limit of the search has passed. The results so far are kept."""
 
@@ -206,11 +192,11 @@ class OutOfTimeError(Exception):
 class ShapeSearch:
     """Searches the limits of a kernel's sizes, and remembers the answers."""
 
-    def __init__(self, accepts: Try, axes: Mapping[str, SearchRange], is_over: Callable[[], bool]) -> None:
+    def __init__(self, accepts: Try, axes: Mapping[str, range], is_over: Callable[[], bool]) -> None:
         """
         Args:
             accepts: tells whether the kernel accepts a case; called at most once for each case.
-            axes: the range of each size.
+            axes: the sizes of each axis that may be tried.
             is_over: returns whether the search has to stop.
         """
         self._accepts = accepts
@@ -241,15 +227,15 @@ class ShapeSearch:
         def accepts(size: int) -> bool:
             return self._try(replace(base, **{name: size}))
 
-        step = axis.unit
-        while middle + step <= axis.most and not accepts(middle + step):
+        step = axis.step
+        while middle + step < axis.stop and not accepts(middle + step):
             step *= 2
             if step > middle:
                 # No size up to twice the middle tells the step, so that smaller sizes are not tried.
                 step = middle
                 break
-        high = self._last(middle, step, axis.most, accepts)
-        low = self._last(middle, -step, axis.least, accepts)
+        high = self._last(middle, step, axis.stop - 1, accepts)
+        low = self._last(middle, -step, axis.start, accepts)
         return range(low, high + 1, step)
 
     def _last(self, start: int, step: int, end: int, accepts: Callable[[int], bool]) -> int:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 
@@ -23,6 +25,27 @@ _FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3", "triton")
 _MODEL = re.compile(r"^(?:class ModelNew\b|ModelNew\s*=)", re.MULTILINE)
+
+
+class _Modification(msgspec.Struct):
+    old_string: str
+    new_string: str
+
+
+class _Modifications(msgspec.Struct):
+    modifications: list[_Modification]
+
+
+class _Block(NamedTuple):
+    """A fenced block of an answer; one that does not end was cut."""
+
+    language: str
+    body: str
+    ends: bool
+
+
+class _Refused(Exception):
+    """The answer holds no code that can be judged: the sub-class, and why."""
 
 
 def read_answer(text: str, former_source: str | None = None) -> str | Judgement:
@@ -34,99 +57,87 @@ def read_answer(text: str, former_source: str | None = None) -> str | Judgement:
         text: the answer.
         former_source: the code that modifications change; None for a first answer.
     """
-    found = _read(_THOUGHTS.sub("", text), former_source)
-    # A lone surrogate, which JSON can have, cannot be written to a file.
-    return found if isinstance(found, Judgement) else found.encode("utf-8", "replace").decode("utf-8")
-
-
-def _read(text: str, former_source: str | None) -> str | Judgement:
+    text = _THOUGHTS.sub("", text)
     blocks = list(_blocks(text))
-    if (changes := _modifications(text, blocks)) is not None:
-        return changes if isinstance(changes, Judgement) else _modified(former_source, changes)
-    sources = list(dict.fromkeys(body for language, body, _ in blocks if language in _PYTHON and body.strip()))
-    if not sources:
-        return _refused("no_code", "the answer holds neither a code block nor modifications")
-    if len(sources) > 1:
-        models = [source for source in sources if _MODEL.search(source)]
-        if len(models) != 1:
-            return _refused(
-                "several_blocks", f"{len(sources)} code blocks, of which {len(models)} define ModelNew: one has to"
-            )
-        sources = models
-    if not all(complete for _, body, complete in blocks if body == sources[0]):
-        return _refused("cut", "the code block does not end: the answer was cut")
-    return sources[0]
+    try:
+        changes = _modifications(text, blocks)
+        found = _code(blocks) if changes is None else _modified(former_source, changes)
+    except _Refused as error:
+        sub_class, why = error.args
+        return Judgement(ErrorClass.ANSWER, sub_class, None, why)
+    # A lone surrogate, which JSON can have, cannot be written to a file.
+    return found.encode("utf-8", "replace").decode("utf-8")
 
 
-def _refused(sub_class: str, text: str) -> Judgement:
-    return Judgement(ErrorClass.ANSWER, sub_class, None, text)
-
-
-def _blocks(text: str) -> Iterator[tuple[str, str, bool]]:
-    """Yields language, body and completeness of the fenced blocks of a text."""
+def _blocks(text: str) -> Iterator[_Block]:
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
         elif not fence[2] and len(fence[1]) >= len(opened[1]):
-            yield opened[2].lower(), text[opened.end() + 1 : fence.start()], True
+            yield _Block(opened[2].lower(), text[opened.end() + 1 : fence.start()], True)
             opened = None
     if opened is not None:
-        yield opened[2].lower(), text[opened.end() + 1 :], False
+        yield _Block(opened[2].lower(), text[opened.end() + 1 :], False)
 
 
-def _modifications(text: str, blocks: list[tuple[str, str, bool]]) -> list[tuple[str, str]] | Judgement | None:
-    """Returns old and new strings of the modifications in an answer; None if it holds none."""
-    places = [body for language, body, _ in blocks if language in ("json", "")]
-    if not any(language in _PYTHON for language, _, _ in blocks):
+def _code(blocks: Sequence[_Block]) -> str:
+    sources = {block.body: block.ends for block in blocks if block.language in _PYTHON and block.body.strip()}
+    if not sources:
+        raise _Refused("no_code", "the answer holds neither a code block nor modifications")
+    if len(sources) > 1:
+        models = [source for source in sources if _MODEL.search(source)]
+        if len(models) != 1:
+            why = f"{len(sources)} code blocks, of which {len(models)} define ModelNew: one has to"
+            raise _Refused("several_blocks", why)
+        sources = {models[0]: sources[models[0]]}
+    [(source, ends)] = sources.items()
+    if not ends:
+        raise _Refused("cut", "the code block does not end: the answer was cut")
+    return source
+
+
+def _modifications(text: str, blocks: Sequence[_Block]) -> list[_Modification] | None:
+    """Returns the modifications in an answer; None if it holds none."""
+    places = [block.body for block in blocks if block.language in ("json", "")]
+    if not any(block.language in _PYTHON for block in blocks):
         places.append(text)
     for place in places:
-        if (start := re.search(r'\{\s*"', place)) is None or '"modifications"' not in place:
+        start = re.search(r'\{\s*"', place)
+        if start is None or '"modifications"' not in place:
             continue
         try:
             content, _ = json.JSONDecoder(strict=False).raw_decode(place, start.start())
+            changes = msgspec.convert(content, _Modifications).modifications
         except (ValueError, RecursionError) as error:
-            return _refused("malformed", f"the modifications are no JSON: {error}")
-        return _changes(content)
+            raise _Refused("malformed", f"the modifications cannot be read: {error}") from None
+        if not changes:
+            raise _Refused("malformed", "the list of modifications is empty")
+        for number, change in enumerate(changes, 1):
+            if not change.old_string.strip() or change.old_string == change.new_string:
+                raise _Refused("no_change", f"modification {number}: old_string is empty, or equals new_string")
+        return changes
     return None
 
 
-def _changes(content: Any) -> list[tuple[str, str]] | Judgement:
-    entries = content.get("modifications") if isinstance(content, dict) else None
-    if not isinstance(entries, list) or not entries:
-        return _refused("malformed", 'no list {"modifications": [...]} with an entry')
-    changes = []
-    for at, entry in enumerate(entries, 1):
-        old, new = (entry.get(key) if isinstance(entry, dict) else None for key in ("old_string", "new_string"))
-        if not isinstance(old, str) or not isinstance(new, str):
-            return _refused("malformed", f"modification {at}: has no text old_string and new_string")
-        if not old.strip() or old == new:
-            return _refused("no_change", f"modification {at}: old_string is empty, or equals new_string")
-        changes.append((old, new))
-    return changes
-
-
-def _modified(source: str | None, changes: list[tuple[str, str]]) -> str | Judgement:
+def _modified(source: str | None, changes: Sequence[_Modification]) -> str:
     if source is None:
-        return _refused("nothing_to_modify", "the answer holds modifications, and there is no former code")
-    for at, (old, new) in enumerate(changes, 1):
+        raise _Refused("nothing_to_modify", "the answer holds modifications, and there is no former code")
+    for number, change in enumerate(changes, 1):
+        old = change.old_string
         places = next((found for step in _STEPS if (found := step(source, old))), [])
         if len(places) != 1:
             times = f"occurs {len(places)} times" if places else "does not occur"
-            return _refused(
-                "ambiguous" if places else "not_found", f"modification {at}: {times} in the code: {old[:200]!r}"
-            )
+            why = f"modification {number}: {times} in the code: {old[:200]!r}"
+            raise _Refused("ambiguous" if places else "not_found", why)
         start, end = places[0]
-        source = source[:start] + _indented(new, old, source[start:end]) + source[end:]
+        source = source[:start] + _indented(change.new_string, old, source[start:end]) + source[end:]
     return source
 
 
 def _exact(source: str, old: str) -> list[tuple[int, int]]:
-    found, at = [], source.find(old)
-    while at >= 0:
-        found.append((at, at + len(old)))
-        at = source.find(old, at + 1)
-    return found
+    found = (match.start() for match in re.finditer(f"(?={re.escape(old)})", source))
+    return [(at, at + len(old)) for at in found]
 
 
 def _by_lines(normal: Callable[[str], str]) -> Callable[[str, str], list[tuple[int, int]]]:
@@ -155,15 +166,12 @@ def _indented(new: str, old: str, found: str) -> str:
     """Returns the new string with the indentation of the code that it replaces."""
     if found == old:
         return new
-    shift = len(_indentation(found)) - len(_indentation(old))
-    margin = _indentation(found)
-    lines = []
-    for line in new.strip("\n").split("\n"):
-        if shift >= 0:
-            lines.append(margin[:shift] + line if line.strip() else line)
-        else:
-            lines.append(line[min(-shift, len(_indentation(line))) :])
-    return "\n".join(lines)
+    margin, own = _indentation(found), _indentation(old)
+    shift = len(margin) - len(own)
+    lines = new.strip("\n").split("\n")
+    if shift >= 0:
+        return "\n".join(margin[:shift] + line if line.strip() else line for line in lines)
+    return "\n".join(line[min(-shift, len(_indentation(line))) :] for line in lines)
 
 
 def _indentation(text: str) -> str:

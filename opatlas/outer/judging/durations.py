@@ -1,4 +1,4 @@
-"""Judges durations of a candidate: impossible ones, samples that drift, and the share of its own kernels."""
+"""Judges durations of a candidate: impossible ones, and the share of its own kernels."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from opatlas.row.roofline import Peak
 _SHORTEST_US = 0.5
 #: Share of the time at the peak bandwidth of the data sheet: clocks of memory vary by some percent.
 _SLACK = 0.95
-#: Samples at the ends of a row that are compared, and the ratio of their medians that is told.
-_LEAST_SAMPLES, _DRIFT = 20, 1.25
 
 
 def expect_possible(
@@ -54,23 +52,6 @@ def expect_possible(
             duration(taken_us),
             f"the device needs {duration(floor)} to read {read_bytes} bytes of inputs at its peak",
         )
-
-
-def drift_notes(durations_us: Sequence[float]) -> tuple[str, ...]:
-    """Returns what is told of a candidate whose last samples take longer or shorter than its first ones.
-
-    A candidate with a state, such as lines that it pins in a cache, may be fast only for some calls.
-
-    Args:
-        durations_us: durations of the calls in the order of time, in microseconds.
-    """
-    if len(durations_us) < _LEAST_SAMPLES:
-        return ()
-    part = len(durations_us) // 3
-    first, last = median(durations_us[:part]), median(durations_us[-part:])
-    if 1 / _DRIFT < last / first < _DRIFT:
-        return ()
-    return (f"the last samples take {last / first:.2f} times as long as the first",)
 
 
 def _impossible(found: str, why: str) -> CandidateRejected:

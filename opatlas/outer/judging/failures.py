@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from signal import Signals
@@ -22,9 +21,10 @@ from opatlas.outer.judging.static_rules import static_check, static_notes
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.run.job import Job, RowOutcome
+from opatlas.text import Word
 
 
-class Phase(str, Enum):
+class Phase(Word):
     """What the process did with the candidate when it failed."""
 
     IMPORT = "import"
@@ -32,9 +32,6 @@ class Phase(str, Enum):
     FIRST_CALL = "first call"
     LATER_CALL = "later call"
     CHECK = "check"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from opatlas.outer.judging.compare import Compared
-from opatlas.outer.judging.durations import drift_notes, expect_possible, own_kernel_names, own_share, share_notes
+from opatlas.outer.judging.durations import expect_possible, own_kernel_names, own_share, share_notes
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
 from opatlas.outer.judging.input_sets import InputSets
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
@@ -243,8 +243,6 @@ class JudgedReplay(ABC):
         )
         share = self._share(samples)
         notes = [*self._notes, *(guard.notes if guard is not None else ()), *trial.notes, *share_notes(share)]
-        if self._device.torch_device.type != "cpu":
-            notes += drift_notes(samples.durations_us)
         elements = sum(each.elements for each in self._compared)
         checked = Checked(elements, elements, max((each.error for each in self._compared), default=None))
         outcome = self._sampling.outcome(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -11,12 +10,13 @@ import msgspec
 from opatlas.row.columns import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
 from opatlas.row.errors import ReplayError
 from opatlas.run.job import Judged, RowOutcome
+from opatlas.text import Word
 
 #: Microseconds in a file. Ratios of them are finite.
 _Microseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
 
 
-class Level(str, Enum):
+class Level(Word):
     """The levels of a judgement, in their order. A candidate passes a level only after those before it."""
 
     ANSWER = "L0"  # the answer of a model holds code, or modifications that apply
@@ -25,11 +25,8 @@ class Level(str, Enum):
     CORRECT = "L3"  # the results are right for every set of inputs, and no guard objects
     MEASURED = "L4"  # it has a duration
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class ErrorClass(str, Enum):
+class ErrorClass(Word):
     """Why a candidate does not pass. docs/candidates.md has the rule of each; the first rule that fits decides."""
 
     ANSWER = "answer"
@@ -47,9 +44,6 @@ class ErrorClass(str, Enum):
     MISMATCH = "mismatch"
     UNSTABLE = "unstable"
     PASS = "pass"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -87,15 +87,6 @@ def torch_api_instead_of_kernel(source: CandidateSource) -> Iterator[Finding]:
             yield line, f"{text} computes; a kernel has to"
 
 
-@rule(ErrorClass.RULE, "AKG", "triton")
-def torch_api_without_kernel(source: CandidateSource) -> Iterator[Finding]:
-    """`forward` calls a simpler operator of torch, and no kernel is launched"""
-    if not _launched(source):
-        for line, name, text in _torch_calls(source, source.forward_functions):
-            if name in _SOFT:
-                yield line, f"{text} computes, and no kernel is launched"
-
-
 def _reads_what_it_writes(source: CandidateSource, kernel: Function) -> bool:
     """Returns whether a kernel of Triton changes memory that it read: atomics, or a load and a store of one pointer."""
     parameters = {each.arg for each in (*kernel.args.posonlyargs, *kernel.args.args)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -12,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from opatlas.data.database import Database
+from opatlas.data.row_copy import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
+from opatlas.outer.suites.score import read_score
 from opatlas.outer.suites.texts import LARGEST_BYTES, OPINFO, ListedCase, folder_of, text_digest, trace_files
 from opatlas.row.columns import (
     ARGUMENTS,
@@ -28,8 +32,13 @@ from opatlas.row.columns import (
     SAMPLE_TORCH,
     TRACE_COUNT,
 )
+from opatlas.row.location import default_database_of, suite_path
 from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
+from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.process.fresh_python import import_environment, module_command
+from opatlas.run.row_source import RowSource
+from opatlas.show.result import Fields
 from opatlas.text import suggest
 
 #: The listing takes half a minute; a machine may be slow.
@@ -100,6 +109,39 @@ def suite_rows(suite: str, device_kind: str, names: Sequence[str] = (), dtypes: 
     if not rows:
         raise OpAtlasError("the suite has no case: this torch has no sample of it")
     return dict(sorted(rows.items()))
+
+
+def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSource:
+    """Returns the cases of the suite that --suite names; the kind of the device decides their dtypes."""
+    name, kind = suite_name(option.suite), devices[0].kind
+    return RowSource(
+        option,
+        lambda device_kind: kind_named(device_kind).tasks_named_by,
+        lambda device, versions: suite_path(device, name, versions),
+        unit="case",
+        starter=lambda database: add_rows(database, suite_rows(option.suite, kind)),
+        starter_unlisted="without --co the session first lists the cases of the suite, which takes minutes",
+        is_listed=True,
+        counts_missing=True,
+        ops=_kernel_types,
+        scores=lambda targets: _scores(targets, _kernel_types(option.ops)),
+    )
+
+
+def _kernel_types(names: Sequence[str]) -> frozenset[str]:
+    """Returns the kernel types of operators, which may be named as torch names them (`add.Tensor`)."""
+    return frozenset(folder_of(name) if "." in name else name for name in names)
+
+
+def _scores(targets: Sequence[tuple[Implementation, Path]], ops: frozenset[str]) -> list[Fields]:
+    """Returns the score of each implementation against torch."""
+    found = []
+    for implementation, path in targets:
+        baseline = default_database_of(path)
+        if not implementation.is_default and baseline is not None:
+            score = read_score(Database(path), Database(baseline), ops or None)
+            found.append(Fields(score.figures(), implementation.name))
+    return found
 
 
 def _main() -> None:

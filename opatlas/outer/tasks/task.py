@@ -15,13 +15,13 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import parse_python, read_safely
 from opatlas.row.columns import is_file_name
+from opatlas.text import Word
 
 #: The class of a task, and the class of a candidate.
 MODEL, MODEL_NEW = "Model", "ModelNew"
@@ -45,15 +45,12 @@ _IMPORTED = re.compile(rb"^(?:import|from)\s+(\w+)", re.MULTILINE)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_+-]+")
 
 
-class TaskKind(str, Enum):
+class TaskKind(Word):
     """The library whose arrays a task computes with."""
 
     TORCH = "torch"
     NUMPY = "numpy"
     MINDSPORE = "mindspore"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

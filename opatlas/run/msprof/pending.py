@@ -13,11 +13,11 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta
+from msgspec import to_builtins
 
 from opatlas.capture.capture_discovery import op_summaries, profile_folders
 from opatlas.capture.single_launches import Launch, read_launches
@@ -28,7 +28,7 @@ from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import UnsafePath, read_safely, safe_file
 from opatlas.row.errors import DeviceGone, ReplayError
-from opatlas.row.record import Execution, Measurement, Record
+from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.run.group import RANK_SPREAD, slowest_us, spread_us
@@ -36,7 +36,7 @@ from opatlas.run.instruments.attribution import NoSamples, PendingSamples, Profi
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.outcome import add_profiled_samples, outcome_of
 from opatlas.text import last_line
-from opatlas.typed_json import Count, DecodeError, decode, json_line
+from opatlas.typed_json import DecodeError, decode, json_line
 
 #: Longest time to parse a profile. Parsing takes seconds to minutes, depending on the number of kernels.
 PARSE_TIMEOUT_S = 600.0
@@ -212,20 +212,17 @@ _LARGEST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class _PendingRow:
-    """A row whose samples are pending, as `record_pending` writes it."""
+    """A row whose samples are pending, as `record_pending` writes it.
+
+    Attributes:
+        measurement: with one sample in place of its own, which are in the profile.
+        database: folder of the database of the row; "": the database that holds the profile.
+    """
 
     kernel_type: str
     cells: Mapping[str, str]
     launched: PendingSamples
-    instrument: str
-    cache_state: str
-    checked_elements: Count
-    total_elements: Count
-    assumptions: tuple[str, ...]
-    stand_in: str = ""
-    bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
-    execution: Execution = field(default_factory=Execution)
-    #: Folder of the database of the row; "": the database that holds the profile.
+    measurement: Measurement
     database: str = ""
 
 
@@ -237,24 +234,11 @@ def expect_pending(output: Path) -> None:
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
     """Appends a row to the file next to msprof's output. Each line can be read without later lines. Raises OSError."""
     assert outcome.pending is not None
-    measurement = outcome.measurement
-    assert measurement is not None
-    values = {
-        "kernel_type": job.kernel_type,
-        "cells": dict(job.cells),
-        "launched": asdict(outcome.pending),
-        "instrument": measurement.instrument,
-        "cache_state": measurement.cache_state,
-        "checked_elements": measurement.checked_elements,
-        "total_elements": measurement.total_elements,
-        "assumptions": measurement.assumptions,
-        "stand_in": measurement.stand_in,
-        "bound_us": measurement.bound_us,
-        "execution": measurement.execution.to_json(),
-        "database": job.database,
-    }
+    assert outcome.measurement is not None
+    measurement = replace(outcome.measurement, samples_us=(1.0,))
+    row = _PendingRow(job.kernel_type, dict(job.cells), outcome.pending, measurement, job.database)
     with open(output / _FILE, "a", encoding="utf-8") as file:
-        file.write(json_line(values) + "\n")
+        file.write(json_line(to_builtins(row)) + "\n")
 
 
 def clear_pending(output: Path) -> None:
@@ -349,7 +333,7 @@ def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[tup
         # Without an export of the profile.
         return
     rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
-    pending = [RowOutcome(Status.MEASURED, measurement=_measurement_without_samples(job)) for job in jobs]
+    pending = [RowOutcome(Status.MEASURED, measurement=replace(job.measurement, samples_us=())) for job in jobs]
     for job, read in zip(jobs, complete_outcomes(noted.parent, rows, pending), strict=True):
         measurement = read.outcome.measurement
         if read.is_missing or measurement is None:
@@ -365,18 +349,3 @@ def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[tup
             measurement=measurement,
         )
         yield job.database, record
-
-
-def _measurement_without_samples(job: _PendingRow) -> Measurement:
-    """Returns the measurement of a row without samples."""
-    return Measurement(
-        (),
-        job.instrument,
-        job.cache_state,
-        checked_elements=job.checked_elements,
-        total_elements=job.total_elements,
-        assumptions=job.assumptions,
-        stand_in=job.stand_in,
-        bound_us=job.bound_us,
-        execution=job.execution,
-    )

@@ -126,9 +126,11 @@ class Child:
         if code is None:
             return "closed its connection and was ended"
         is_killed = code == -signal.SIGKILL
-        how = "its keeper was killed" if is_killed and self.keeper.returncode != KILLED else describe_exit(code)
+        whose = "its keeper was killed: " if is_killed and self.keeper.returncode != KILLED else ""
         for_memory = is_killed and memory_kills() > self._memory_kills
-        return f"died: {how}" + (", killed by the system for lack of memory" if for_memory else "")
+        return f"died: {whose}{describe_exit(code)}" + (
+            ", killed by the system for lack of memory" if for_memory else ""
+        )
 
 
 class EndIfInterrupted:

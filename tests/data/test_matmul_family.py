@@ -8,7 +8,9 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from abs_rows import read
+from abs_rows import V2, V3, read
+from abs_rows import product_cells as cells
+from abs_rows import product_record as record
 from abs_rows import write as write_rows
 from hypothesis import given
 
@@ -17,29 +19,10 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back, write_back_run
-from opatlas.row.record import LaunchedCase, Measurement, Record, RowName
+from opatlas.row.record import Record, RowName
 from opatlas.row.same_case import canonical_form
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
-
-COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
-V2, V3 = "MatMulV2", "MatMulV3"
-
-
-def cells(
-    shapes: str = "16,32;64,32", out: str = "16,64", dtype: str = "DT_BF16", formats: str = "ND;ND"
-) -> dict[str, str]:
-    dtypes = ";".join([dtype] * (shapes.count(";") + 1))
-    return dict(zip(COLUMNS, (shapes, dtypes, formats, out, dtype, "ND"), strict=True))
-
-
-def record(
-    asked: str = V2, ran_as: str = V3, us: float = 5.0, ran_cells: dict[str, str] | None = None, run: str = "run-1"
-) -> Record:
-    """Samples of a call that a row of `asked` was replayed with."""
-    ran = None if ran_as == asked else LaunchedCase(ran_as, ran_cells or {})
-    measurement = Measurement((us, us + 2), "msprof", "cold", counters={"aic_mac_ratio": 0.5}, ran_as=ran)
-    return Record(asked, signature(asked, cells()), cells(), Status.MEASURED, "", run, 0.0, measurement)
 
 
 def failure(kernel_type: str) -> Record:

@@ -1,32 +1,52 @@
-"""What a session says before its rows run: what was done to the database, what will run, and what is left out."""
+"""What a session tells: the lines about its plan, and its report files."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from opatlas import formats
 from opatlas.capture.time_shares import without_replay as shares_without_replay
+from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests, replay_pace
+from opatlas.data.origin import Provenance
 from opatlas.data.update_mode import UpdateMode
+from opatlas.errors import OpAtlasError
+from opatlas.row.location import default_database_of
 from opatlas.row.roofline import row_bytes
-from opatlas.row.siblings import suggest_spelling
-from opatlas.row.signature import make_case_id
+from opatlas.row.status import Status
 from opatlas.run.devices.device import kind_named
-from opatlas.text import pluralize, printable_lines, suggest
+from opatlas.show.row_summary import quality_fields
+from opatlas.show.session_report import Cause, SessionFacts, find_gaps, replay_report, write_gap_csv
+from opatlas.text import pluralize, printable_lines, shortened, suggest
 
-from .cases import NOT_RUN, Fate, PreparedDatabase, SessionCase, of_fate
-from .run_manifest import disturbances, flush_notes
-from .session import Session
+from .cases import (
+    NOT_RUN,
+    CaseResult,
+    Fate,
+    SessionCase,
+    figures_of,
+    ledger_line,
+    of_fate,
+    results_of,
+    unresolved,
+)
+from .plan import captured_mismatch
+from .records import FOR_OTHERS
+from .session_context import disturbances
 from .settings import Settings
 
-#: Kernel types without a replay, and databases of a folder, are named one by one up to this number.
+if TYPE_CHECKING:
+    from .session import Session
+
+
+#: Kernel types without a replay, and implementations, are named one by one up to this number.
 _MANY = 8
-#: Targets without a row that are still named one by one.
-_FEW_TARGETS = 3
 
 
 def plan_lines(session: Session) -> list[str]:
@@ -35,41 +55,12 @@ def plan_lines(session: Session) -> list[str]:
     if plan is None or plan.error:
         return []
     selected = sum(case.account == NOT_RUN for case in session.cases)
-    # A killed session may have had several of the databases.
-    lines = list(dict.fromkeys(line for each in plan.prepared for line in _prepared_lines(each)))
-    lines += _to_run(session, selected)
+    lines = [*plan.prepared, *_to_run(session, selected)]
     settings = context.settings
     if selected and settings.prof_path is None and not settings.collect_only:
         found = disturbances(settings.devices, *context.surroundings.at_start(settings.devices))
         lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
-        lines += flush_notes(settings)
     return [f"opatlas: {printable_lines(line)}" for line in lines]
-
-
-def _prepared_lines(prepared: PreparedDatabase) -> Iterator[str]:
-    """Yields what was done to a database before its rows were planned."""
-    if prepared.taken_over:
-        yield f"{prepared.taken_over} was killed; took the database over from it"
-    if prepared.starter_rows:
-        yield f"there was no database yet; made a starter of {pluralize(prepared.starter_rows, 'theory row')}"
-    if prepared.added:
-        yield prepared.added
-    if prepared.mapping is not None:
-        yield str(prepared.mapping)
-    edited = prepared.edited
-    if edited.example is not None:
-        rows = pluralize(edited.count, "row was", "rows were")
-        example = make_case_id(edited.example.kernel_type, edited.example.signature)
-        yield (
-            f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
-            f"durations stay in runs/ (`opatlas history`)"
-        )
-    for recovered in prepared.recovered:
-        if recovered or not recovered.problems:
-            yield str(recovered)
-        else:
-            yield f"could not merge the records that session {recovered.run_id} left behind"
-        yield from recovered.problems
 
 
 def _to_run(session: Session, selected: int) -> Iterator[str]:
@@ -83,16 +74,11 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     yield f"{of_all}{pluralize(rows, unit)} to {settings.source.verb}{place}"
     if has_named:
         counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
-        named = named_targets(session)
-        crowded = crowded_folders([settings.targets[number].path for number in named])
-        for number in named:
+        for number in list(counts)[:_MANY]:
             target = settings.targets[number]
-            if target.path.parent not in crowded:
-                yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
-        yield from (f"{count:,} implementations with databases in {folder}" for folder, count in crowded.items())
-        if others := len(settings.targets) - len(named):
-            have = pluralize(others, "further implementation has", "further implementations have")
-            yield f"{have} no row to {settings.source.verb}"
+            yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        if others := len(settings.targets) - len(list(counts)[:_MANY]):
+            yield pluralize(others, "further implementation")
     if settings.collect_only and settings.prof_path is None:
         yield from _estimate(session, to_run)
     yield from settings.notes
@@ -105,7 +91,7 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
     yield from _left_out(session)
     without_replay = session.not_replayable()
     if shares := shares_without_replay(without_replay, plan.captured_time_us()):
-        listed = [f"{each}{suggest_spelling(each.kernel_type, replayable)}" for each in shares[:_MANY]]
+        listed = [f"{each}{suggest(each.kernel_type, replayable, least=0.85)}" for each in shares[:_MANY]]
         listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
         count = without_replay.total()
         yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"
@@ -113,24 +99,8 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
         others = len(of_fate(session.cases, Fate.OTHER_SHARD))
         yield f"{pluralize(others, unit)} in other shards (--shard={settings.shard})"
     for table in plan.tables.values():
-        if not len(table.table):
-            yield f"{table.table.path} has a header and no rows"
         yield from table.notes
     yield from (f"not read: {problem}" for problem in plan.problems)
-
-
-def named_targets(session: Session) -> list[int]:
-    """Returns the numbers of the targets that a session names: those without a row are left out if they are many."""
-    counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
-    numbers = range(len(session.context.settings.targets))
-    without = sum(not counts[number] for number in numbers)
-    return [number for number in numbers if counts[number] or without <= _FEW_TARGETS]
-
-
-def crowded_folders(paths: Sequence[Path]) -> dict[Path, int]:
-    """Returns the folders with too many of these databases to name one by one, and how many each has."""
-    counts = Counter(path.parent for path in paths)
-    return {folder: count for folder, count in counts.items() if count > _MANY}
 
 
 def _misspelt(session: Session, replayable: Collection[str]) -> Iterator[str]:
@@ -209,11 +179,133 @@ def continuation(session: Session) -> str:
     settings = session.context.settings
     if settings.read_only:
         return ""
-    if settings.mode is not UpdateMode.ALL:
-        return "the same command goes on with them"
-    if not any(case.is_replayed for case in session.cases if case.account == NOT_RUN):
-        return "the same command with --update-mode=unreplayed goes on with them"
-    # Some of the rows have replayed durations of earlier runs.
+    # Some of the rows may have replayed durations of earlier runs.
     new = f'run != "{session.context.run_id}"'
     where = new if settings.where is None else f"({settings.where}) and {new}"
     return f"the same command with --where {shlex.quote(where)} goes on with them"
+
+
+_REPORT = "replay_report"
+_REASON_SHOWN = 160
+#: The parts of a reason that differ between rows with the same cause: addresses, sizes, words with digits.
+_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
+
+
+def facts_of(session: Session) -> SessionFacts:
+    """Returns what the report and the summary are made of."""
+    plan, cases, context = session.plan(), session.cases, session.context
+    results = dict(results_of(cases))
+    tables = plan.tables.items()
+    return SessionFacts(
+        run_id=context.run_id,
+        database=context.settings.database,
+        device=session.records.device_name,
+        mode=context.settings.mode.value,
+        outcomes=Counter(found.word for found in results.values()),
+        ledger=ledger_line(cases, context.settings.unit),
+        not_run=sorted(case.id for case in cases if case.account == NOT_RUN),
+        unresolved=unresolved(cases),
+        statuses=Counter(found.status.value for found in results.values()),
+        errors=causes(cases),
+        assumptions=assumptions(cases),
+        left_out=Counter(case.rows.key for case in of_fate(cases, Fate.LEFT_OUT)),
+        duplicates={key: count for key, table in tables if (count := len(of_fate(table.cases, Fate.REPEATED)))},
+        not_replayable=session.not_replayable(),
+        merged=session.records.merged,
+        seconds=_seconds(results),
+        figures=figures_of(cases).values(),
+        quality=_quality(session),
+        manifest=session.records.manifest,
+        not_comparable=_not_comparable(session),
+    )
+
+
+def _quality(session: Session) -> dict[str, tuple[int, str]]:
+    """Returns how many measured rows are not quiet, by quality, and why."""
+    figures, settings = figures_of(session.cases).values(), session.context.settings
+    is_here = settings.prof_path is None and bool(figures)
+    return quality_fields(figures, session.context.surroundings.higher_load(settings.devices) if is_here else "")
+
+
+def _not_comparable(session: Session) -> str:
+    """Returns why captured durations do not compare with those of the session; "" where they do."""
+    own = session.context.databases[0]
+    captures = own.provenance if own.target.captures is None else Provenance(Database(own.target.captures))
+    return "" if captures is None else captured_mismatch(captures, session.context.settings)
+
+
+def write_reports(session: Session) -> None:
+    """Writes replay_report_*.md and duration_gap_*.csv, after the records are merged and the rows accounted for."""
+    merged, settings, database = session.records.merged, session.context.settings, session.context.database
+    if merged is None or not settings.writes or not (any(results_of(session.cases)) or session.has_written):
+        return
+    # A kernel type without a measured row in this database may have no file in it.
+    measured = sorted(merged.updated + merged.added)
+    captures = settings.targets[0].captures
+    session.gaps, session.unreported = find_gaps(
+        database,
+        [name for name in measured if database.csv_path(name).exists()],
+        Database(captures) if captures is not None else None,
+    )
+    # Beside the rows that all implementations of the session have in common.
+    home = default_database_of(database.path)
+    report = (database if home is None else Database(home)).new_report_path(
+        _REPORT, session.context.started_at, suffix=".md"
+    )
+    # Both files of a session have the same time and number in their names.
+    gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
+    try:
+        write_text(report, replay_report(facts_of(session), session.gaps))
+        session.paths = [os.path.abspath(report)]
+        if session.gaps:
+            write_gap_csv(gaps, session.gaps)
+            session.paths.append(os.path.abspath(gaps))
+    except OpAtlasError as error:
+        session.unreported.append(str(error))
+
+
+def _seconds(results: dict[SessionCase, CaseResult]) -> float:
+    """Returns the seconds from the first row to the last, without the average wait for other sessions."""
+    if not results:
+        return 1e-3
+    took = max(found.ended for found in results.values()) - min(found.began for found in results.values())
+    waited = sum(found.waited.get(FOR_OTHERS, 0.0) for found in results.values())
+    return max(took - waited / len({id(case.worker) for case in results}), 1e-3)
+
+
+def causes(cases: Iterable[SessionCase]) -> list[Cause]:
+    """Returns the causes of rows that were not measured, the most frequent first."""
+    failed = [
+        (case, f"{found.status}: {_first_line(found.reason)}", found.status)
+        for case, found in results_of(cases)
+        if found.status is not Status.MEASURED
+    ]
+    # If a process or the device failed, the number is the cause: a signal, a deadline, a code.
+    ended = (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
+    return _counted(
+        ((case, text, text if status in ended else _PARTICULAR.sub("N", text)) for case, text, status in failed)
+    )
+
+
+def assumptions(cases: Iterable[SessionCase]) -> list[Cause]:
+    """Returns the assumptions about measured rows, the most frequent first."""
+    assumed = ((case, text) for case, found in results_of(cases) for text in found.assumptions)
+    return _counted((case, text, _PARTICULAR.sub("N", text)) for case, text in assumed)
+
+
+def _first_line(reason: str) -> str:
+    return shortened(reason.partition("\n")[0], _REASON_SHOWN)
+
+
+def _counted(texts: Iterable[tuple[SessionCase, str, str]]) -> list[Cause]:
+    """Counts texts of cases, given with what such texts have in common."""
+    found: dict[tuple[str, str], list[tuple[SessionCase, str]]] = {}
+    for case, text, common in texts:
+        found.setdefault((case.rows.label, common), []).append((case, text))
+    causes = []
+    for (label, common), like in sorted(found.items(), key=lambda entry: -len(entry[1])):
+        case, text = like[0]
+        if len(like) > 1 and text != common:
+            text = f"{text} (and {len(like) - 1:,} like it)"
+        causes.append(Cause(label, text, len(like), case.id))
+    return causes
