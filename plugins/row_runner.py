@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -281,7 +280,7 @@ class RowRunner:
         source = source or _source(row, settings.targets[row.target].implementation)
         job = Job(
             module=function.__module__,
-            module_path=str(Path(function.__code__.co_filename)),
+            module_path=function.__code__.co_filename,
             function=function.__qualname__,
             kernel_type=row.kernel_type,
             cells=row.cells,

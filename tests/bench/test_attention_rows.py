@@ -44,13 +44,6 @@ def test_paged_row_of_a_capture():
     assert not call.with_lse
 
 
-def test_line_of_the_table_limits_a_share_of_the_cache():
-    call = call_of(
-        fia("2,4,16", query="2,4,16", key="50,8,16", mask=MASK, kv_lengths="2", query_lengths="2", table="2,3")
-    )
-    assert call.kv_lengths == [24, 24]
-
-
 def test_latent_row_of_a_capture():
     call = call_of(LATENT[0])
     assert (call.layout, call.heads, call.kv_heads, call.sparse_mode) == ("BNSD_NBSD", 4, 1, 0)
@@ -75,9 +68,6 @@ class TestRuntimeColumns:
         call = call_of(DECODE, actual_seq_lengths_values="1,2,3", actual_seq_lengths_kv_values="[31, 7; 8]")
         assert call.kv_lengths == [31, 7, 8]
         assert call.used_blocks == [4, 1, 1]
-
-    def test_valid_blocks(self):
-        assert call_of(DECODE, block_table_valid_blocks="1,2,4").kv_lengths == [8, 16, 32]
 
     @pytest.mark.parametrize("column", [RUNTIME_PREFIX + "avg_seq_len", "avg_seq_len"])
     def test_average(self, column):
@@ -104,10 +94,6 @@ class TestRuntimeColumns:
         row = fia("3,4,16", query="3,4,16", key="9,8,16", mask=MASK)
         call = call_of(row, block_table_shape="3,4", actual_seq_lengths_shape="3", actual_seq_lengths_kv_shape="3")
         assert (call.table, call.kv_lengths) == ((3, 4), [24] * 3)
-
-    def test_consistent_cells_are_accepted(self):
-        recorded = {"num_heads": "4", "num_key_value_heads": "1.0", "block_size": "8", "input_layout": "TND"}
-        assert call_of(DECODE, **recorded) == call_of(DECODE)
 
     def test_operator_shapes_win(self):
         """The profiler saw the tensors of another call, with a mask that this one has not."""

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_refused, replay_row
+from replaying import replay_row
 from sample_rows import ROWS
 
-from opatlas.row.columns import INPUT_DTYPES
 from opatlas.row.status import Status
 from opatlas.run.result_check import check
 
@@ -82,22 +81,6 @@ def test_written_values_are_loaded(slots, seed):
     assert torch.equal(load(cached, table, [1] * len(slots), seq_starts=starts), rows)
 
 
-@given(lengths=lengths, seed=seeds)
-def test_pages_may_be_permuted(lengths, seed):
-    cached, table = cache(seed, 2, 3), table_for(lengths, seed)
-    order = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(seed))
-    permuted = torch.empty_like(cached)
-    permuted[order] = cached
-    assert torch.equal(load(cached, table, lengths), load(permuted, order[table], lengths))
-
-
-@given(lengths=lengths, seed=seeds)
-def test_sequences_may_come_in_any_order(lengths, seed):
-    cached, table = cache(seed, 2, 3), table_for(lengths, seed)
-    parts = load(cached, table, lengths).split(lengths)
-    assert torch.equal(load(cached, table.flip(0), lengths[::-1]), torch.cat(parts[::-1]))
-
-
 @given(lengths=lengths, seed=seeds, later=st.booleans(), cumsum=st.booleans())
 def test_reference_agrees_for_any_lengths(lengths, seed, later, cumsum):
     cached, table, total = cache(seed, 2, 3), table_for(lengths, seed), sum(lengths)
@@ -121,19 +104,6 @@ def test_outputs_select_whether_written_values_are_returned(output, total):
     outcome = replay_row(FUSED, ROWS[FUSED][0].partition("->")[0] + f"-> {output} | {dtypes}")
     assert outcome.status is Status.MEASURED, outcome.reason
     assert outcome.measurement.total_elements == total
-
-
-def test_table_and_lengths_are_int32():
-    for dtypes in ("FLOAT;FLOAT;INT64;INT32", "FLOAT;FLOAT;INT32;INT64"):
-        row = f"7,4,2,6;7,4,2,5;3,4;3 | {dtypes} -> 17,2,6;17,2,5 | FLOAT;FLOAT"
-        assert_refused(LOAD, row, INPUT_DTYPES)
-
-
-def test_quantized_cache_is_unsupported():
-    row = "5,1,3,20;14;5,1,3,6;5,1,3,6;15;7,4,1,6;7,4,1,14;6 | FLOAT;FLOAT;FLOAT;FLOAT;INT64;INT8;INT8;FLOAT"
-    outcome = replay_row(FUSED, f"{row} -> 7,4,1,6;7,4,1,14 | INT8;INT8")
-    assert outcome.status is Status.UNSUPPORTED
-    assert "quantized" in outcome.reason
 
 
 #: Mistakes that are easy to make: kernel type, function, its replacement.

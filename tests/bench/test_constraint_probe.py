@@ -78,20 +78,6 @@ def test_sizes_too_large_together_stay_so() -> None:
         assert constraints.accepts(replace(START, m=m, h=h), ep_size=2, weights="DT_BF16") == accepted
 
 
-def test_untried_values_are_not_refused() -> None:
-    constraints = Constraints(tuple(searched(lambda shape: shape.m <= 8, START)))
-    assert constraints.accepts(replace(START, m=9), ep_size=16, weights="DT_BF16")
-    assert constraints.accepts(replace(START, m=9), ep_size=2, weights="INT8")
-    assert Constraints().accepts(START, ep_size=2, weights="INT8")
-    assert not Constraints(tuple(searched(lambda shape: False, START))).limits(KERNEL)
-
-
-def test_a_timeout_leaves_the_tried_values() -> None:
-    trials = searched(lambda shape: shape.m <= 40, MoeShape(64, 512, 32, 4, 3), tries=5)
-    assert len(trials) == 5
-    assert Constraints(tuple(trials)).accepts(START, ep_size=2, weights="DT_BF16")
-
-
 def test_tables_of_several_kernels_are_one_file(tmp_path) -> None:
     trials = searched(lambda shape: shape.m <= 40 and shape.h % 16 == 0, MoeShape(64, 512, 64, 4, 3))
     save_constraints(tmp_path, KERNEL, trials)

@@ -19,7 +19,6 @@ from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.run.inputs.experts import (
     OPTIONS,
     Exchange,
-    GroupWeights,
     dispatched,
     expect_hccl_buffer,
     group_of_combine,
@@ -65,34 +64,6 @@ def test_group_of_a_row(cell: str, arguments: tuple[str, ...], spec: GroupSpec) 
 def test_a_cell_without_a_size_is_refused(cell: str) -> None:
     with pytest.raises(InvalidRow, match=f"column 'EP Size': '{cell}'"):
         group_of_layer({"EP Size": cell}, options())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("nnodes=2",), "port"), (("nnodes=2", "node-rank=2"), "2 nodes")],
-)
-def test_incomplete_options_name_the_missing_one(arguments: tuple[str, ...], words: str) -> None:
-    with pytest.raises(MissingPrecondition, match=words):
-        group_of_layer({}, options(*arguments))
-
-
-@pytest.mark.parametrize(
-    ("argument", "words"),
-    [
-        ("ep-size=0", "from 1 on"),
-        ("nnodes=x", "from 1 on"),
-        ("master-port=0", "from 1 to"),
-        ("master-port=99999", "65535"),
-    ],
-)
-def test_numbers_are_whole(argument: str, words: str) -> None:
-    with pytest.raises(pytest.UsageError, match=words):
-        options(argument)
-
-
-def test_experts_are_counted_through_the_ranks() -> None:
-    experts = GroupWeights(lambda rank: [[f"up {rank}.{i}" for i in range(3)], "down"], which=0, per_rank=3, ranks=2)
-    assert list(experts) == ["up 0.0", "up 0.1", "up 0.2", "up 1.0", "up 1.1", "up 1.2"]
 
 
 def test_order_of_tokens_does_not_matter_to_a_layer():
@@ -276,12 +247,6 @@ def test_the_buffer_of_hccl_holds_the_tokens_of_a_row(m: int, k: int, dtype: str
     shapes = f"{m},7168;6,7168,320;6,160,7168;{m},{k};6,320;6,7168;{m},{k}"
     cells = cells_of(f"{shapes} | DT_BF16;{dtype};{dtype};INT32;INT64;INT64;FLOAT -> {m},7168 | DT_BF16")
     assert group_of_layer(cells, options()).hccl_buffer_mib == mib
-
-
-def test_a_group_serves_rows_that_need_no_larger_buffer() -> None:
-    assert GroupSpec(2, hccl_buffer_mib=512).serves(GroupSpec(2))
-    assert not GroupSpec(2).serves(GroupSpec(2, hccl_buffer_mib=512))
-    assert not GroupSpec(2, hccl_buffer_mib=512).serves(GroupSpec(4))
 
 
 def test_a_buffer_that_the_user_made_too_small_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

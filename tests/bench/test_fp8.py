@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import assert_mistake_is_caught
 from sample_rows_moe import FP8_GROUPS
 from sample_rows_quantized import E4M3
 
-from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES
-from opatlas.row.status import Status
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
 from opatlas.run.inputs.replay_row import ReplayRow
 
 DTYPES = {"FLOAT8_E4M3FN": torch.float8_e4m3fn, "FLOAT8_E5M2": torch.float8_e5m2}
@@ -163,43 +162,3 @@ def test_a_mistake_of_a_kernel_is_caught(monkeypatch, mistake):
     name, row, wrong = MISTAKES[mistake]
     kernel_type = KERNEL_TYPES[name]
     assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, row)
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row", "column"),
-    [
-        ("QuantBatchMatmulV3", f"9,96;96,64;64;64 | {E4M3};FLOAT;INT32 -> 9,64 | DT_BF16", INPUT_DTYPES),
-        ("QuantBatchMatmulV3", f"9,96;96,64;64;64;;9 | {E4M3};FLOAT;FLOAT;;FLOAT -> 9,64 | DT_BF16", INPUT_SHAPES),
-        ("QuantBatchMatmulV3", f"9,96;96,64;64 | {E4M3};FLOAT -> 9,64 | INT8", OUTPUT_DTYPES),
-        ("GroupedMatmul", f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | INT32", OUTPUT_DTYPES),
-        # Scales of blocks have the order of the weight.
-        ("QuantBatchMatmulV3", f"9,256;256,384;3,2;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
-        ("QuantBatchMatmulV3", f"9,256;384,256;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
-        ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9 | {E4M3};FLOAT;FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
-        ("QuantBatchMatmulV3", f"9,256;256,384;2,3 | {E4M3};FLOAT -> 9,384 | DT_BF16", INPUT_SHAPES),
-        ("QuantBatchMatmulV3", f"9,256;256,384;2,3;9,2 | {E4M3};DT_BF16;FLOAT -> 9,384 | DT_BF16", INPUT_DTYPES),
-        ("QuantBatchMatmulV3", f"2,9,256;2,256,384;2,3;9,2 | {E4M3};FLOAT;FLOAT -> 2,9,384 | DT_BF16", INPUT_SHAPES),
-        ("GroupedMatmul", f"19,256;5,256,384;;5,2,3;;;;5;19 | {FP8_GROUPS} -> 19,384 | DT_BF16", INPUT_SHAPES),
-        ("GroupedMatmul", f"19,256;5,384,256;;5,2,3;;;;5;19,2 | {FP8_GROUPS} -> 19,384 | DT_BF16", INPUT_SHAPES),
-        ("DynamicBlockQuant", "6,256 | DT_BF16 -> 6,256;6,2 | FLOAT16;FLOAT", OUTPUT_DTYPES),
-    ],
-)
-def test_integers_and_scales_in_another_order_are_refused(kernel_type, row, column):
-    assert_refused(kernel_type, row, column)
-
-
-def test_quantization_of_square_blocks_is_unsupported():
-    row = "256,256 | DT_BF16 -> 256,256;2,2 | FLOAT8_E4M3FN;FLOAT"
-    assert replay_row("DynamicBlockQuant", row).status is Status.UNSUPPORTED
-
-
-@pytest.mark.parametrize(
-    ("kernel_type", "row"),
-    [
-        ("QuantBatchMatmulV3", "9,96;96,64;64 | FLOAT8_E4M3FN;INT8;FLOAT -> 9,64 | DT_BF16"),
-        ("GroupedMatmul", "19,48;5,48,40;;;;;;5 | INT8;FLOAT8_E4M3FN;;;;;;INT64 -> 19,40 | DT_BF16"),
-        ("GroupedMatmul", "19,48;5,48,40;;;;;;5 | DT_BF16;FLOAT8_E4M3FN;;;;;;INT64 -> 19,40 | DT_BF16"),
-    ],
-)
-def test_operands_of_two_kinds_are_unsupported(kernel_type, row):
-    assert replay_row(kernel_type, row).status is Status.UNSUPPORTED

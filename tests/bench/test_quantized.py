@@ -9,21 +9,12 @@ from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.bench.implementations.torch.quantized import integer_matmul
-from replaying import replay_row
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.result_check import check
 
 relaxed = settings(deadline=None, max_examples=40)
-
-
-def test_a_scale_that_the_row_lacks_is_ones_and_noted():
-    outcome = replay_row("QuantBatchMatmulV3", "4,8;8,7 | INT8;INT8 -> 4,7 | DT_BF16")
-    (assumption,) = outcome.measurement.assumptions
-    assert "scale" in assumption
-    outcome = replay_row("QuantBatchMatmulV3", "4,8;8,7;7 | INT8;INT8;FLOAT -> 4,7 | DT_BF16")
-    assert outcome.measurement.assumptions == ()
 
 
 @relaxed

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_refused, replay_row, time_instead
+from replaying import replay_row, time_instead
 from sample_rows import ROWS
 
-from opatlas.row.columns import INPUT_DTYPES
 from opatlas.row.status import Status
 from opatlas.run.result_check import check
 
@@ -32,25 +31,6 @@ def tensors(size, seed):
 def neighbours(x):
     """From features half a vector apart to neighbours: (a0 a1 ... b0 b1 ...) to (a0 b0 a1 b1 ...)."""
     return torch.stack(x.chunk(2, -1), -1).flatten(-2)
-
-
-@given(size=sizes, seed=seeds, mode=modes)
-def test_no_angle_changes_nothing(size, seed, mode):
-    x, cos, _ = tensors(size, seed)
-    ones, zeros = torch.ones_like(cos), torch.zeros_like(cos)
-    assert torch.equal(impl.rotary_mul(x, ones, zeros, mode), x)
-    torch.testing.assert_close(neighbours(impl.interleave_rope(x, ones, zeros)), x, rtol=0, atol=0)
-
-
-@given(size=sizes, seed=seeds)
-def test_rotation_keeps_norms(size, seed):
-    x, cos, sin = tensors(size, seed)
-    for y in (
-        impl.rotary_mul(x, cos, sin),
-        impl.rotary_mul(x, neighbours(cos), neighbours(sin), "interleave"),
-        impl.interleave_rope(x, cos, sin),
-    ):
-        torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
 
 
 @given(size=sizes, seed=seeds)
@@ -104,11 +84,6 @@ def test_table_of_angles_equals_the_angles_of_each_token(size, seed, neox, more)
     torch.testing.assert_close(query[..., : 2 * pairs], turned)
     torch.testing.assert_close(key[..., : 2 * pairs], turned[:, :1])
     assert torch.equal(query[..., 2 * pairs :], wide[..., 2 * pairs :])
-
-
-def test_meaningless_dtype_of_a_triton_kernel_is_refused():
-    row = "16,4,128;16,1,128;8192,128 | DT_BF16;FLOAT;DT_BF16 -> 16,4,128;16,1,128 | DT_BF16;DT_BF16"
-    assert_refused("_triton_rope", row, INPUT_DTYPES)
 
 
 def test_gradient_of_the_angles_is_not_asked_for_without_x():

@@ -71,16 +71,6 @@ def test_putting_at_indices_is_numpys(shape, seed, data):
     check(formulas.index_put, [x, indices, values], {}, [torch.from_numpy(wanted)], seed)
 
 
-def test_an_assumption_about_a_row_is_noted():
-    def assumptions(kernel_type, row):
-        return replay_row(kernel_type, row).measurement.assumptions
-
-    assert assumptions("GatherElements", ROWS["GatherElements"][0]) == ()
-    (axis,) = assumptions("GatherElements", ROWS["GatherElements"][1])
-    assert "axis 1" in axis
-    assert len(assumptions("IndexPutV2", ROWS["IndexPutV2"][0])) == 1
-
-
 #: Mistakes that are easy to make: kernel type, function, its replacement.
 
 

@@ -50,11 +50,6 @@ def meets_where_all_are_visible(spec, settings):
     return WithoutLock(spec, settings)
 
 
-def never_meets(spec, settings):
-    distributed.init_process_group = _not_initialized
-    return WithoutLock(spec, settings)
-
-
 def _not_initialized(*arguments, **keywords):
     raise RuntimeError("HCCL function error: HcclGetRootInfo")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -63,31 +63,6 @@ def loop(
             cost_usd=cost_usd,
         )
         for number in range(fixes + 1)
-    ]
-
-
-def draw_attempts(
-    rates: Mapping[str, Mapping[str, float]], tasks: Mapping[str, int], seed: int, costs: Mapping[str, float]
-) -> list[ModelAttempt]:
-    """Returns one attempt of each model at each task, which passes with the model's probability.
-
-    Args:
-        rates: by model and complexity, the probability.
-        tasks: by complexity, the number of tasks.
-        costs: by model, the price of an attempt.
-    """
-    draw = random.Random(seed)
-    return [
-        attempt(
-            model,
-            f"{complexity}/{number}",
-            ErrorClass.PASS if draw.random() < rate[complexity] else ErrorClass.MISMATCH,
-            complexity=complexity,
-            cost_usd=costs[model],
-        )
-        for complexity, count in tasks.items()
-        for number in range(count)
-        for model, rate in rates.items()
     ]
 
 

@@ -169,9 +169,10 @@ def adopt_orphans() -> None:
 def own_children() -> set[int]:
     """Returns the children of this process, running or waiting to be reaped; the empty set without /proc."""
     found: set[int] = set()
-    for thread in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found.update(map(int, thread.read_text().split()))
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", "rb", buffering=0) as file:
+                found.update(map(int, file.read().split()))
     return found
 
 

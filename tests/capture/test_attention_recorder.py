@@ -146,23 +146,6 @@ def test_the_out_form_by_names_and_one_that_was_fetched_before(recorder, torch_n
     assert lines(tmp_path)[1]["actual_seq_lengths_kv"] == [1, 1, 1]
 
 
-def test_a_call_without_anything(recorder, torch_npu, tmp_path):
-    with recorder:
-        torch_npu.npu_fused_infer_attention_score(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 3))
-    (record,) = lines(tmp_path)
-    assert record == {
-        **dict.fromkeys(RECORD),
-        "query_shape": [2, 3],
-        "key_shape": [4, 3],
-        "value_shape": [4, 3],
-        "num_heads": 1,
-        "num_key_value_heads": 0,
-        "sparse_mode": 0,
-        "input_layout": "BSH",
-        "block_size": 0,
-    }
-
-
 @pytest.mark.parametrize(
     ("lengths", "recorded"),
     [
@@ -202,28 +185,6 @@ def test_off_installs_nothing(torch_npu, recorder):
     assert all(form._op is original for form, original in zip(forms, originals, strict=True))
 
 
-def test_nothing_starts_without_the_variable(monkeypatch, torch_npu):
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
-    before, finders = torch_npu.npu_fused_infer_attention_score._op, list(sys.meta_path)
-    attention_recorder.start_from_environment()
-    assert torch_npu.npu_fused_infer_attention_score._op is before
-    assert sys.meta_path == finders
-
-
-def test_recorders_in_any_order(torch_npu, tmp_path):
-    original = torch_npu.npu_fused_infer_attention_score._op
-    first, second = record_attention(tmp_path / "first.jsonl"), record_attention(tmp_path / "second.jsonl")
-    first.start()
-    second.start()
-    first.stop()
-    call(torch_npu.npu_fused_infer_attention_score)
-    second.stop()
-    call(torch_npu.npu_fused_infer_attention_score, [1, 1, 1])
-    assert [path.stat().st_size > 0 for path in sorted(tmp_path.iterdir())] == [False, True]
-    assert len(lines(tmp_path)) == 1
-    assert torch_npu.npu_fused_infer_attention_score._op is original
-
-
 def test_a_call_that_fails_is_the_callers(recorder, torch_npu, tmp_path, caplog):
     (query, *rest), keywords = arguments(tokens=13)
     with recorder, pytest.raises(RuntimeError, match="thirteen queries"):
@@ -258,15 +219,6 @@ def test_another_torch_npu_does_no_harm(monkeypatch, tmp_path, caplog, module):
         assert not recorder.recording
     (record,) = caplog.records
     assert "AttributeError" in record.getMessage()
-
-
-def test_a_file_that_cannot_be_written(torch_npu, tmp_path, caplog):
-    with record_attention(tmp_path / "nowhere" / "calls.jsonl") as recorder:
-        assert not recorder.recording
-        call(torch_npu.npu_fused_infer_attention_score)
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "FileNotFoundError" in record.getMessage()
 
 
 def test_a_file_grows_so_far(torch_npu, tmp_path, caplog):
