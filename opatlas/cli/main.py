@@ -77,7 +77,7 @@ def _run(words: Sequence[str]) -> int:
     # cyclopts takes 60 ms to import, which sessions and --version do without.
     from opatlas.cli.app import make_app, run_app
 
-    return run_app(make_app(name), words)
+    return run_app(make_app(BUILT_IN if name in BUILT_IN else all_commands(), name), words)
 
 
 def _version() -> str:

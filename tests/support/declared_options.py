@@ -47,9 +47,11 @@ def command_options() -> dict[str, dict[str, str]]:
 
     The options of all commands have the name "".
     """
-    found = {"": _options(make_app().meta)}
+    found = {"": _options(make_app(all_commands()).meta)}
     return found | {
-        name: _options(make_app(name)[name]) for name, command in all_commands().items() if command.function
+        name: _options(make_app(all_commands(), name)[name])
+        for name, command in all_commands().items()
+        if command.function
     }
 
 
