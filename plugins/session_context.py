@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import pickle
@@ -156,9 +157,14 @@ class SharedFolder:
     left is removed by the next session (opatlas/files.py).
     """
 
-    def __init__(self, existing: Path | None = None) -> None:
-        """`existing` is the folder that another process of the session made; None makes a new one."""
+    def __init__(self, existing: Path | None = None, plan_digest: str = "") -> None:
+        """`existing` is the folder that another process of the session made; None makes a new one.
+
+        Args:
+            plan_digest: of the published plan; "" for none.
+        """
         self._made: TemporaryFolder | None = None
+        self.plan_digest = plan_digest
         if existing is None:
             self._made = TemporaryFolder("session")
             existing = self._made.path
@@ -183,18 +189,27 @@ class SharedFolder:
 
     def publish_plan(self, plan: Plan) -> None:
         """Writes the plan for the workers. Raises OpAtlasError where there is no room."""
+        content = pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL)
         try:
-            self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
+            self._plan_file.write_bytes(content)
         except OSError as error:
             raise OpAtlasError(
                 f"{self._plan_file} cannot be written ({error.strerror}): make room, or let TMPDIR name another folder"
             ) from None
+        self.plan_digest = hashlib.sha256(content).hexdigest()
 
     def load_plan(self) -> Plan | None:
-        """Reads the published plan; None where there is none."""
-        if not self._plan_file.exists():
+        """Reads the published plan; None where there is none, and a plan with an error where the file was changed.
+
+        A worker that takes the place of another starts after kernels have run, and they can write files: unpickled,
+        these would run their code.
+        """
+        if not self.plan_digest:
             return None
-        plan: Plan = pickle.loads(self._plan_file.read_bytes())
+        content = self._plan_file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.plan_digest:
+            return Plan(error=f"{self._plan_file} was changed while the session ran: start the session again")
+        plan: Plan = pickle.loads(content)
         return plan
 
     def remove(self) -> None:
@@ -261,7 +276,7 @@ class SessionContext:
         self.profile: Profile | None = None
         #: Empty until the settings are read.
         self._databases: Sequence[TargetDatabase] = ()
-        self._shared = SharedFolder(Path(received["shared_dir"])) if received else None
+        self._shared = SharedFolder(Path(received["shared_dir"]), received["plan"]) if received else None
         self._stop_reason = ""
         #: In the controller: the place of each worker's device.
         self._places: dict[Any, int] = {}
@@ -382,6 +397,7 @@ class SessionContext:
             "shared_dir": str(self.shared.path),
             "controller": str(os.getpid()),
             "place": str(self._places[node]),
+            "plan": self.shared.plan_digest,
         }
 
     def end_worker(self, node: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import socket
 import sys
@@ -107,21 +106,6 @@ def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_i
     assert not sessions.left_behind()
 
 
-def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Sessions) -> None:
-    options = ("--num-devices", TOO_MANY, "--bytes-grid", "1024", "--ops=all_reduce,all_gather")
-    (sessions.database / "SHIPPED.txt").write_text("another machine\n")
-    done = sessions.run(str(MODULE), *options, measure=())
-    assert (done.code, done.ledger()) == (0, {"skipped": 2}), done.output
-    assert "ships with OpAtlas" in done
-    assert f"needs {TOO_MANY} ranks" in done
-    assert "not read or written" not in done
-    assert "2 messages to measure" in done
-    assert re.search(r"^messages run +2  in ", done.output, flags=re.MULTILINE), done.output
-    assert not list(sessions.database.glob("*.csv"))
-    (report,) = (sessions.database / "reports").iterdir()
-    assert report.name.startswith("replay_report_")
-
-
 def test_two_nodes_measure_one_group(sessions: Sessions) -> None:
     """Two sessions on one machine, which meet at a port and have the same results."""
     shutil.copy(MODULE, sessions.folder)
@@ -141,17 +125,6 @@ def test_two_nodes_measure_one_group(sessions: Sessions) -> None:
         # The samples of the slowest rank, whichever node it is of.
         assert row["Duration(us)"] == other["Duration(us)"]
     assert not sessions.left_behind()
-
-
-def test_they_are_collected_when_they_are_named(sessions: Sessions) -> None:
-    done = sessions.run(str(ROOT / "bench"), "--co", "-q", "-k", "collectives", measure=())
-    assert "test_collectives" not in done
-    both = sessions.run(str(MODULE), str(ROOT / "bench" / "test_matmul.py"), measure=())
-    assert both.code == 4
-    assert "name it alone" in both
-    useless = sessions.run(str(MODULE), "--in-process", "--where=M > 1", measure=())
-    assert useless.code == 4
-    assert "--where, --in-process" in useless
 
 
 class Absent(InTurn):

@@ -1,24 +1,84 @@
-"""The options of collectives: groups, messages, the place of the tables, and refusals."""
+"""The options of collectives: grids and tiers of devices, groups, messages, and refusals."""
 
 from __future__ import annotations
 
 import os
 import re
 from argparse import Namespace
+from collections import Counter
+from itertools import combinations
+from math import prod
 from types import SimpleNamespace
 
 import pytest
 from _pytest.config.argparsing import Parser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.run.collectives import options
-from opatlas.run.collectives.topology import default_grid, message_group
+from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices import nvml
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvml import group_islands
 from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
 from opatlas.run.groups.pool import GroupNodes
+
+GRIDS = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple).map(Grid).filter(lambda grid: grid.size > 1)
+
+A3 = Grid((48, 8, 2))
+
+
+@given(GRIDS, st.data())
+def test_a_group_has_exactly_the_requested_tier(grid: Grid, data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, grid.size))
+    tier = data.draw(st.integers(0, len(grid.shape) - 1))
+    try:
+        group = grid.group(count, tier)
+    except ImpossibleGroup:
+        # By trying all: ranks that share the places before the tier's dimension, and span that.
+        block = prod(grid.shape[tier:])
+        assert grid.shape[tier] == 1 or count > block
+        return
+    assert len(set(group)) == count
+    assert list(group) == sorted(group)
+    assert group[0] >= 0
+    assert group[-1] < grid.size
+    assert grid.tier_of(group) == tier
+    assert len({grid.coordinates(rank)[:tier] for rank in group}) == 1
+
+
+@given(GRIDS)
+def test_tiers_partition_the_pairs(grid: Grid) -> None:
+    counts = Counter(grid.tier_of(pair) for pair in combinations(range(grid.size), 2))
+    for tier, extent in enumerate(grid.shape):
+        inner, blocks = prod(grid.shape[tier + 1 :]), prod(grid.shape[:tier])
+        assert counts[tier] == blocks * inner * inner * extent * (extent - 1) // 2
+    assert counts.total() == grid.size * (grid.size - 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("grid", "count", "tier", "words"),
+    [
+        (A3, 769, None, "the grid 48 x 8 x 2 has 768 devices, and 769 are needed"),
+        (A3, 3, 2, "cannot share tier 2, which links 2 at most: they are of tier 1"),
+        (A3, 32, 1, "cannot share tier 1, which links 16 at most: they are of tier 0"),
+        (Grid((128, 8)), 2, 2, "has no tier 2: it has 2 dimensions"),
+        (Grid((1, 8)), 2, 0, "tier 0 of the grid 1 x 8 links nothing"),
+        (A3, 1, None, "one device alone"),
+    ],
+)
+def test_groups_that_a_grid_does_not_hold(grid: Grid, count: int, tier: int | None, words: str) -> None:
+    with pytest.raises(ImpossibleGroup, match=words):
+        grid.group(count, tier)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 2, 2, 2), (0, 8), (8, -1)])
+def test_no_grids(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="1 to 3 dimensions"):
+        Grid(shape)
+
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
@@ -187,14 +247,6 @@ def test_meaningless_values_are_refused(arguments: list[str], value: str, capsys
     message = f"{refused.value}{capsys.readouterr().err}"
     assert arguments[0] in message
     assert value in message
-
-
-def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
-    _, about = options.collective_plan(parsed(), GroupNodes(CPU)).about
-    assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
 
 
 def test_collectives_are_named_alone() -> None:

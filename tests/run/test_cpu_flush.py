@@ -24,12 +24,9 @@ from opatlas.run.devices.cpu import (
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.formula import pointwise
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job
-from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.run.registry import replays
 from opatlas.run.runner import Runner
 from tests.support.fake_system import write_files
-from tests.support.wrapper import Wrapper
 
 MIB = 1 << 20
 
@@ -90,16 +87,6 @@ def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
     assert (plan.read_bytes, plan.by_line) == (960 * MIB, False)
 
 
-def test_unknown_sizes_of_caches_are_assumed(tmp_path: Path) -> None:
-    plan = plan_flush(range(2), 2, tmp_path)
-    assert plan.cache_bytes is None
-    assert plan.whole_bytes == plan.read_bytes > 64 * MIB
-    first_level = {
-        f"sys/devices/system/cpu/cpu0/cache/index0/{name}": text for name, text in (("level", "1"), ("size", "64K"))
-    }
-    assert plan_flush(range(1), 1, write_files(tmp_path, first_level)).cache_bytes is None
-
-
 def test_evicting_keeps_the_content_of_memory() -> None:
     evict = evictor()
     if evict is None:
@@ -124,31 +111,6 @@ def test_a_flush_by_line_evicts_each_tensor_once_and_reads_the_whole_caches_for_
     flush([small, large])
     flush(None)
     assert len(evicted) == 1
-
-
-def test_inputs_and_result_of_a_row_are_evicted_before_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    evicted: list[int] = []
-    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append(size))
-    plan = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
-    monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: plan)
-    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="cold", threads=1))
-    facts = runner.describe().facts
-    assert (facts["last_level_cache_bytes"], facts["flush_read_bytes"], facts["flush_by_line"]) == (
-        MIB,
-        MIB // 2,
-        "yes",
-    )
-    cells = {
-        "Input Shapes": "16,64;16,64",
-        "Input Data Types": "FLOAT;FLOAT",
-        "Output Shapes": "16,64",
-        "Output Data Types": "FLOAT",
-    }
-    function = replays_of_bench()["Add"]
-    outcome = runner.run(Job(function.__module__, "", function.__name__, "Add", cells, 60.0))
-    assert outcome.status is Status.MEASURED, outcome.reason
-    assert len(evicted) == 3 * 3
-    assert min(evicted) >= 16 * 64 * 4
 
 
 _WEIGHT = torch.ones(8, 8)
@@ -203,13 +165,3 @@ def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own
     assert outcome.status is Status.MEASURED, outcome.reason
     # Input, weight and result.
     assert len(evicted) == (3 if by_line else 0)
-
-
-def test_tensors_without_memory_of_their_own_cannot_be_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    evicted: list[int] = []
-    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append(size))
-    flush = CpuFlush(FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True))
-    dense = torch.eye(9)
-    for without in (dense.to_sparse(), dense.to_sparse_csr(), dense.to("meta"), Wrapper(dense)):
-        flush([dense, without])
-    assert evicted == []

@@ -1,16 +1,23 @@
-"""Which exceptions mean a lost context, which mean a full memory, and which mean neither."""
+"""Which exceptions mean a lost context, a full memory or neither; and the reasons of rows that raise."""
 
 from __future__ import annotations
+
+import sys
+import unittest
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from opatlas.bench import formulas
+from replaying import job_of, runner
 
 from opatlas.row.errors import InvalidRow
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
+from opatlas.run.job import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL
 from opatlas.run.outcome import error_text, outcome_of
+from opatlas.run.registry import replays
 
 # As torch 2.11 with CUDA 13.0 raised them on an H100; torch 2.6 to 2.8 leave out the line about the search.
 TORCH_HINTS = """
@@ -213,26 +220,6 @@ def test_poison_is_not_out_of_memory(message):
     assert not is_out_of_memory(message)
 
 
-@pytest.mark.parametrize(
-    "code", [507000, 507014, 507015, 507017, 507018, 507034, 507035, 507036, 507046, 507054, 507899]
-)
-def test_every_way_to_write_an_ascend_code(code):
-    for written in (
-        f"error code is {code}",
-        f"error code:{code}",
-        f"error code: {code}",
-        f"ErrCode={code}, desc=[x]",
-        f"errorCode {code}",
-        f"retCode={code:#x}",
-        f"retCode={code:#X}".replace("0X", "0x"),
-        f"retcode:{code}",
-        f"runtime result = {code}.",
-        f"runtime result = {code}[FUNC:ReportCallError]",
-        f"ACL error {code}",
-    ):
-        assert fatal_device_error(written).startswith(f"Ascend error {code} ("), written
-
-
 @pytest.mark.parametrize("message", MEMORY_FULL)
 def test_out_of_memory(message):
     assert is_out_of_memory(message)
@@ -306,19 +293,6 @@ def test_numbers_without_an_error_code_before_them_are_ignored(parts, separator)
     assert not is_out_of_memory(text)
 
 
-@given(st.lists(st.integers(min_value=0)), st.lists(st.integers(min_value=0)))
-def test_shapes_of_torch_are_ignored(left, right):
-    text = f"The size of tensor a ({left}) must match the size of tensor b ({right}) at CUDA:0"
-    assert fatal_device_error(text) is None
-    assert not is_out_of_memory(text)
-
-
-@given(st.text())
-def test_any_text_can_be_read(text):
-    fatal_device_error(text)
-    is_out_of_memory(text)
-
-
 def raised_after_poison(error, *, dealt_with=False):
     """The error as if raised while an illegal address was being handled; `dealt_with`: with `from None`."""
     error.__context__ = RuntimeError(ILLEGAL_ADDRESS)
@@ -333,12 +307,6 @@ def test_text_of_lists_the_causes_of_an_exception_oldest_first():
 
 def test_text_of_leaves_out_handled_exceptions():
     assert error_text(raised_after_poison(ValueError("not a number"), dealt_with=True)) == "ValueError: not a number\n"
-
-
-def test_text_of_ends_where_exceptions_go_in_a_circle():
-    first, second = RuntimeError("first"), RuntimeError("second")
-    first.__cause__, second.__cause__ = second, first
-    assert error_text(first) == "RuntimeError: second\nRuntimeError: first\n"
 
 
 @pytest.mark.parametrize(
@@ -374,3 +342,104 @@ def test_outcome(error, status, reason):
     if status is Status.DEVICE_ERROR:
         assert str(error) in outcome.detail
         assert "\n" not in outcome.reason
+
+
+POISON = "CUDA error: an illegal memory access was encountered"
+FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
+
+
+@pytest.mark.parametrize(
+    "text", ["lone \udcff surrogate", "\x1b[2Jcleared", "nul \0", "a\rb", "\u202eturned", "x" * 10**7]
+)
+@pytest.mark.parametrize("kind", [RuntimeError, InvalidRow])
+def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Exception], text: str) -> None:
+    outcome = outcome_of(kind(text))
+    assert outcome.reason.isprintable()
+    assert len(outcome.reason) <= MOST_CHARACTERS
+    assert len(outcome.detail) <= MOST_CHARACTERS_OF_DETAIL
+    assert (outcome.reason + outcome.detail).encode()
+
+
+@replays("Skipping", npu=None)
+def skipping(row, replay):
+    pytest.skip("no such library")
+
+
+@replays("Unittest", npu=None)
+def unittest_skipping(row, replay):
+    raise unittest.SkipTest("no such library")
+
+
+@replays("Expecting", npu=None)
+def expecting_failure(row, replay):
+    pytest.xfail("known to be wrong")
+
+
+@replays("Failing", npu=None)
+def failing(row, replay):
+    pytest.fail("too bad")
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "said"),
+    [
+        (skipping, Status.SKIPPED, "no such library"),
+        (unittest_skipping, Status.SKIPPED, "no such library"),
+        (expecting_failure, Status.FAILED, "known to be wrong"),
+        (failing, Status.FAILED, "too bad"),
+    ],
+)
+def test_outcomes_of_pytest_mean_the_same_in_a_row(function, status, said) -> None:
+    outcome = runner().run(job_of("Any", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.{function.__name__}"))
+    assert outcome.status is status
+    assert said in outcome.reason
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no exception groups before 3.11")
+class TestGroupsOfExceptions:
+    def group(self, *errors: Exception, depth: int = 1) -> Exception:
+        inner: Exception = ExceptionGroup("several", errors)  # noqa: F821
+        return inner if depth == 1 else self.group(inner, depth=depth - 1)
+
+    @pytest.mark.parametrize("depth", [1, 2, 40])
+    def test_a_device_error_in_one_counts(self, depth: int) -> None:
+        outcome = outcome_of(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
+        assert outcome.status is Status.DEVICE_ERROR
+
+    def test_the_cause_of_a_member_counts(self) -> None:
+        member = ValueError("later")
+        member.__cause__ = RuntimeError(POISON)
+        assert fatal_device_error(error_text(self.group(member)))
+
+    def test_running_out_of_memory_in_one_counts(self) -> None:
+        outcome = outcome_of(self.group(RuntimeError(FULL)))
+        assert outcome.status is Status.OOM
+        assert is_out_of_memory(error_text(self.group(MemoryError(), depth=2)))
+
+    def test_members_other_than_device_errors_fail_the_row(self) -> None:
+        assert outcome_of(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
+
+
+@replays("Neg", npu=None)
+def with_a_plain_function(row, replay):
+    replay(torch.neg, row.tensor(0), expected=torch.neg)
+
+
+def test_a_function_without_a_kind_of_formula_is_named_with_the_kinds():
+    outcome = runner().run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.with_a_plain_function"))
+    assert (outcome.status, outcome.detail) == (Status.FAILED, "")
+    assert "neg" in outcome.reason
+    assert "@pointwise" in outcome.reason
+
+
+@replays("Neg", npu=None)
+def with_a_misspelt_formula(row, replay):
+    replay(torch.neg, row.tensor(0), expected=formulas.negg)
+
+
+def test_a_misspelt_function_gets_a_suggestion_with_the_line_of_the_replay():
+    outcome = runner().run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.with_a_misspelt_formula"))
+    assert outcome.status is Status.FAILED
+    assert "negate" in outcome.reason
+    files = [line.split('"')[1] for line in outcome.detail.splitlines() if line.startswith("  File")]
+    assert [file.rpartition("/")[2] for file in files] == ["test_device_errors.py", "function_lookup.py"]

@@ -46,15 +46,6 @@ def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
             os.waitpid(pid, 0)
 
 
-def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
-    holders: list[LockHolder] = []
-    lock = DeviceLock(tmp_path / "lock")
-    for _ in range(2):
-        with lock.held(holders.append, nothing, 0.0):
-            pass
-    assert holders == []
-
-
 def test_a_waiter_learns_the_device_and_its_holder_and_gives_up(tmp_path: Path) -> None:
     holders: list[LockHolder] = []
     path = tmp_path / "lock"
@@ -141,17 +132,6 @@ def test_a_wait_is_reported_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> No
     assert wait.left_s() == 0
     with pytest.raises(DeviceGone):
         wait.check_limit()
-
-
-def test_many_short_waits_are_reported_like_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
-    waits = DeviceWaits(nothing)
-    for _ in range(2):
-        wait = waits.begin(OTHER)
-        now += 0.6 * device_lock.ANNOUNCED_AFTER_S
-        wait.end()
-    assert waits.begin(OTHER).left_s() == 0
 
 
 def test_waits_are_added_up_by_kind_of_holder(monkeypatch: pytest.MonkeyPatch) -> None:

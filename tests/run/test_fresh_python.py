@@ -1,4 +1,4 @@
-"""Bytecode that a kernel could have changed is not loaded: by later processes, by pytest, by later sessions."""
+"""Imports of a process: bytecode that a kernel could have changed is not loaded, and heavy modules only at need."""
 
 from __future__ import annotations
 
@@ -50,3 +50,43 @@ def test_caches_that_a_kernel_may_have_changed_are_removed_for_later_sessions(
     assert cache.exists()
     remove_changed_caches(time.time_ns() - 60 * 10**9)
     assert not cache.exists()
+
+
+ROOT = Path(__file__).parents[2]
+#: torch's compiler, and the readers and writers of tables: half a second and more.
+HEAVY = ("torch._dynamo", "pandas", "pyarrow")
+CODE = f"""
+import sys
+from opatlas.run.process import device_main
+from opatlas.bench import formulas
+from opatlas.bench.implementations import torch as impl
+from opatlas.run import call_watch, runner
+import torch
+impl.add, formulas.add
+with call_watch.OperatorCount():
+    torch.ones(2)
+print([name for name in {HEAVY} if name in sys.modules])
+"""
+
+
+def test_a_device_process_imports_neither_torchs_compiler_nor_pandas() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+QUERIES = ("MatMulV2 64,7168 4608,7168", "MatMulV2 777,7168 4608,7168", "all_reduce 1048576 2")
+ANSWERS = "main(['query', 'NVIDIA_H200', *words.split()])"
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("openai", "import opatlas.outer.generation.session_models, opatlas.outer.diagnosis.command"),
+        ("torch", "from opatlas.cli.main import main; main(['implementations'])"),
+        ("pandas", f"from opatlas.cli.main import main\nfor words in {QUERIES!r}: assert {ANSWERS} == 0"),
+    ],
+)
+def test_a_command_imports_a_heavy_module_at_its_first_use(module: str, code: str) -> None:
+    code = f"{code}\nimport sys; print({module!r} in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

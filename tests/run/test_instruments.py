@@ -1,22 +1,22 @@
-"""The choice of instruments, and the refusal of one that a device does not offer."""
+"""The choice of instruments, and their contract (docs/contributing.md) for each that a CPU offers."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from time import thread_time_ns
 from types import SimpleNamespace
 
 import pytest
 from replaying import job_of
 
 from opatlas.errors import OpAtlasError
-from opatlas.run.devices.cpu import Cpu, CpuDevice
-from opatlas.run.devices.device import DeviceSpec, kind_named
+from opatlas.run.devices.cpu import Cpu
+from opatlas.run.devices.device import DeviceKind, DeviceSpec, InstrumentMissing, kind_named
 from opatlas.run.instruments.instrument import (
     MeasureSettings,
     Samples,
 )
-from opatlas.run.instruments.timers import WallClock
 from opatlas.run.runner import Runner
 
 
@@ -50,17 +50,6 @@ def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
         kind_named("cpu").open_instrument(MeasureSettings(instrument="sundial"))
 
 
-def test_a_device_that_does_not_heed_the_choice_is_not_opened(monkeypatch):
-    monkeypatch.setattr(CpuDevice, "instrument", lambda device: WallClock())
-    with pytest.raises(OpAtlasError, match=r"sundial: .*wall-clock"):
-        Runner(DeviceSpec("cpu"), MeasureSettings(instrument="sundial"))
-
-
-def test_the_kind_of_a_device_is_that_of_its_spec():
-    runner = Runner(DeviceSpec("toy", opener="opatlas.run.devices.cpu:CpuDevice"), MeasureSettings())
-    assert runner.describe().kind == "toy"
-
-
 @pytest.mark.usefixtures("_sundials")
 @pytest.mark.parametrize(("asked", "taken"), [(None, "wall-clock"), ("sundial", "sundial")])
 def test_a_row_is_measured_by_the_named_one(asked, taken):
@@ -76,3 +65,118 @@ def test_a_duration_is_replaced_only_by_the_instrument_that_took_it(took, status
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
     outcome = runner.run(replace(job_of("Neg", "4 | FLOAT -> 4 | FLOAT"), instrument=took))
     assert str(outcome.status) == status
+
+
+SAMPLES = 3
+CALL_US, FLUSH_US = 2_000, 50_000
+
+
+@pytest.fixture(params=kind_named("cpu").instruments)
+def instrument(request):
+    try:
+        return kind_named("cpu").open_instrument(MeasureSettings(instrument=request.param))
+    except InstrumentMissing as error:
+        pytest.skip(str(error))
+
+
+class Asked:
+    """A rule that has enough after some samples, and keeps count of how often it was asked."""
+
+    def __init__(self):
+        self.times = 0
+
+    def enough(self, samples_us):
+        return self.enough_count(len(samples_us))
+
+    def enough_count(self, count):
+        self.times += 1
+        return count >= SAMPLES
+
+    def batch(self, count):
+        return 1
+
+    def again(self):
+        return None
+
+
+def busy(microseconds):
+    """Works for at least so long, by the clock of every instrument: this thread's own is the slowest of all."""
+    until = thread_time_ns() + microseconds * 1000
+    while thread_time_ns() < until:
+        pass
+
+
+def test_it_asks_the_rule_before_each_sample(instrument):
+    rule = Asked()
+    samples = instrument.sample(lambda: None, lambda: None, rule)
+    assert len(samples.durations_us) == SAMPLES
+    assert rule.times == SAMPLES + 1
+
+
+def test_preparation_runs_once_before_each_sample_and_not_in_it(instrument):
+    order = []
+
+    def before_each():
+        busy(FLUSH_US)
+        order.append("before")
+
+    samples = instrument.sample(lambda: order.append("call"), before_each, Asked())
+    assert order == ["before", "call"] * SAMPLES
+    assert samples.calls_per_sample == 1
+    # A machine may hold up some of them for as long, but not all.
+    assert min(samples.durations_us) < FLUSH_US
+
+
+def test_a_duration_is_that_of_one_call_in_microseconds(instrument):
+    calls = []
+
+    def call():
+        calls.append(busy(CALL_US))
+
+    samples = instrument.sample(call, None, Asked())
+    assert len(samples.durations_us) == SAMPLES
+    assert len(calls) >= SAMPLES * samples.calls_per_sample
+    # A clock that ticks in microseconds may lose one; nanoseconds or milliseconds would be far off.
+    assert CALL_US - 1 <= min(samples.durations_us) < 1000 * CALL_US
+    assert samples.device_kernels is None or samples.device_kernels >= 0
+
+
+def test_an_exception_of_a_call_propagates(instrument):
+    with pytest.raises(ZeroDivisionError):
+        instrument.sample(lambda: 1 / 0, lambda: None, Asked())
+
+
+@pytest.fixture(autouse=True)
+def _offered(monkeypatch):
+    def missing(kind, settings):
+        raise InstrumentMissing("no such library")
+
+    makers = SimpleNamespace(
+        missing=missing, second=lambda kind, settings: "second", broken=lambda kind, settings: 1 / 0
+    )
+    monkeypatch.setitem(sys.modules, "toy_makers", makers)
+
+
+def opened(named, *makers):
+    kind = DeviceKind("toy")
+    kind.instruments = {maker: f"toy_makers:{maker}" for maker in makers}
+    return kind.open_instrument(MeasureSettings(instrument=named))
+
+
+def test_the_next_best_replaces_a_missing_one():
+    assert opened(None, "missing", "second") == "second"
+
+
+def test_a_named_one_is_not_replaced():
+    with pytest.raises(InstrumentMissing, match=r"^missing: no such library$"):
+        opened("missing", "missing", "second")
+
+
+def test_without_any_all_reasons_are_given():
+    with pytest.raises(InstrumentMissing, match="missing: no such library"):
+        opened(None, "missing")
+
+
+def test_a_mistake_in_one_does_not_select_another():
+    with pytest.raises(ZeroDivisionError):
+        opened(None, "broken", "second")

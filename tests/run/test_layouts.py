@@ -7,7 +7,6 @@ import torch
 from opatlas.bench.implementations import _layouts as layouts
 
 from opatlas import Unsupported
-from opatlas.run.implementations.catalog import shipped
 from opatlas.run.implementations.implementation import Support
 
 LIBRARY = Support("Anything")
@@ -57,10 +56,6 @@ def test_a_scale_is_float32_whatever_it_is_stored_in() -> None:
     for stored in (packed, scale.bfloat16()):
         assert torch.equal(layouts.real_scale(stored, converted), scale)
     assert len(converted) == 2
-
-
-def test_helpers_of_implementations_are_no_implementation() -> None:
-    assert not [name for name in shipped() if name.startswith("_")]
 
 
 def test_a_weight_is_stored_by_columns_and_a_conversion_is_told() -> None:

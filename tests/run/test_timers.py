@@ -1,14 +1,16 @@
-"""The instruments that time whole calls: how they call the timed function, and what lies in a sample."""
+"""The instruments that time whole calls, the end of sampling, and samples of a throttled device."""
 
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 
 import pytest
 
 from opatlas.run.instruments import timers as wall_clock
-from opatlas.run.instruments.instrument import StopRule
-from opatlas.run.instruments.timers import DeviceEvents, WallClock
+from opatlas.run.instruments.instrument import LEAST_SAMPLES, MOST_SAMPLES, SETTLED_WINDOW, Samples, StopRule
+from opatlas.run.instruments.timers import DeviceEvents, UnthrottledInstrument, WallClock
 
 
 @pytest.fixture
@@ -128,3 +130,154 @@ def test_short_calls_in_a_row_are_averaged(stream, events, microseconds, calls):
     samples = events.sample(lambda: stream.work(microseconds, "call"), None, rule(2))
     assert samples.durations_us == pytest.approx((microseconds, microseconds))
     assert samples.calls_per_sample == calls
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(rule, samples, clock=None, seconds_each=0.0):
+    """How many samples the rule takes from an endless source."""
+    so_far = []
+    while not rule.enough(so_far):
+        so_far.append(next(samples))
+        if clock:
+            clock.now += seconds_each
+        assert len(so_far) <= 10_000
+    return len(so_far)
+
+
+def constant(value=20.0):
+    while True:
+        yield value
+
+
+def noisy(spread, seed=1):
+    source = random.Random(seed)
+    while True:
+        yield 20.0 * (1 + source.gauss(0, spread))
+
+
+def drifting():
+    """Each sample doubles the one before: noise that never settles."""
+    value = 1.0
+    while True:
+        value *= 2
+        yield value
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_repeat_count_is_exact(count):
+    clock = Clock()
+    rule = StopRule(repeat_count=count, time_limit_s=1.0, clock=clock)
+    assert taken(rule, noisy(0.5), clock, seconds_each=10.0) == count
+
+
+@pytest.mark.parametrize("samples", [constant(), constant(0.0), noisy(0.001), noisy(0.01)])
+def test_quiet_samples_and_a_precise_mean_end_at_the_least_number(samples):
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), samples) == LEAST_SAMPLES
+
+
+def test_noise_that_has_settled_ends_it():
+    count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.2))
+    assert LEAST_SAMPLES + SETTLED_WINDOW <= count < MOST_SAMPLES
+
+
+def test_noise_that_never_settles_ends_at_the_most():
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), drifting()) <= MOST_SAMPLES
+
+
+def test_time_limit_ends_it_after_one_sample_at_least():
+    for seconds_each, least in ((2.0, 3), (10.0, 1)):
+        clock = Clock()
+        rule = StopRule(repeat_count=None, time_limit_s=5, clock=clock)
+        assert taken(rule, noisy(0.2), clock, seconds_each) == least
+
+
+HOT = ("hardware thermal slowdown",)
+
+
+class Steady:
+    """Takes one sample at each call, each longer than the last."""
+
+    name = "steady"
+
+    def __init__(self):
+        self.taken = 0
+
+    def sample(self, call, before_each, rule):
+        assert not rule.enough([])
+        self.taken += 1
+        return Samples((float(self.taken),))
+
+
+def sample(said, *, rule=None, instrument=None):
+    """Samples with a device that says `said`, one after the other, of its clocks; and the pauses made."""
+    answers, pauses = iter(said), []
+    watched = UnthrottledInstrument(instrument or Steady(), lambda: next(answers), pauses.append)
+    assert watched.name == "steady"
+    return watched.sample(lambda: None, None, rule or StopRule(repeat_count=None, time_limit_s=60)), pauses
+
+
+def test_it_waits_until_throttling_has_ended():
+    samples, pauses = sample([HOT, HOT, HOT, (), ()])
+    assert samples == Samples((1.0,))
+    assert len(pauses) == 3
+
+
+def test_samples_taken_while_throttled_are_dropped_and_taken_again():
+    samples, pauses = sample([(), HOT, HOT, (), ()])
+    assert samples.durations_us == (2.0,)
+    (note,) = samples.notes
+    assert note.startswith("1 sample ")
+    assert len(pauses) == 1
+
+
+def test_throttling_that_returns_keeps_the_samples_with_a_note():
+    samples, pauses = sample([(), HOT, HOT, (), HOT])
+    assert samples.durations_us == (2.0,)
+    assert HOT[0] in samples.throttled
+    assert samples.notes
+    assert len(pauses) == 1
+
+
+def test_a_long_row_that_throttles_the_device_is_taken_again_at_once():
+    class Long(Steady):
+        def sample(self, call, before_each, rule):
+            super().sample(call, before_each, rule)
+            return Samples((200_000.0 + self.taken,))
+
+    samples, pauses = sample([(), HOT, HOT], instrument=Long())
+    assert samples.durations_us == (200_002.0,)
+    assert HOT[0] in samples.throttled
+    assert samples.notes
+    assert pauses == []
+
+
+def test_where_it_does_not_end_the_samples_are_taken_once_after_half_a_second():
+    samples, pauses = sample(itertools.repeat(HOT))
+    assert samples.durations_us == (1.0,)
+    assert HOT[0] in samples.throttled
+    assert sum(pauses) == pytest.approx(0.5)
+
+
+def test_the_rows_time_limit_counts_over_all_tries():
+    now = iter([0.0, 5.0, 5.0])
+    samples, _ = sample([(), HOT], rule=StopRule(repeat_count=None, time_limit_s=5, clock=lambda: next(now)))
+    assert samples.durations_us == (1.0,)
+    assert samples.notes == ()
+    assert HOT[0] in samples.throttled
+
+
+@pytest.mark.parametrize("said", [[(), HOT]])
+def test_a_rank_of_a_group_does_not_sample_again_by_itself(said):
+    class Agreed(StopRule):
+        def again(self):
+            return None
+
+    samples, pauses = sample(said, rule=Agreed(repeat_count=1, time_limit_s=5))
+    assert samples.durations_us == (1.0,)
+    assert pauses == []

@@ -19,14 +19,13 @@ from operator import attrgetter
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
-    CodeType,
     FrameType,
     FunctionType,
     MethodDescriptorType,
     ModuleType,
     WrapperDescriptorType,
 )
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -58,7 +57,10 @@ class ProcessGuard:
             step: the step of the candidate meanwhile ("its import").
         """
         self.restore(step)
-        self._functions.expect_same(step)
+        if names := self._functions.replaced():
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            text = f"{step} replaced {', '.join(names[:_NAMED])}{more}: leave functions alone"
+            raise CandidateRejected(ErrorClass.HACK, "patched", text)
         self.threads.expect_same()
 
     def restore(self, step: str) -> None:
@@ -144,7 +146,7 @@ def _cuda_runtime() -> ctypes.CDLL | None:
     return ctypes.CDLL(paths[0]) if paths else None
 
 
-_PACKAGE = "opatlas"
+_PACKAGE = "opatlas."
 #: Modules and classes besides those of OpAtlas whose functions are compared.
 _OWNERS: tuple[Any, ...] = (
     builtins,
@@ -167,17 +169,11 @@ _NAMED = 5
 _COMPILER = tuple(str(Path(torch.__file__).parent / name) for name in ("_dynamo/", "_compile.py"))
 
 
-class _Known(NamedTuple):
-    function: object
-    code: CodeType | None
-    defaults: object
-
-
 class FunctionTable:
     """The functions of this process, as they are when the table is made."""
 
     def __init__(self) -> None:
-        self._modules = {name: module for name, module in list(sys.modules.items()) if _is_own(name)}
+        self._modules = {name: module for name, module in list(sys.modules.items()) if f"{name}.".startswith(_PACKAGE)}
         self._owners = {**self._modules, **{_name(owner): owner for owner in _OWNERS}}
         for name, module in self._modules.items():
             for attribute, value in list(vars(module).items()):
@@ -195,46 +191,24 @@ class FunctionTable:
                     found.append(f"{name}.{attribute}")
         return found
 
-    def expect_same(self, step: str) -> None:
-        """Raises CandidateRejected if a function was replaced.
-
-        Args:
-            step: the step of the candidate meanwhile ("its import").
-        """
-        if names := self.replaced():
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            raise CandidateRejected(
-                ErrorClass.HACK,
-                "patched",
-                f"{step} replaced {', '.join(names[:_NAMED])}{more}: leave functions alone",
-            )
-
 
 def _is_of_compiler(owner: Any, attribute: str) -> bool:
     code = getattr(inspect.getattr_static(owner, attribute, None), "__code__", None)
     return code is not None and code.co_filename.startswith(_COMPILER) and _name(owner).startswith("torch")
 
 
-def _is_own(name: str) -> bool:
-    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
-
-
 def _name(owner: Any) -> str:
     return owner.__name__ if isinstance(owner, ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
 
 
-def _functions(owner: Any) -> Iterator[tuple[str, _Known]]:
-    """Yields the functions and classes of a module, or the functions of a class and its bases."""
-    attributes: Mapping[str, Any]
-    if isinstance(owner, type):
-        attributes = {name: value for base in reversed(owner.__mro__) for name, value in vars(base).items()}
-    else:
-        attributes = vars(owner)
-    for name, value in list(attributes.items()):
+def _functions(owner: Any) -> Iterator[tuple[str, object]]:
+    """Yields the functions and classes of a module, or the functions of a class and its bases, by name."""
+    owners = reversed(owner.__mro__) if isinstance(owner, type) else (owner,)
+    for name, value in {name: value for each in owners for name, value in list(vars(each).items())}.items():
         if isinstance(value, FunctionType):
-            yield name, _Known(id(value), value.__code__, (value.__defaults__, id(value.__kwdefaults__)))
+            yield name, (id(value), value.__code__, value.__defaults__, id(value.__kwdefaults__))
         elif isinstance(value, (*_FUNCTIONS, type, property)):
-            yield name, _Known(id(value), None, None)
+            yield name, id(value)
 
 
 #: Modules that leave threads for later compilations.

@@ -1,15 +1,93 @@
-"""A user's folder of kernels: its layouts, its candidates, its version, and what is wrong with it."""
+"""The implementations that a session can measure: those that ship, folders of a user, and their marks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from kernel_pages import IMPLEMENTATIONS, ROOT, implementations_page
 
+from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
-from opatlas.run.implementations.catalog import find_implementations, named_implementations
-from opatlas.run.implementations.directory import read_directory
+from opatlas.run.implementations.catalog import (
+    default_implementation,
+    find_implementations,
+    named_implementations,
+    shipped,
+)
+from opatlas.run.implementations.directory import read_directory, read_marks
 from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.kernel_facts import replays_of_bench
+
+ONE = '@implements("RmsNorm")\ndef norm(x): ...\n'
+
+
+def test_marks_are_read_and_nothing_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        '"""About it.\n\nMore."""\nDISTRIBUTIONS = ("a", "b")\nDEVICES = ["cuda"]\nraise SystemExit\n'
+        f'{ONE}def wrap(f): ...\nadd = implements("Add", "AddAiCore")(library.add)\nother = add(1)(2)\n'
+    )
+    marks = read_marks(path)
+    assert marks.functions == {"RmsNorm": "norm", "Add": "add", "AddAiCore": "add"}
+    assert (marks.about, marks.distributions, marks.devices) == ("About it.", ("a", "b"), ("cuda",))
+    assert marks.public == ("norm", "wrap")
+    assert marks.wraps
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DEVICES = KINDS\n",
+        "DISTRIBUTIONS = (name,)\n",
+        "@implements(*names)\ndef f(): ...\n",
+        "f = implements(NAME)(g)\n",
+        "\0",
+        "def f(:\n",
+    ],
+)
+def test_a_file_whose_marks_are_not_written_out_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(OpAtlasError) as refused:
+        read_marks(path)
+    assert str(path) in str(refused.value)
+
+
+def test_every_mark_is_of_a_kernel_type_with_a_replay() -> None:
+    known = set(replays_of_bench())
+    assert [name for name, each in shipped().items() if not known.issuperset(each.sources)] == []
+
+
+@pytest.mark.parametrize(("kind", "name"), [("cpu", "torch"), ("cuda", "torch"), ("npu", "torch_npu")])
+def test_the_default_of_a_device(kind: str, name: str) -> None:
+    assert default_implementation(kind).name == name
+    assert find_implementations([], kind) == find_implementations([name], kind) == [default_implementation(kind)]
+
+
+@pytest.mark.parametrize(("name", "meant"), [("rivalz", "rivals"), ("flashinfre", "flashinfer")])
+def test_a_misspelt_name_is_told_from_folders_and_from_what_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rivals").mkdir()
+    with pytest.raises(OpAtlasError, match=rf"^--implementation {name}: .*\b{meant}\?"):
+        find_implementations([name], "cpu")
+
+
+def test_all_are_those_that_are_installed_and_fit_the_device() -> None:
+    found = find_implementations(["all"], "cpu")
+    assert found[0].is_default
+    assert {each.name for each in found[1:]} == {
+        name for name, each in shipped().items() if not each.missing and (not each.devices or "cpu" in each.devices)
+    }
+
+
+@pytest.mark.parametrize(("name", "kind"), [("flashinfr", "cuda"), ("flashinfer", "cpu"), ("torch_npu", "cuda")])
+def test_a_name_that_the_device_has_not_is_refused(name: str, kind: str) -> None:
+    with pytest.raises(OpAtlasError):
+        find_implementations([name], kind)
+
 
 KERNEL = "def kernel(*arguments):\n    return None\n"
 
@@ -76,11 +154,6 @@ def test_candidates_are_implementations_of_their_own(tmp_path: Path) -> None:
         "mine-small": {"Add"},
         "mine-v1": {"mul__Tensor"},
     }
-
-
-def test_one_file_is_an_implementation(tmp_path: Path) -> None:
-    path = write(tmp_path, {"norms.py": '@implements("RmsNorm")\ndef norm(x): ...\n'}) / "norms.py"
-    assert only(read_directory(path)).name == "norms"
 
 
 @pytest.mark.parametrize(
@@ -162,3 +235,24 @@ def test_a_folder_with_the_name_of_an_implementation_is_refused(tmp_path: Path, 
         find_implementations([folder], "cpu")
     with pytest.raises(OpAtlasError):
         named_implementations(folder)
+
+
+def test_a_folder_of_ones_own_shows_what_was_read_and_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "Add").mkdir(parents=True)
+    for name in ("AddRmsNrom.py", "Add/fast.py"):
+        (folder / name).write_text("def kernel(x): ...\n")
+    (folder / "notes.py").write_text("")
+    assert main(["implementations", str(folder)]) == 0
+    output = capsys.readouterr().out
+    assert "mine-fast" in output
+    assert "Add/fast.py:kernel" in output
+    assert "notes.py" in output
+    assert "AddRmsNorm" in output
+
+
+def test_the_page_has_the_present_table() -> None:
+    page = ROOT / IMPLEMENTATIONS
+    assert page.read_text(encoding="utf-8") == implementations_page(), "run `python -m tests.support.kernel_pages`"

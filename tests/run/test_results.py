@@ -1,4 +1,4 @@
-"""A kernel that changes an input which its replay does not name gives no measurement."""
+"""Samples start from the same inputs, undeclared changes give no measurement, and results are compared in range."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 import torch
 from replaying import job_of
 
-from opatlas.row.errors import ChangedInput, ReplayError
+from opatlas.outer.judging.compare import compare_results
+from opatlas.outer.suites.opinfo import opinfos
+from opatlas.row.errors import ChangedInput, ReplayError, WrongResult
 from opatlas.row.status import Status
 from opatlas.run.call_watch import COMPARED_BYTES, InputWatch
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.formula import per_element, pointwise
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.registry import replays
+from opatlas.run.result_check import Comparison, Formula, check
 from opatlas.run.runner import Runner
 from tests.support.wrapper import Wrapper
 
@@ -230,14 +233,6 @@ def test_of_a_large_tensor_long_changes_and_the_ends_are_found():
         assert watch.changed(), first
 
 
-def test_a_tensor_that_torch_does_not_count_changes_of_is_compared():
-    with torch.inference_mode():
-        tensor = torch.zeros(8)
-        watch = watched(tensor)
-        tensor.add_(1)
-    assert watch.changed()
-
-
 @pytest.mark.parametrize("made", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, Wrapper])
 def test_tensors_without_memory_of_their_own_are_watched_as_far_as_torch_counts(made):
     tensor = made(torch.eye(9))
@@ -247,8 +242,160 @@ def test_tensors_without_memory_of_their_own_are_watched_as_far_as_torch_counts(
     assert watch.changed()
 
 
-def test_tensors_in_mappings_are_watched():
-    tensor = torch.zeros(8)
-    watch = InputWatch({"options": {"scale": tensor}}, declared=(), seed=1)
-    tensor.add_(1)
-    assert watch.changed() == [("options", "argument 'options'['scale']")]
+SMALL = "4,5 | FLOAT -> 4,5 | FLOAT"
+
+
+@pointwise
+def one_more(x):
+    return x + 1
+
+
+@pointwise
+def one_more_than_first(x, _):
+    return x + 1
+
+
+@pointwise
+def one_more_twice(x):
+    return x + 1, x + 1
+
+
+@per_element()
+def first_is_one_more(at, xs, ys):
+    return xs[0][at] + 1
+
+
+@pointwise
+def unchanged(x):
+    return x
+
+
+@replays("Counting", npu=None)
+def counting(row, replay):
+    """Two calls without a fresh start in between add 2."""
+    replay(lambda x: x.add_(1), row.tensor(0), mutates=[0], expected=one_more)
+
+
+@replays("ComparedWithItself", npu=None)
+def compared_with_itself(row, replay):
+    """Wrong, and right only where the formula is given the results of the kernel."""
+    replay(lambda x: x.mul_(3), row.tensor(0), mutates=[0], expected=unchanged)
+
+
+@replays("ReturnsNothing", npu=None)
+def returns_nothing(row, replay):
+    def kernel(x, y):
+        x.add_(1)
+
+    replay(kernel, row.tensor(0), row.tensor(0), mutates=[0], expected=one_more_than_first)
+
+
+@replays("ReturnsMoreThanTheRowLists", npu=None)
+def returns_more_than_the_row_lists(row, replay):
+    """The second result is in no slot of the row; the third is not looked at."""
+    replay(
+        lambda x: (x + 1, x + row.cells["second"], x),
+        row.tensor(0),
+        output_slots=[0, None],
+        expected=one_more_twice,
+    )
+
+
+@replays("ChangesLists", npu=None)
+def changes_lists(row, replay):
+    """Not the first call's result, unless each starts from the same values."""
+
+    def kernel(xs, ys):
+        xs[0].add_(row.cells["added"])
+
+    replay(kernel, [row.tensor(0)], [row.tensor(0)], mutates=[0], expected=first_is_one_more)
+
+
+@pytest.fixture(params=["cold", "warm"])
+def run_repeatedly(request):
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=4, cache=request.param))
+
+    def run_repeatedly(function, **cells):
+        job = job_of("Counting", SMALL, f"{__name__}.{function}")
+        return runner.run(dataclasses.replace(job, cells=job.cells | cells))
+
+    return run_repeatedly
+
+
+def test_each_sample_starts_from_the_same_state(run_repeatedly):
+    outcome = run_repeatedly("counting")
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert len(outcome.measurement.samples_us) == 4
+
+
+def test_in_place_kernel_is_not_compared_with_itself(run_repeatedly):
+    outcome = run_repeatedly("compared_with_itself")
+    assert outcome.status is Status.FAILED
+    assert "unchanged" in outcome.reason
+
+
+def test_results_of_a_kernel_that_returns_nothing_are_its_changed_arguments(run_repeatedly):
+    assert run_repeatedly("returns_nothing").status is Status.MEASURED
+
+
+@pytest.mark.parametrize(("second", "status"), [(1, Status.MEASURED), (2, Status.FAILED)])
+def test_results_that_the_row_does_not_list_are_checked(run_repeatedly, second, status):
+    assert run_repeatedly("returns_more_than_the_row_lists", second=second).status is status
+
+
+def test_lists_that_a_kernel_changes_start_from_the_same_values_and_are_its_results(run_repeatedly):
+    outcome = run_repeatedly("changes_lists", added=1)
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert outcome.measurement.checked_elements == 20
+    assert run_repeatedly("changes_lists", added=2).status is Status.FAILED
+
+
+class _Known:
+    name = "known"
+
+    def __init__(self, expected: torch.Tensor) -> None:
+        self.expected = expected
+
+    def compare(self, arguments: object, keywords: object, results: list[torch.Tensor], seed: int) -> list[Comparison]:
+        return [Comparison(results[0], self.expected, exact=False)]
+
+
+def is_right(result: torch.Tensor, expected: list[float]) -> bool:
+    """Returns the verdict on a result, which replays of rows and judges of candidates must agree on."""
+    formula: Formula = _Known(torch.tensor(expected, dtype=torch.float64))  # type: ignore[assignment]
+    try:
+        check(formula, [], {}, [result], seed=0)
+        of_row = True
+    except WrongResult:
+        of_row = False
+    of_candidate = not compare_results([result], [torch.tensor(expected, dtype=torch.float64)]).wrong
+    assert of_row == of_candidate
+    return of_row
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "expected", "right"),
+    [
+        (torch.float32, [0.0, 0.0], [3.7e-298, -1e-200], True),
+        (torch.float32, [1e-39, 0.0], [0.0, 1e-39], True),
+        (torch.float32, [0.0, 0.0], [3e-30, 1e-30], False),
+        (torch.float16, [0.0, 0.0], [3e-5, 1e-5], False),
+        (torch.float16, [0.0, 0.0], [3e-9, 1e-9], True),
+        (torch.float16, [torch.inf, -torch.inf, 1.0], [1e5, -7e4, 1.0], True),
+        (torch.float16, [torch.inf, 1.0], [-1e5, 1.0], False),
+        (torch.float16, [torch.inf, 1.0], [6e4, 1.0], False),
+        (torch.float16, [65504.0, 1.0], [65510.0, 1.0], True),
+        (torch.float32, [torch.inf], [1e300], True),
+        (torch.bfloat16, [3.0], [1e300], False),
+    ],
+)
+def test_results_are_compared_within_the_range_of_their_dtype(
+    dtype: torch.dtype, result: list[float], expected: list[float], right: bool
+) -> None:
+    assert is_right(torch.tensor(result, dtype=dtype), expected) is right
+
+
+def test_torchs_own_tests_leave_its_flags_free() -> None:
+    """A session in one process lists their samples before it opens a GPU."""
+    opinfos()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32
