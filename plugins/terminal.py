@@ -153,7 +153,7 @@ def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
             found["kernels of sibling types without a row"] = of_siblings
         if merged.repeated:
             found["repeated rows"] = (merged.repeated, "got the duration of the earlier row of their signature")
-    paths = [settings.targets[number].path for number in dict.fromkeys(case.target for case in session.cases)]
+    paths = [each.path for each in settings.targets]
     more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
     found["device"] = facts.device or None
     found["database"] = "\n".join([*map(str, paths[:_SHOWN]), *more]) or None

@@ -26,7 +26,6 @@ from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 
-from .choice import keyword_filter
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
 from .pytest_internals import write_parts
 from .session import SESSION
@@ -111,7 +110,7 @@ class Theory:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
-        """Refuses invalid options and unreadable files before workers start and before a file changes."""
+        """Refuses invalid options before workers start and before a file changes."""
         if self._is_worker:
             return
         option, replays = self._config.option, has_replays(self._config)
@@ -127,7 +126,6 @@ class Theory:
         if not replays:
             refuse(self._config, outside(OPTIONS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
-            self._check_files()
             if not (option.read_only or option.collectonly):
                 # Locked here, so that a folder that cannot be written is reported once, not for every kernel type.
                 with self.plan.database.lock():
@@ -138,16 +136,6 @@ class Theory:
                     del self.plan
         except OpAtlasError as error:
             raise pytest.UsageError(str(error)) from None
-
-    def _check_files(self) -> None:
-        """Raises OpAtlasError for a row of the database that cannot be read."""
-        from opatlas.theory.known_rows import read_tensors
-        from opatlas.theory.plan import read_table
-
-        selected = keyword_filter(self._config.option.keyword)
-        for name in self.plan.kernels:
-            if selected(f"shapes/test_theory_rows.py test_theory_rows[{name}]"):
-                read_tensors(read_table(self.plan.database, name))
 
     def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
         """Tells the largest number of theory rows, and the time to replay as many, before a row is added."""

@@ -99,6 +99,8 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
         others = len(of_fate(session.cases, Fate.OTHER_SHARD))
         yield f"{pluralize(others, unit)} in other shards (--shard={settings.shard})"
     for table in plan.tables.values():
+        if not len(table.table):
+            yield f"{table.table.path} has no rows"
         yield from table.notes
     yield from (f"not read: {problem}" for problem in plan.problems)
 

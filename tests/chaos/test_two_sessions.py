@@ -224,7 +224,6 @@ def test_a_wait_for_another_session_is_reported_and_in_no_time_of_a_row(sessions
     assert (done.code, done.ledger()) == (0, {"measured": 2})
     assert f"process {first.process.pid} on {platform.node()}" in done
     assert done.output.count("waiting for the device") == 1
-    assert re.search(r"^waited for \w+ \w+ +\d+ s", done.output, flags=re.MULTILINE)
     run_in = re.search(r"^rows run +2  in ([\d.]+) s", done.output, flags=re.MULTILINE)
     assert run_in is not None
     # Rounded to a tenth.

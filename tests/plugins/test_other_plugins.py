@@ -75,7 +75,7 @@ def test_a_device_whose_runtime_fails_ends_a_session_in_process(sessions: Sessio
 
 def test_ordinary_tests_in_workers_need_no_device(sessions: Sessions) -> None:
     conftest = sessions.folder / "conftest.py"
-    without_fixtures = tuple(f"opatlas.plugins.{name}" for name in ("options", "xdist", "theory", "hooks"))
+    without_fixtures = tuple(f"opatlas.plugins.{name}" for name in ("options", "theory", "hooks"))
     conftest.write_text(conftest.read_text().replace('("opatlas.plugins",)', str(without_fixtures)))
     (sessions.folder / "test_others.py").write_text("def test_other(): pass\n")
     done = sessions.run("-n", "1", "--device=NO_SUCH_DEVICE", "test_others.py")
@@ -88,21 +88,6 @@ def test_a_test_without_a_mark_is_told_of_it(sessions: Sessions) -> None:
     done = sessions.run_in_process("test_unmarked.py")
     assert done.outcomes() == {"error": 1}
     assert done.has_line("test_unmarked", "@replays")
-
-
-def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(sessions: Sessions) -> None:
-    (sessions.folder / "again.py").write_text(AGAIN)
-    sessions.write("Moody", [row(Mood.BETTER_NEXT_TIME)])
-    sessions.run_in_process("-p", "again")
-    (sessions.folder / "mended").unlink()
-    done = sessions.run_in_process("-p", "again", "--read-only", "--junitxml=junit.xml")
-    assert "INTERNALERROR" not in done
-    cases = list(ElementTree.parse(sessions.folder / "junit.xml").iter("testcase"))
-    told = {
-        len(case.findall("system-out")): "duration_us" in {p.get("name") for p in case.iter("property")}
-        for case in cases
-    }
-    assert told == {0: False, 1: True}
 
 
 #: Notes how much text pytest holds of what each row printed.

@@ -139,7 +139,7 @@ def _raw(text: str) -> set[str]:
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\n\t"}
 
 
-@pytest.mark.parametrize("name", ["runs", "pruned", "profiles", "journal/session.json"])
+@pytest.mark.parametrize("name", ["runs", "journal/session.json"])
 def test_a_link_out_of_the_database_ends_the_session_before_a_row(sessions: Sessions, home: Path, name: str) -> None:
     path = sessions.write("Toy", [row(1)])
     before = path.read_bytes()
