@@ -239,7 +239,8 @@ class SessionRecords:
     def __init__(self, context: SessionContext, own_journal: SessionJournal) -> None:
         self._context = context
         self._own_journal = own_journal
-        self._worker_journals = journal.EndedJournals()
+        #: What the workers that have ended wrote to their journals.
+        self._own_lines: dict[Path, OwnLines] = {}
         #: Records that are in no journal, with the number of their target.
         self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
         self.devices: list[DeviceDescription] = []
@@ -300,12 +301,7 @@ class SessionRecords:
         if _WRITTEN in output:
             self._context.silent_workers.discard(node.workerinput["workerid"])
         for path, *values in output.get(_WRITTEN, ()):
-            self._worker_journals.own_lines[Path(path)] = OwnLines(*values)
-        try:
-            for each in self._context.databases:
-                self._worker_journals.hold(journal.run_journals(each.database, self._context.run_id))
-        except (OSError, OpAtlasError) as error:
-            self.problems.append(f"the journal of a worker cannot be read: {error}")
+            self._own_lines[Path(path)] = OwnLines(*values)
 
     def hand_over(self, output: dict[str, Any]) -> None:
         """In a worker: leaves the records to the controller, which receives `output`."""
@@ -351,7 +347,7 @@ class SessionRecords:
     def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
         unsaved = [record for target, record in self._unsaved if target == number]
         run_id, workers = self._context.run_id, self._context.silent_workers
-        known = {*self._worker_journals.own_lines, *(journal.path_of(own.database, run_id, part) for part in workers)}
+        known = {*self._own_lines, *(journal.path_of(own.database, run_id, part) for part in workers)}
         done = write_back_run(own.database, self._context.journal_header, unsaved, known, own.left_behind)
         self.problems += done.problems
         if done.result is not None and done.result.pruned:
@@ -380,5 +376,7 @@ class SessionRecords:
     def close_journals(self) -> None:
         """Releases the journals, to be merged now or by the next session."""
         self.problems += self._own_journal.close()
-        self._worker_journals.own_lines |= self._own_journal.own_lines()
-        self.problems += self._worker_journals.give_up()
+        self._own_lines |= self._own_journal.own_lines()
+        run_id, databases = self._context.run_id, self._context.databases
+        found = (path for each in databases for path in journal.run_journals(each.database, run_id))
+        self.problems += journal.check_ended(sorted({*self._own_lines, *found}), self._own_lines)

@@ -27,7 +27,7 @@ from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
-from opatlas.data.manifest import Manifest, code_digest
+from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
@@ -118,6 +118,7 @@ def new_manifest(
         options=options_of(settings, target),
         code=present_code(),
         machine_at_start=at_start,
+        **this_machine(),
     )
 
 

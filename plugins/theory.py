@@ -12,7 +12,7 @@ import pytest
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, Pace, code_digest, read_manifests, replay_pace
+from opatlas.data.manifest import Manifest, Pace, code_digest, read_manifests, replay_pace, this_machine
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, UsageError
@@ -213,6 +213,7 @@ class Theory:
             },
             code=code_digest([_SHAPES, PACKAGE / "theory"]),
             statuses={"added": added},
+            **this_machine(),
         )
 
     @cached_property

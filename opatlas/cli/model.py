@@ -15,7 +15,7 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows, Step
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, code_digest
+from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.data.row_copy import add_rows
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
@@ -249,5 +249,6 @@ def _add(database: Database, found: NextRows, step: Step, started_at: float) -> 
         options=options,
         code=code_digest([here / "ask", here / "theory"]),
         statuses={"added": added},
+        **this_machine(),
     ).write(database)
     return added

@@ -7,7 +7,6 @@ manifest and is written first, so that an ingest that is killed between both fil
 from __future__ import annotations
 
 import gzip
-import platform
 import secrets
 import time
 import zlib
@@ -20,7 +19,7 @@ import msgspec
 
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import INGEST_PREFIX, Time, code_digest, decode_as, installed_versions, read_bytes
+from opatlas.data.manifest import INGEST_PREFIX, Time, code_digest, decode_as, read_bytes, this_machine
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.location import public_version
@@ -155,10 +154,7 @@ def new_manifest(
         files=tuple(files),
         options=options,
         code=code_digest([Path(__file__).parents[1]]),
-        host=platform.node(),
-        system=platform.platform(),
-        python=platform.python_version(),
-        packages=installed_versions(_PACKAGES),
+        **this_machine(_PACKAGES),
     )
 
 
@@ -235,9 +231,7 @@ def read_manifest(path: Path) -> IngestManifest:
         OpAtlasError: the file cannot be read, or does not begin with the manifest of an ingest.
     """
     text = next(packed_lines(path), b"") if path.name.endswith(SAMPLES_SUFFIX) else read_bytes(path)
-    manifest = decode_as(IngestManifest, text, path, "an ingest")
-    manifest.run_id = path.name.partition(".")[0]
-    return manifest
+    return decode_as(IngestManifest, text, path, "an ingest")
 
 
 def packed_lines(path: Path) -> Iterator[bytes]:

@@ -30,7 +30,7 @@ from opatlas.data.database import Database
 from opatlas.data.own_lines import OwnLines, contradictions, free_name, write_whole
 from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
-from opatlas.files import UnsafePath, open_safely, read_safely, safe_lock
+from opatlas.files import open_safely, read_safely, safe_lock
 from opatlas.gc_pause import gc_paused
 from opatlas.row.record import Record
 from opatlas.typed_json import DecodeError, decode, json_line
@@ -156,7 +156,7 @@ class Journal:
                     # The end of a partial line that could not be cut off before.
                     os.ftruncate(file.fileno(), self._size)
                 self._restore()
-                _expect_in_place(file, self.path)
+                self._problems += _put_back(file, self.path)
                 os.fsync(file.fileno())
             if self._sync_error is not None:
                 raise self._sync_error
@@ -183,42 +183,26 @@ class Journal:
                 time.sleep(_SYNC_PAUSE_S)
 
 
-class EndedJournals:
-    """The journals of processes that have ended, kept open until write-back."""
+def check_ended(paths: Iterable[Path], own_lines: Mapping[Path, OwnLines]) -> list[str]:
+    """Takes the lines of others out of the journals of ended processes. Returns each problem, as a sentence.
 
-    def __init__(self) -> None:
-        self._files: dict[Path, BinaryIO] = {}
-        #: What processes wrote that were not killed.
-        self.own_lines: dict[Path, OwnLines] = {}
-
-    def hold(self, paths: Iterable[Path]) -> None:
-        """Opens journals. Raises OSError, UnsafePath if one cannot be opened."""
-        for path in paths:
-            if path not in self._files:
-                self._files[path] = open_safely(path, writable=True)
-
-    def give_up(self) -> list[str]:
-        """Closes the journals. Removes lines of others, and writes removed journals again, as `Journal.close` does.
-
-        Returns:
-            Each problem, as a sentence.
-        """
-        problems = []
-        while self._files:
-            path, file = self._files.popitem()
-            try:
-                with file:
-                    if path in self.own_lines:
-                        problems += self.own_lines[path].restore(file, path)
-                    else:
-                        with suppress(NotAJournal):
-                            problems += contradictions(path, parse(file, path).records)
-                    _expect_in_place(file, path)
-            except OSError as error:
-                problems.append(f"{path}: {error.strerror}: its records cannot be read any more")
-            except OpAtlasError as error:
-                problems.append(str(error))
-        return problems
+    Args:
+        own_lines: what the processes wrote that were not killed. Of the others, records that contradict each other are
+            problems.
+    """
+    problems = []
+    for path in paths:
+        try:
+            if path in own_lines:
+                with open_safely(path, writable=True) as file:
+                    problems += own_lines[path].restore(file, path)
+            else:
+                problems += contradictions(path, read(path).records)
+        except NotAJournal:
+            continue
+        except (OSError, OpAtlasError) as error:
+            problems.append(describe_error(error, path, "its records cannot be read any more"))
+    return problems
 
 
 def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:
@@ -345,31 +329,28 @@ def line(values: Mapping[str, Any]) -> bytes:
     return f"{json_line(values)}\n".encode()
 
 
-def _expect_in_place(file: BinaryIO, path: Path) -> None:
+def _put_back(file: BinaryIO, path: Path) -> list[str]:
     """Writes an open journal again if its path does not name it any more.
+
+    Returns:
+        Each problem, as a sentence: another file at the path, or records that are kept elsewhere.
 
     Raises:
         OSError: the file cannot be read.
-        OpAtlasError: the journal cannot be written at its path, and the message names another; or the path was that of
-            another file, which is kept under another name.
     """
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return []
     file.seek(0)
-    content = file.read()
-    with suppress(OSError, UnsafePath):
-        # The process of an ended journal may have written it again.
-        if os.path.samestat(os.fstat(file.fileno()), path.stat()) or read_safely(path, len(content)) == content:
-            return
-    text = content.decode(errors="replace")
-    kept = None
+    text, problems = file.read().decode(errors="replace"), []
+    if path.is_file():
+        kept = path.rename(free_name(path, "refused"))
+        problems.append(f"{path}: another process replaced this journal while rows ran: its file is kept in {kept}")
     try:
-        if path.is_file():
-            kept = path.rename(free_name(path, "refused"))
         write_text(path, text)
-    except (OSError, OpAtlasError) as error:
-        reason = describe_error(error, path, "cannot be written")
-        raise OpAtlasError(f"{reason}; its records are {keep(text, path)}") from None
-    if kept:
-        raise OpAtlasError(f"{path}: another process replaced this journal while rows ran: its file is kept in {kept}")
+    except OpAtlasError as error:
+        problems.append(f"{error}; its records are {keep(text, path)}")
+    return problems
 
 
 def _owner_lock(path: Path) -> FileLock:

@@ -1,8 +1,9 @@
-"""The log of a database: what each run measured, in `runs/{run id}.jsonl.gz`.
+"""The log of a database: what each run measured, in `runs/{run id}.jsonl.gz`, and what else happened to its rows.
 
 The file of a run has the lines of its journals, compressed: a header, then a record per line. It keeps samples,
-assumptions, counters and checked elements, which no column holds. Further lines keep what a fold replaced and no record
-has (`Imported`), which runs were pooled (`Pooled`), and which runs had a clock that was ahead (`ClocksAhead`).
+assumptions, counters and checked elements, which no column holds. `runs/{run id}.events.gz` beside it has what a fold
+replaced and no record has (`Imported`), which runs were pooled (`Pooled`), and which had a clock that was ahead
+(`ClocksAhead`): damage of one file costs nothing of the other.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import itertools
 import os
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from opatlas.data import journal
 from opatlas.data.csv_files import read_table, write_bytes
@@ -25,9 +28,9 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.record import Record, is_run_id
 from opatlas.row.table import RowTable
-from opatlas.typed_json import DecodeError, decode, json_line
+from opatlas.typed_json import DecodeError, decode
 
-_SUFFIX = ".jsonl.gz"
+_SUFFIX, _EVENTS = ".jsonl.gz", ".events.gz"
 _REMEDY = "move it away, or restore it"
 #: Contents of more bytes than this, and than so many times the packed file, are refused: a small file cannot fill the
 #: memory. Packed records take a tenth to a fifth of their size.
@@ -47,8 +50,7 @@ class DamagedLog(OpAtlasError):
     """The log of a run that cannot be read. Its rows do not count as edited."""
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(msgspec.Struct, frozen=True, tag_field="kind", tag="imported"):
     """A row with a duration that no record has, as it was before a fold changed it.
 
     Attributes:
@@ -59,50 +61,38 @@ class Imported:
     kernel_type: str
     row: Mapping[str, str]
     why: Why = "replaced"
-    kind: Literal["imported"] = "imported"
 
 
-@dataclass(frozen=True)
-class Pooled:
+class Pooled(msgspec.Struct, frozen=True, tag_field="kind", tag="pooled"):
     """The runs whose durations `combine --pool` pooled: all that the log had then. It is an event of `COMBINE`."""
 
     runs: tuple[str, ...]
-    kind: Literal["pooled"] = "pooled"
 
 
-@dataclass(frozen=True)
-class ClocksAhead:
+class ClocksAhead(msgspec.Struct, frozen=True, tag_field="kind", tag="clocks-ahead"):
     """Runs whose start was in the future when they came into the database: their place in the order is unknown.
 
     It is an event of `COMBINE`.
     """
 
     runs: tuple[str, ...]
-    kind: Literal["clocks-ahead"] = "clocks-ahead"
 
 
 Event = Imported | Pooled | ClocksAhead
-_EVENTS: Mapping[bytes, type[Imported] | type[Pooled] | type[ClocksAhead]] = {
-    b'{"kind":"imported"': Imported,
-    b'{"kind":"pooled"': Pooled,
-    b'{"kind":"clocks-ahead"': ClocksAhead,
-}
-#: What the lines of all events begin with, and no record.
-_ANY_EVENT = b'{"kind":'
 
 
-def file_path(database: Database, run_id: str) -> Path:
-    """Returns the path of a run's log. Raises OpAtlasError if the run id cannot name a file."""
+def file_path(database: Database, run_id: str, suffix: str = _SUFFIX) -> Path:
+    """Returns the path of a run's records. Raises OpAtlasError if the run id cannot name a file."""
     if not is_run_id(run_id):
         raise OpAtlasError(f"the run id {run_id!r} cannot name a file: use letters, digits and . _ + - only")
-    return database.runs_dir / f"{run_id}{_SUFFIX}"
+    return database.runs_dir / f"{run_id}{suffix}"
 
 
 def runs(database: Database) -> list[str]:
     """Returns the run ids that have a log, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
     # The samples of ingests have another format (opatlas/capture/samples.py).
-    return sorted(stem for stem in stems if stem != COMBINE and not stem.startswith(INGEST_PREFIX))
+    return sorted(stem for stem in stems if not stem.startswith(INGEST_PREFIX))
 
 
 def add(database: Database, header: JournalHeader, records: Iterable[Record]) -> None:
@@ -119,39 +109,27 @@ def add(database: Database, header: JournalHeader, records: Iterable[Record]) ->
     for record in records:
         of_run.setdefault(record.run_id, []).append(journal.line(record.to_json()))
     for run_id, lines in of_run.items():
-        _add_lines(database, replace(header, run_id=run_id), lines)
+        first = journal.line(asdict(replace(header, run_id=run_id)))
+        _add_lines(file_path(database, run_id), lines, first)
 
 
 def add_events(database: Database, run_id: str, events: Iterable[Event]) -> None:
     """Adds events to the log of a run, without duplicates. Raises as `add`."""
-    lines = [_event_line(event) for event in events]
-    if lines:
-        _add_lines(database, JournalHeader(run_id, "missing-only", prune=False), lines)
+    _add_lines(file_path(database, run_id, _EVENTS), [msgspec.json.encode(event) + b"\n" for event in events])
 
 
-def _event_line(event: Event) -> bytes:
-    values = asdict(event)
-    return f"{json_line({'kind': values.pop('kind'), **values})}\n".encode()
-
-
-def _add_lines(database: Database, header: JournalHeader, lines: Iterable[bytes]) -> None:
-    path = file_path(database, header.run_id)
-    there = list(read_lines(path)) if path.exists() else []
-    known = set(there)
+def _add_lines(path: Path, lines: Iterable[bytes], first: bytes = b"") -> None:
+    """Adds the lines that a file lacks; `first` begins a new file."""
+    known, packed = set(read_lines(path)) if path.exists() else {first}, b""
     new = [line for line in dict.fromkeys(lines) if line not in known]
-    packed = b""
     if not new:
         return
-    if all(event_type(line) is not None for line in there[1:]):
-        # Events may come before the records, which tell whether the run appends rows.
-        new = [journal.line(asdict(header)), *there[1:], *new]
-    elif not there[-1].endswith(b"\n"):
-        # Another program has removed the last line end.
-        new = [*there[:-1], there[-1] + b"\n", *new]
-    else:
+    if path.exists():
         # Parts of a gzip file follow each other: what is there is not packed again.
         with open_safely(path) as file:
             packed = file.read()
+    else:
+        new.insert(0, first)
     write_bytes(path, packed + gzip.compress(b"".join(new), _LEVEL, mtime=0))
 
 
@@ -165,11 +143,13 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
         OpAtlasError: the log of the target cannot be written. It may lack rows of its run, and these would count as
             edited.
     """
-    for run_id in (*runs(source), COMBINE):
+    for run_id in runs(source):
         try:
             _copy_run(source, target, run_id, problems)
         except DamagedLog as error:
             problems.append(str(error))
+    for run_id in _with_events(source):
+        add_events(target, run_id, events(source, problems, [run_id]))
     replaced: dict[str, list[Imported]] = {}
     for run_id, event in replaced_tables(source, problems):
         replaced.setdefault(run_id, []).append(event)
@@ -179,26 +159,18 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
 
 def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
     path, there = file_path(source, run_id), file_path(target, run_id)
-    if not path.exists():
-        return
     known = set(read_lines(there)) if there.exists() else set[bytes]()
-    header, new = None, []
-    for number, line in enumerate(read_lines(path), start=1):
-        place = f"{path}:{number}"
-        if number == 1:
-            header = journal.parse([line], path).header
-        elif line not in known:
+    lines = read_lines(path)
+    header, new = journal.parse([next(lines)], path).header, []
+    for number, line in enumerate(lines, start=2):
+        if line not in known:
             try:
-                kind = event_type(line)
-                if kind is not None:
-                    decode(line, kind, place)
-                elif Record.decode(line, place).run_id != run_id:
-                    raise DecodeError(place, "a record of another run")
+                if Record.decode(line, f"{path}:{number}").run_id != run_id:
+                    raise DecodeError(f"{path}:{number}", "a record of another run")
                 new.append(line)
             except DecodeError as error:
                 problems.append(str(error))
-    if header is not None:
-        _add_lines(target, replace(header, run_id=run_id), new)
+    _add_lines(there, new, journal.line(asdict(replace(header, run_id=run_id))))
 
 
 def read(database: Database, run_id: str) -> JournalContents:
@@ -209,7 +181,7 @@ def read(database: Database, run_id: str) -> JournalContents:
         DamagedLog: the file cannot be read.
     """
     path = file_path(database, run_id)
-    return journal.parse((line for line in read_lines(path) if event_type(line) is None), path)
+    return journal.parse(read_lines(path), path)
 
 
 def records(database: Database, problems: list[str], of_runs: Container[str] | None = None) -> Iterator[Record]:
@@ -239,24 +211,27 @@ def all_records(database: Database, problems: list[str], of_runs: Container[str]
             yield launched
 
 
-def events(
-    database: Database, problems: list[str], of_runs: Iterable[str] | None = None
-) -> Iterator[tuple[str, Event]]:
-    """Yields the events of runs, with the run. `problems` and `of_runs` are as for `records`, here with `COMBINE`."""
-    for run_id in (*runs(database), COMBINE) if of_runs is None else of_runs:
-        path = file_path(database, run_id)
+def _with_events(database: Database) -> list[str]:
+    """Returns the run ids that have events, sorted."""
+    return sorted(path.name.removesuffix(_EVENTS) for path in database.runs_dir.glob(f"[!.]*{_EVENTS}"))
+
+
+def events(database: Database, problems: list[str], of_runs: Iterable[str] | None = None) -> Iterator[Event]:
+    """Yields the events of runs. `problems` and `of_runs` are as for `records`, here with `COMBINE`."""
+    any_event: Any = Event
+    for run_id in _with_events(database) if of_runs is None else of_runs:
+        path = file_path(database, run_id, _EVENTS)
         try:
             for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
-                if (kind := event_type(line)) is not None:
-                    yield run_id, decode(line, kind, f"{path}:{number}")
+                yield decode(line, any_event, f"{path}:{number}")
         except OpAtlasError as error:
-            # `records` may have said so.
-            problems += [str(error)] if str(error) not in problems else []
+            problems.append(str(error))
 
 
 def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
     """Yields the rows that folds replaced and no record has, or those that were edited."""
-    for _, event in itertools.chain(events(database, problems), replaced_tables(database, problems)):
+    tables = (event for _, event in replaced_tables(database, problems))
+    for event in itertools.chain(events(database, problems), tables):
         if isinstance(event, Imported) and event.why == why:
             yield event
 
@@ -284,7 +259,7 @@ def run_order(database: Database, manifests: Mapping[str, Manifest] | None = Non
     """
     # Run ids have the second of a start, manifests its fraction.
     known = read_manifests(database, []) if manifests is None else manifests
-    found = (event for _, event in events(database, [], (COMBINE,)))
+    found = events(database, [], [COMBINE])
     ahead = {run for event in found if isinstance(event, ClocksAhead) for run in event.runs}
     return RunOrder({run: each.started_at for run, each in known.items()}, ahead)
 
@@ -301,13 +276,6 @@ def start_of_run(database: Database, run_id: str, now: float) -> float:
     return max([now, *(started_at + _STEP_S for started_at in starts)])
 
 
-def event_type(line: bytes) -> type[Imported] | type[Pooled] | type[ClocksAhead] | None:
-    """Returns the type of the event in a line; None for a record."""
-    if not line.startswith(_ANY_EVENT):
-        return None
-    return next((kind for start, kind in _EVENTS.items() if line.startswith(start)), None)
-
-
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of the log of a run, as they are, with line ends. Raises DamagedLog."""
     try:
@@ -320,7 +288,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 if left < 0 or number > _MOST_LINES:
                     limit = f"{most:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
                     raise DamagedLog(f"{path}: a log of more than {limit}, which is too large: {_REMEDY}")
-                if number == 1:
+                if number == 1 and path.name.endswith(_SUFFIX):
                     journal.parse([line], path)
                 elif not line:
                     return

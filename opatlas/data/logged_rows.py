@@ -14,7 +14,7 @@ import msgspec
 
 from opatlas.data.cells import microseconds
 from opatlas.data.database import Database
-from opatlas.data.log import event_type, file_path, imported, read_lines, runs
+from opatlas.data.log import file_path, imported, read_lines, runs
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import RUN_ID
@@ -185,7 +185,7 @@ def _read_rows(path: Path) -> _LoggedRun:
     """
     found: _LoggedRun = {}
     for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
-        if number == 1 or event_type(line) is not None:
+        if number == 1:
             continue
         record = decode(line, _RecordFields, str(path))
         measurement, kernel_type = record.measurement, intern(record.kernel_type)

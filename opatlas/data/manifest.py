@@ -13,10 +13,11 @@ import platform
 import re
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from msgspec import Meta
 
 from opatlas import formats
@@ -40,6 +41,10 @@ _DECIDING = (".py", ".yaml", ".json")
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis")
 
 
+#: Seconds since the epoch, before the year 10000.
+Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+
+
 @dataclass
 class Manifest:
     """The manifest of a run.
@@ -59,19 +64,19 @@ class Manifest:
     """
 
     run_id: str
-    started_at: float
-    options: Mapping[str, Any]
-    code: str
+    started_at: Time
+    options: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
     device: Mapping[str, Any] = field(default_factory=dict)
     other_devices: Sequence[Mapping[str, Any]] = ()
-    finished_at: float | None = None
+    finished_at: Time | None = None
     statuses: Mapping[str, int] = field(default_factory=dict)
     machine_at_start: Mapping[str, Any] = field(default_factory=dict)
     machine_at_end: Mapping[str, Any] = field(default_factory=dict)
-    host: str = field(default_factory=platform.node)
-    system: str = field(default_factory=platform.platform)
-    python: str = field(default_factory=platform.python_version)
-    packages: Mapping[str, str] = field(default_factory=lambda: installed_versions(_PACKAGES))
+    host: str = ""
+    system: str = ""
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -92,9 +97,7 @@ class Manifest:
         Raises:
             OpAtlasError: the file cannot be read, or is not a manifest.
         """
-        stored = decode_as(_Stored, read_bytes(path), path, "a run")
-        values = {field.name: getattr(stored, field.name) for field in fields(cls)}
-        return cls(**{**values, "run_id": path.stem})
+        return decode_as(cls, read_bytes(path), path, "a run")
 
     @staticmethod
     def path(database: Database, run_id: str) -> Path:
@@ -119,7 +122,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind:
-    """Decodes a manifest.
+    """Decodes a manifest; the name of the file has the run id.
 
     Args:
         text: the content of the file at `path`.
@@ -128,31 +131,12 @@ def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind
     Raises:
         OpAtlasError: the text is not a manifest.
     """
+    run_id = path.name.removesuffix(".json").removesuffix(".jsonl.gz")
     try:
-        return decode(text, kind, str(path))
-    except DecodeError as error:
-        raise OpAtlasError(
-            f"{path}: not the manifest of {subject} ({error.problem}): restore it, or move it away"
-        ) from None
-
-
-#: Seconds since the epoch, before the year 10000.
-Time = Annotated[float, Meta(ge=0, lt=253402300800)]
-
-
-@dataclass(kw_only=True)
-class _Stored(Manifest):
-    """The content of a manifest file. Defaults are empty instead of facts of this machine."""
-
-    started_at: Time
-    run_id: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    code: str = ""
-    finished_at: Time | None = None
-    host: str = ""
-    system: str = ""
-    python: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
+        return msgspec.convert({**decode(text, dict[str, Any], str(path)), "run_id": run_id}, kind)
+    except (DecodeError, msgspec.ValidationError) as error:
+        problem = error.problem if isinstance(error, DecodeError) else str(error)
+        raise OpAtlasError(f"{path}: not the manifest of {subject} ({problem}): restore it, or move it away") from None
 
 
 def manifest_paths(database: Database) -> list[Path]:
@@ -200,6 +184,16 @@ def _deciding(directory: Path) -> Iterator[Path]:
     for name, folders, files in os.walk(directory):
         folders[:] = [folder for folder in folders if folder != "__pycache__"]
         yield from (Path(name, file) for file in files if file.endswith(_DECIDING))
+
+
+def this_machine(packages: Iterable[str] = _PACKAGES) -> dict[str, Any]:
+    """Returns the fields of a manifest about this machine and its software."""
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": installed_versions(packages),
+    }
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

@@ -56,107 +56,95 @@ def rebuild(database: Database) -> RebuiltRows:
     rebuilt = RebuiltRows()
     with database.lock(), gc_paused():
         manifests = read_manifests(database, rebuilt.problems)
-        order = log.run_order(database, manifests)
         pooled = _pooled_runs(database)
-        tables = _Tables(database, order, rebuilt, is_pooled=bool(pooled))
-        runs = sorted(log.runs(database), key=order.age)
-        for run_id in runs:
-            if run_id in pooled:
-                tables.fold(run_id)
+        tables = _Tables(database, log.run_order(database, manifests), rebuilt, is_pooled=bool(pooled))
+        # What was pooled is pooled again, before later runs.
+        runs = sorted(log.runs(database), key=lambda run_id: (run_id not in pooled, tables.order.age(run_id)))
+        for run_id in runs[: len(pooled.intersection(runs))]:
+            tables.fold(run_id)
         if pooled:
             pooling = Pooling(database, manifests, rebuilt.problems, pooled)
-            for table in tables.opened():
-                pooling.pool(table.fold)
-        for run_id in runs:
-            if run_id not in pooled:
-                tables.fold(run_id)
-        for table in tables.opened():
-            table.write(database, rebuilt)
+            for _, fold in tables.folds.values():
+                pooling.pool(fold)
+        for run_id in runs[len(pooled.intersection(runs)) :]:
+            tables.fold(run_id)
+        tables.write()
     return rebuilt
 
 
 def _pooled_runs(database: Database) -> frozenset[str]:
     """Returns the runs that `combine --pool` pooled at last."""
-    pooled = [event.runs for _, event in log.events(database, [], (COMBINE,)) if isinstance(event, Pooled)]
+    pooled = [event.runs for event in log.events(database, [], [COMBINE]) if isinstance(event, Pooled)]
     return frozenset(pooled[-1]) if pooled else frozenset()
 
 
 class _Tables:
-    """The tables that the runs of a database have rows of."""
+    """The tables that the runs of a database have rows of, without the cells that the log has.
+
+    Attributes:
+        order: the order of the runs.
+        folds: each table as it is in its file, and as the runs are folded into it, by kernel type.
+    """
 
     def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows, *, is_pooled: bool) -> None:
+        """`is_pooled` is whether the rows will be pooled again."""
+        self.order = order
+        self.folds: dict[str, tuple[RowTable, TableFold]] = {}
         self._database = database
-        self._order = order
         self._rebuilt = rebuilt
         self._is_pooled = is_pooled
         self._log = Log(database)
-        self._tables: dict[str, _RebuiltTable | None] = {}
-
-    def opened(self) -> list[_RebuiltTable]:
-        """Returns the tables so far."""
-        return [table for table in self._tables.values() if table is not None]
+        self._unreadable: set[str] = set()
 
     def fold(self, run_id: str) -> None:
         """Folds a run into its tables."""
-        database, rebuilt = self._database, self._rebuilt
+        database, problems = self._database, self._rebuilt.problems
         try:
             contents = log.read(database, run_id)
         except OpAtlasError as error:
-            rebuilt.problems.append(str(error))
+            problems.append(str(error))
             return
         if not contents.records:
             return
-        rebuilt.runs.append(run_id)
+        self._rebuilt.runs.append(run_id)
         path = log.file_path(database, run_id)
-        rebuilt.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+        problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
         appending = {run_id} if UpdateMode(contents.header.update_mode).adds_rows else frozenset[str]()
         for kernel_type, candidates in candidates_of_records(contents.records, appending).items():
-            table = self._table(kernel_type)
-            if table is not None:
-                table.added |= table.fold.fold(candidates).appended
+            if kernel_type not in self.folds and kernel_type not in self._unreadable:
+                try:
+                    self._open(kernel_type)
+                except OpAtlasError as error:
+                    problems.append(f"{error} (not rebuilt)")
+                    self._unreadable.add(kernel_type)
+            if kernel_type in self.folds:
+                self.folds[kernel_type][1].fold(candidates)
 
-    def _table(self, kernel_type: str) -> _RebuiltTable | None:
-        """Returns a table; None, with a problem, if it cannot be read."""
-        if kernel_type not in self._tables:
+    def _open(self, kernel_type: str) -> None:
+        """Raises OpAtlasError."""
+        database = self._database
+        table = database.read_or_empty(kernel_type)
+        fold = TableFold(table, self.order, self._log, pruned=pruned_signatures(database, kernel_type))
+        explained = _explained(table, self._log)
+        fold.clear_measured(explained)
+        if self._is_pooled:
+            fold.rows.empty(explained, POOLED)
+        self.folds[kernel_type] = table, fold
+
+    def write(self) -> None:
+        """Writes the tables that changed."""
+        for kernel_type, (before, fold) in self.folds.items():
+            changed, added = fold.rows.changed(), len(fold.rows) - len(before)
+            if not changed and not added:
+                continue
             try:
-                table = _RebuiltTable(self._database, kernel_type, self._order, self._log, is_pooled=self._is_pooled)
-                self._tables[kernel_type] = table
+                fold.keep_rows(before, changed)
+                fold.write(self._database)
             except OpAtlasError as error:
-                self._rebuilt.problems.append(f"{error} (not rebuilt)")
-                self._tables[kernel_type] = None
-        return self._tables[kernel_type]
-
-
-class _RebuiltTable:
-    """A table without the cells that the log has, into which the runs are folded.
-
-    Attributes:
-        added: the positions of rows that were missing.
-    """
-
-    def __init__(self, database: Database, kernel_type: str, order: RunOrder, known: Log, *, is_pooled: bool) -> None:
-        """`is_pooled` is whether the rows will be pooled again."""
-        self.added: set[int] = set()
-        self._before = database.read_or_empty(kernel_type)
-        explained = _explained(self._before, known)
-        self.fold = TableFold(self._before, order, known, pruned=pruned_signatures(database, kernel_type))
-        self.fold.clear_measured(explained)
-        if is_pooled:
-            self.fold.rows.empty(explained, POOLED)
-
-    def write(self, database: Database, rebuilt: RebuiltRows) -> None:
-        """Writes the table if it changed."""
-        changed, kernel_type = self.fold.rows.changed(), self._before.kernel_type
-        if not changed and not self.added:
-            return
-        try:
-            self.fold.keep_rows(self._before, changed)
-            self.fold.write(database)
-        except OpAtlasError as error:
-            rebuilt.problems.append(str(error))
-            return
-        rebuilt.changed[kernel_type] += len(changed)
-        rebuilt.added[kernel_type] += len(self.added)
+                self._rebuilt.problems.append(str(error))
+                continue
+            self._rebuilt.changed[kernel_type] += len(changed)
+            self._rebuilt.added[kernel_type] += added
 
 
 def _explained(table: RowTable, known: Log) -> list[int]:

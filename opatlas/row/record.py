@@ -6,10 +6,11 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES, is_file_name
@@ -65,11 +66,6 @@ class Execution:
     def is_library(self) -> bool:
         """Whether an implementation other than the default ran, whose kernels have names of their own."""
         return self.set_up_s is not None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values of the fields that are set."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in ("", (), None)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +126,6 @@ class RowName(NamedTuple):
     signature: str
 
 
-_MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """One row, run once.
@@ -180,30 +173,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for the journal and for other processes."""
-        # dataclasses.asdict would copy every sample, at ten times the cost.
-        values: dict[str, Any] = {
-            "kernel_type": self.kernel_type,
-            "signature": self.signature,
-            "cells": dict(self.cells),
-            "status": self.status.value,
-            "reason": self.reason,
-            "run_id": self.run_id,
-            "finished_at": self.finished_at,
-        }
-        if self.judged:
-            values["judged"] = dict(self.judged)
-        if self.host:
-            values["host"] = self.host
-        if self.measurement is not None:
-            values["measurement"] = {name: getattr(self.measurement, name) for name in _MEASUREMENT_FIELDS}
-            values["measurement"]["samples_us"] = list(self.measurement.samples_us)
-            values["measurement"]["assumptions"] = list(self.measurement.assumptions)
-            values["measurement"]["counters"] = dict(self.measurement.counters)
-            values["measurement"]["helper_kernels"] = dict(self.measurement.helper_kernels)
-            values["measurement"]["execution"] = self.measurement.execution.to_json()
-            ran_as = values["measurement"].pop("ran_as")
-            if ran_as is not None:
-                values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}
+        values: dict[str, Any] = msgspec.to_builtins(self)
         return values
 
     @classmethod

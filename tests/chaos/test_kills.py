@@ -167,7 +167,8 @@ def check_history(sessions: Sessions, known: Mapping[Key, Found]) -> None:
 
 def leftovers(sessions: Sessions) -> list[str]:
     """Files that belong to no ended session."""
-    expected = ("*.csv", "journal/*.lock", "runs/*.json", "runs/*.jsonl.gz", "reports/*.md", "reports/*.csv")
+    of_runs = ("runs/*.json", "runs/*.jsonl.gz", "runs/*.events.gz")
+    expected = ("*.csv", "journal/*.lock", *of_runs, "reports/*.md", "reports/*.csv")
     names = [path.relative_to(sessions.database) for path in sessions.database.rglob("*") if path.is_file()]
     return [str(name) for name in names if not any(name.match(pattern) for pattern in expected)]
 

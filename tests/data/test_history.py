@@ -48,6 +48,12 @@ class TestRecords:
         assert history.runs(database) == ["run-1"]
         assert journal.journals(database) == []
 
+    def test_damage_of_a_run_costs_no_row_that_the_run_replaced(self, database: Database) -> None:
+        history.add(database, JournalHeader("run-1", "all", prune=False), [record(1, 1.0)])
+        history.add_events(database, "run-1", [history.Imported("Abs", {"Run ID": "of another tool"})])
+        history.file_path(database, "run-1").write_bytes(b"damaged")
+        assert [each.row["Run ID"] for each in history.imported(database, [])] == ["of another tool"]
+
     @pytest.mark.parametrize("cut_off_at", ["before", "after"])
     def test_a_merge_that_is_cut_off_is_done_again_without_loss_or_repetition(
         self, database: Database, monkeypatch: pytest.MonkeyPatch, cut_off_at: str

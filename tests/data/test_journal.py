@@ -258,30 +258,20 @@ def file_in_place_of_the_journals(database: Database) -> None:
 
 
 @pytest.mark.parametrize("take_away", [file_in_place_of_the_folder, file_in_place_of_the_journals])
-@pytest.mark.parametrize("of_worker", [False, True])
 def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
     database: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     take_away: Callable[[Database], None],
-    of_worker: bool,
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     kept = Journal(database, JournalHeader("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
-    if of_worker:
-        ended = journal.EndedJournals()
-        ended.hold([kept.path])
-        kept.close()
-        take_away(database)
-        (problem,) = ended.give_up()
-        assert ended.give_up() == []
-    else:
-        take_away(database)
-        (problem,) = kept.close()
-        assert kept.close() == []
+    take_away(database)
+    (problem,) = kept.close()
+    assert kept.close() == []
     (elsewhere,) = temporary.iterdir()
     assert journal.combine_command(database.path, elsewhere) in problem
     contents = journal.read(elsewhere)

@@ -127,7 +127,7 @@ def test_a_journal_brings_them_back(database: Database) -> None:
     assert recover(database, own_run="run-1")[0].statuses == {"measured": 1}
     assert [read(database, name)[0]["Run ID"] for name in (V2, V3)] == ["run-0", "run-0"]
     plain = record(V2, V2, run="run-1").to_json()
-    assert "ran_as" not in plain["measurement"]
+    assert plain["measurement"]["ran_as"] is None
     journal.write(database.journal_dir / "run-1.jsonl", JournalHeader("run-1", "all", False), [plain])
     assert write_back_run(database, JournalHeader("run-1", "all", False)).problems == []
     assert read(database, V2)[0]["Status Reason"] == ""

@@ -14,7 +14,7 @@ from folding import killed
 
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.journal import EndedJournals, Journal, JournalHeader
+from opatlas.data.journal import Journal, JournalHeader, check_ended
 from opatlas.data.own_lines import OwnLines
 from opatlas.data.write_back import recover, write_back_run
 from opatlas.row.record import Record
@@ -120,12 +120,10 @@ def test_a_journal_that_another_process_replaced_is_written_again_and_the_other_
 def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Database) -> None:
     kept = Journal(database, HEADER, part="gw0")
     kept.append(record(1, 10.0).to_json())
-    ended = EndedJournals()
-    ended.hold([kept.path])
     assert kept.close() == []
-    ended.own_lines[kept.path] = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
+    written = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
     add_to(kept.path, line(record(2, 0.5)))
-    problems = ended.give_up()
+    problems = check_ended([kept.path], {kept.path: written})
     assert any(record(2).signature in problem for problem in problems)
     assert refused(kept.path) == line(record(2, 0.5))
     assert journal.read(kept.path).records == (record(1, 10.0),)
@@ -154,9 +152,7 @@ def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
 
 def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: Database) -> None:
     path = killed(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
-    ended = EndedJournals()
-    ended.hold([path])
-    (problem,) = ended.give_up()
+    (problem,) = check_ended([path], {})
     assert record(1).signature in problem
 
 

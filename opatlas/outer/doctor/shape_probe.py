@@ -23,7 +23,7 @@ from cyclopts import Parameter
 
 from opatlas import options
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest, code_digest
+from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.errors import OpAtlasError
 from opatlas.installation import measuring_code
 from opatlas.progress import progress
@@ -134,6 +134,7 @@ class ShapeProbe:
             device=asdict(self._executor.describe()) if self.trials else {},
             finished_at=time.time(),
             statuses=dict(Counter(trial.status.value for trial in self.trials)),
+            **this_machine(),
         )
         manifest.write(Database(path))
         return save_constraints(path, self._kernel, self.trials)
