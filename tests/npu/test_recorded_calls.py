@@ -11,17 +11,15 @@ import pytest
 import torch
 from npu_environment import REPOSITORY, environment_variables
 from opatlas.plugins.choice import Choice, make_plan
-from replaying import cells_of, replay_of, runner
+from replaying import cells_of
 from sample_rows_attention import LATENT, MASK, fia
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.row.columns import BASE, RUNTIME_PREFIX
-from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.run.inputs.attention import read_attention, with_operator_shapes
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.job import Job
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.
@@ -76,10 +74,3 @@ def test_recorded_calls_become_cases_with_their_lengths(database):
         "",
         "complete",
     ]
-
-
-def test_recorded_rows_are_replayed(database):
-    module, _, name = replay_of(ATTENTION).rpartition(".")
-    for cells in database.read(ATTENTION).frame.to_dict("records"):
-        outcome = runner().run(Job(module, "", name, ATTENTION, cells, timeout_s=60))
-        assert outcome.status is Status.MEASURED, outcome.reason

@@ -100,9 +100,6 @@ def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_i
     kept = sessions.read("hcom_allReduce_")
     assert [row["message_bytes"] for row in kept] == ["1000", "1004", "8", "16384"]
     assert [row["Duration(us)"] for row in kept[:2]] == stored[:2]
-    nothing = sessions.run(*of_two, *missing, measure=QUICKLY)
-    assert nothing.code == 0, nothing.output
-    assert "nothing to do" in nothing
     assert not sessions.left_behind()
 
 

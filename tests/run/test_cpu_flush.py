@@ -99,12 +99,21 @@ def test_evicting_keeps_the_content_of_memory() -> None:
     assert torch.equal(values, torch.arange(1, 100_004, dtype=torch.int32))
 
 
+PLAN = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
+
+
+@pytest.fixture
+def evicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Address and size of what is evicted by line."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: found.append((address, size)))
+    return found
+
+
 def test_a_flush_by_line_evicts_each_tensor_once_and_reads_the_whole_caches_for_a_larger_row(
-    monkeypatch: pytest.MonkeyPatch,
+    evicted: list[tuple[int, int]],
 ) -> None:
-    evicted = []
-    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append((address, size)))
-    flush = CpuFlush(FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True))
+    flush = CpuFlush(PLAN)
     small, large = torch.zeros(1000), torch.zeros(MIB)
     flush([small, small[5:], small.view(10, 100)])
     assert evicted == [(small.data_ptr(), small.nbytes)]
@@ -153,12 +162,9 @@ def eight_times(row, replay):
     ],
 )
 def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, call: str, by_line: bool
+    monkeypatch: pytest.MonkeyPatch, evicted: list[tuple[int, int]], call: str, by_line: bool
 ) -> None:
-    evicted: list[int] = []
-    monkeypatch.setattr(cpu, "evictor", lambda: lambda address, size: evicted.append(size))
-    plan = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
-    monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: plan)
+    monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: PLAN)
     job = job_of("Eight", "8,8 | FLOAT -> 8,8 | FLOAT", f"{__name__}.eight_times")
     job.cells["call"] = call
     outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, threads=1)).run(job)

@@ -90,18 +90,15 @@ def _forget():
     npu_operators._register_triton.cache_clear()
 
 
-def with_operators(package, vendor):
-    """Adds an operator package, as its installer leaves it."""
-    opp = package / "_cann_ops_custom/vendors" / vendor
-    (opp / "op_api/lib").mkdir(parents=True)
-    (opp.parent / "config.ini").write_text(f"load_priority={vendor}\n")
-    return opp
-
-
 @pytest.fixture(params=VENDORS)
 def vllm_ascend(place, request):
-    """Folders of a stand-in for vllm-ascend, and of its operators."""
-    return place, with_operators(place, request.param)
+    """Folders of a stand-in for vllm-ascend, and of its operators, as their installer leaves them."""
+    opp = place / "_cann_ops_custom/vendors" / request.param
+    (opp / "op_api/lib").mkdir(parents=True)
+    (opp.parent / "config.ini").write_text(f"load_priority={request.param}\n")
+    (place / "utils.py").write_text(UTILS)
+    (place / "vllm_ascend_C.py").write_text(EXTENSION)
+    return place, opp
 
 
 def set_up(monkeypatch, opp):
@@ -143,27 +140,12 @@ def test_operators_that_the_user_names_come_before_those_of_vllm_ascend(vllm_asc
     assert operator_environment(said) == said
 
 
-@pytest.mark.parametrize("has_vllm", [True, False])
-def test_a_registered_operator_runs_with_any_variables(vllm_ascend, has_vllm):
-    package, _ = vllm_ascend
-    (package / "vllm_ascend_C.py").write_text(EXTENSION)
-    # utils.py imports parts of vLLM.
-    (package / "utils.py").write_text(UTILS if has_vllm else "import vllm_that_is_not_installed\n")
-    assert "toy_of_the_tests" in str(load_npu_call("torch.ops._C_ascend.toy_of_the_tests"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "torch.ops._C_ascend.toy_of_the_tests or torch.add",
-        "torch.no_such_call or torch.ops._C_ascend.toy_of_the_tests",
-    ],
-)
-def test_the_first_existing_call_of_several_is_made(vllm_ascend, name):
-    package, _ = vllm_ascend
-    (package / "utils.py").write_text(UTILS)
-    (package / "vllm_ascend_C.py").write_text(EXTENSION)
-    assert "toy_of_the_tests" in str(load_npu_call(name))
+@pytest.mark.parametrize("other", ["", " or torch.add", "torch.no_such_call or "])
+@pytest.mark.parametrize("utils", [UTILS, "import vllm_that_is_not_installed\n"])
+def test_the_first_registered_call_of_several_is_made(vllm_ascend, other, utils):
+    (vllm_ascend[0] / "utils.py").write_text(utils)
+    call = "torch.ops._C_ascend.toy_of_the_tests"
+    assert "toy_of_the_tests" in str(load_npu_call(f"{other}{call}" if other.endswith(" ") else f"{call}{other}"))
 
 
 def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
@@ -181,7 +163,6 @@ def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
 
 def test_a_failed_registration_is_reported(vllm_ascend, monkeypatch):
     package, opp = vllm_ascend
-    (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text("raise ImportError('libcust_opapi.so: cannot open shared object file')\n")
     with pytest.raises(MissingPrecondition, match=rf"libcust_opapi\.so: .*PATH={opp}"):
         load_npu_call(CALL)

@@ -52,7 +52,6 @@ CUDA_SEEN = [
 CUDA_REPORTED = [
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`", 214),
     ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", 220),
-    ("CUDA error: the launch timed out and was terminated", 702),
     ("NCCL WARN Cuda failure 700 'an illegal memory access was encountered'", 700),
     ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 719", 719),
     ("cuda runtime error (710) : device-side assert triggered at THC/generated/../THCReduceAll.cuh:317", 710),
@@ -61,7 +60,6 @@ CUDA_REPORTED = [
     ("cudaErrorIllegalAddress an illegal memory access was encountered", 700),
     ("failed to query event: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", 700),
     ("RuntimeError: CUDA driver error: unknown error", 999),
-    ("RuntimeError: CUDA driver error: 700", 700),
     ("CUDA error 700", 700),
     ("what():  CUDA error: CUDA-capable device(s) is/are busy or unavailable", 46),
     ("RuntimeError: CUDA error: operation not supported on global/shared address space", 717),
@@ -95,14 +93,12 @@ ASCEND_REPORTED = [
     ("SetDevice failed.ret=507033", 507033),
     ("run failed with code 507017", 507017),
     ("kernel launch failed, retCode=0x7bc87", 507015),
-    ("errorCode 507036", 507036),
     ("aclError 507000", 507000),
     ("507015 = ACL_ERROR_RT_AICORE_EXCEPTION", 507015),
     ("rtStreamSynchronizeWithTimeout execute failed, reason=[vector core exception]" + CANN_ENDS, 507035),
     ("rtDeviceSynchronizeWithTimeout execution failed, reason=aicore exception" + CANN_ENDS, 507015),
     ("Kernel task happen error, retCode=0x25, [aicore timeout].[FUNC:PreCheckTaskErr]", 507014),
     ("rtStreamSynchronize execute failed, reason=[the model stream execute failed]" + CANN_ENDS, 507011),
-    ("NPU function error: SUSPECT REMOTE ERROR, error code is 507057", 507057),
     ("HBM MULTI BIT ECC ERROR, \n[ERROR] 2025-06-22-20:22:45 (PID:504915) ERR00100 PTA call acl api failed", 507054),
 ]
 
@@ -120,9 +116,7 @@ TraceBack (most recent call last):
         rtsMallocHost execution failed, reason=driver error:out of memory"""
 MEMORY_FULL = [
     CUDA_MEMORY_FULL,
-    "CUDA error: out of memory" + TORCH_HINTS.format(name="cudaErrorMemoryAllocation"),
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "torch.cuda.CudaError: out of memory (2)",
     "RuntimeError: CUDA driver error: out of memory",
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "failed to allocate 32.00M (33554432 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
@@ -134,27 +128,20 @@ MEMORY_FULL = [
     "[enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
     r"[enforce fail at c10\core\impl\alloc_cpu.cpp:81] data. DefaultCPUAllocator: not enough memory: you tried to",
     "std::bad_alloc",
-    "MemoryError",
     "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)",
 ]
 
 NEITHER = [
     INVALID_ARGUMENT,
-    "CUDA error: invalid argument",
     "torch.cuda.CudaError: invalid configuration argument (9)",
     "CUDA error: invalid configuration argument" + TORCH_HINTS.format(name="cudaErrorInvalidConfiguration"),
     "CUDA error: no kernel image is available for execution on the device"
     + TORCH_HINTS.format(name="cudaErrorNoKernelImageForDevice"),
-    "CUDA error: operation not supported",
-    "CUDA driver error: device not ready",
-    "CUDA error: operation not permitted when stream is capturing",
-    "CUDA error: too many resources requested for launch",
     "CUDA error 701",
     "CUDA driver error: 209",
     "Cuda failure 1 'invalid argument'",
     "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(...)`",
     "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
-    "Triton Error [CUDA]: invalid argument",
     "out of resource: shared memory, Required: 507015, Hardware limit: 232448",
     # The hint that every CUDA error carries is not an assertion that failed.
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
@@ -162,14 +149,12 @@ NEITHER = [
 code is 161002
 [ERROR] 2025-12-23-12:56:15 (PID:172866, Device:0, RankID:-1) ERR00100 PTA call acl api failed.
 [PID: 172866] 2025-12-23-12:56:15.164.100 AclNN_Parameter_Error(EZ1001): The k-axis of the two inputs are different.""",
-    "NPU function error: call aclnnInplaceCopy failed, error code is 561103",
     "HCCL function error: HcclGetRootInfo(&hcclID), error code is 7",
     "shape '[507015, 700]' is invalid for input of size 207001",
     "mat1 and mat2 shapes cannot be multiplied (507015x700 and 719x4)",
     "torch_npu/csrc/core/npu/NPUStream.cpp:507015 NPU function error",
     "error code is 700",
     "CUDA error: 507015",
-    "error code is 5070150",
     "error code is " + "7" * 5000,
     "CUDA error " + "7" * 5000,
     "error code is 507015.5",
@@ -211,12 +196,6 @@ def test_libraries_echo_a_poisoned_context(message):
 )
 def test_reported_error(platform, message, code):
     assert fatal_device_error(message).startswith(f"{platform} error {code} (")
-
-
-@pytest.mark.parametrize(
-    "message", [case[0] for case in CUDA_REPORTED + ASCEND_REPORTED] + [ILLEGAL_ADDRESS, QUEUE_ENDED]
-)
-def test_poison_is_not_out_of_memory(message):
     assert not is_out_of_memory(message)
 
 
@@ -240,11 +219,6 @@ def test_first_error_is_the_cause(poison, code, echo):
     assert not is_out_of_memory(log)
 
 
-def test_of_two_poisons_the_first_is_named():
-    assert " 719 (" in fatal_device_error(f"CUDA error: unspecified launch failure\n{ILLEGAL_ADDRESS}")
-    assert " 507035 (" in fatal_device_error(f"{SYNC_507035}\nrtGetMemUceInfo failed, retCode is 507899")
-
-
 def test_memory_that_ran_out_first_is_the_cause_though_the_context_is_lost_too():
     log = f"{HOST_MEMORY_FULL}\nsynchronized memcpy failed, kind = 1, runtime result = 507899[FUNC:ReportCallError]"
     assert is_out_of_memory(log)
@@ -262,26 +236,7 @@ def test_an_ended_task_queue_poisons_the_process_in_any_case(before, after):
     assert not is_out_of_memory(message)
 
 
-_WORDS = st.sampled_from(
-    [
-        "shape",
-        "size",
-        "dim",
-        "index",
-        "expected",
-        "got",
-        "bytes",
-        "line",
-        "main.cpp:",
-        "Error:",
-        "ptr",
-        "x",
-        "->",
-        ",",
-        "[",
-        ")",
-    ]
-)
+_WORDS = st.one_of(st.sampled_from(["main.cpp:", "Error:", "line", "got"]), st.text("shape,:()[]->", max_size=8))
 _CODES = st.sampled_from([46, 214, 220, 226, 700, 702, 710, 719, 911, 999, 207001, 507000, 507015, 507035, 507899])
 _NUMBERS = st.one_of(_CODES, _CODES.map(hex), _CODES.map(lambda code: f"0x7f{code:08x}"), st.integers(), st.floats())
 
@@ -293,20 +248,15 @@ def test_numbers_without_an_error_code_before_them_are_ignored(parts, separator)
     assert not is_out_of_memory(text)
 
 
-def raised_after_poison(error, *, dealt_with=False):
-    """The error as if raised while an illegal address was being handled; `dealt_with`: with `from None`."""
+def raised_after_poison(error):
+    """The error as if raised while an illegal address was being handled."""
     error.__context__ = RuntimeError(ILLEGAL_ADDRESS)
-    error.__suppress_context__ = dealt_with
     return error
 
 
 def test_text_of_lists_the_causes_of_an_exception_oldest_first():
     text = error_text(raised_after_poison(MemoryError()))
     assert text.index("RuntimeError: CUDA error") < text.index("MemoryError")
-
-
-def test_text_of_leaves_out_handled_exceptions():
-    assert error_text(raised_after_poison(ValueError("not a number"), dealt_with=True)) == "ValueError: not a number\n"
 
 
 @pytest.mark.parametrize(
@@ -342,10 +292,6 @@ def test_outcome(error, status, reason):
     if status is Status.DEVICE_ERROR:
         assert str(error) in outcome.detail
         assert "\n" not in outcome.reason
-
-
-POISON = "CUDA error: an illegal memory access was encountered"
-FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
 
 
 @pytest.mark.parametrize(
@@ -395,41 +341,28 @@ def test_outcomes_of_pytest_mean_the_same_in_a_row(function, status, said) -> No
     assert said in outcome.reason
 
 
+def later_than_poison() -> Exception:
+    error = ValueError("later")
+    error.__cause__ = RuntimeError(ILLEGAL_ADDRESS)
+    return error
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no exception groups before 3.11")
-class TestGroupsOfExceptions:
-    def group(self, *errors: Exception, depth: int = 1) -> Exception:
-        inner: Exception = ExceptionGroup("several", errors)  # noqa: F821
-        return inner if depth == 1 else self.group(inner, depth=depth - 1)
-
-    @pytest.mark.parametrize("depth", [1, 2, 40])
-    def test_a_device_error_in_one_counts(self, depth: int) -> None:
-        outcome = outcome_of(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
-        assert outcome.status is Status.DEVICE_ERROR
-
-    def test_the_cause_of_a_member_counts(self) -> None:
-        member = ValueError("later")
-        member.__cause__ = RuntimeError(POISON)
-        assert fatal_device_error(error_text(self.group(member)))
-
-    def test_running_out_of_memory_in_one_counts(self) -> None:
-        outcome = outcome_of(self.group(RuntimeError(FULL)))
-        assert outcome.status is Status.OOM
-        assert is_out_of_memory(error_text(self.group(MemoryError(), depth=2)))
-
-    def test_members_other_than_device_errors_fail_the_row(self) -> None:
-        assert outcome_of(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
-
-
-@replays("Neg", npu=None)
-def with_a_plain_function(row, replay):
-    replay(torch.neg, row.tensor(0), expected=torch.neg)
-
-
-def test_a_function_without_a_kind_of_formula_is_named_with_the_kinds():
-    outcome = runner().run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.with_a_plain_function"))
-    assert (outcome.status, outcome.detail) == (Status.FAILED, "")
-    assert "neg" in outcome.reason
-    assert "@pointwise" in outcome.reason
+@pytest.mark.parametrize("depth", [1, 2, 40])
+@pytest.mark.parametrize(
+    ("errors", "status"),
+    [
+        ([ValueError("something else"), RuntimeError(ILLEGAL_ADDRESS)], Status.DEVICE_ERROR),
+        ([later_than_poison()], Status.DEVICE_ERROR),
+        ([RuntimeError(CUDA_MEMORY_FULL)], Status.OOM),
+        ([ValueError("a"), TypeError("b")], Status.FAILED),
+    ],
+)
+def test_members_of_a_group_of_exceptions_count(errors: list[Exception], status: Status, depth: int) -> None:
+    error = ExceptionGroup("several", errors)  # noqa: F821
+    for _ in range(depth - 1):
+        error = ExceptionGroup("several", [error])  # noqa: F821
+    assert outcome_of(error).status is status
 
 
 @replays("Neg", npu=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from time import thread_time_ns
 from types import SimpleNamespace
@@ -146,37 +147,23 @@ def test_an_exception_of_a_call_propagates(instrument):
         instrument.sample(lambda: 1 / 0, lambda: None, Asked())
 
 
-@pytest.fixture(autouse=True)
-def _offered(monkeypatch):
-    def missing(kind, settings):
-        raise InstrumentMissing("no such library")
-
-    makers = SimpleNamespace(
-        missing=missing, second=lambda kind, settings: "second", broken=lambda kind, settings: 1 / 0
-    )
-    monkeypatch.setitem(sys.modules, "toy_makers", makers)
+def missing(kind, settings):
+    raise InstrumentMissing("no such library")
 
 
-def opened(named, *makers):
+@pytest.mark.parametrize(
+    ("named", "makers", "expected"),
+    [
+        (None, ["missing", "second"], nullcontext("second")),
+        ("missing", ["missing", "second"], pytest.raises(InstrumentMissing, match=r"^missing: no such library$")),
+        (None, ["missing"], pytest.raises(InstrumentMissing, match="missing: no such library")),
+        (None, ["broken", "second"], pytest.raises(ZeroDivisionError)),
+    ],
+)
+def test_the_next_best_replaces_a_missing_one_that_was_not_named(monkeypatch, named, makers, expected):
+    offered = {"missing": missing, "second": lambda kind, settings: "second", "broken": lambda kind, settings: 1 / 0}
+    monkeypatch.setitem(sys.modules, "toy_makers", SimpleNamespace(**offered))
     kind = DeviceKind("toy")
     kind.instruments = {maker: f"toy_makers:{maker}" for maker in makers}
-    return kind.open_instrument(MeasureSettings(instrument=named))
-
-
-def test_the_next_best_replaces_a_missing_one():
-    assert opened(None, "missing", "second") == "second"
-
-
-def test_a_named_one_is_not_replaced():
-    with pytest.raises(InstrumentMissing, match=r"^missing: no such library$"):
-        opened("missing", "missing", "second")
-
-
-def test_without_any_all_reasons_are_given():
-    with pytest.raises(InstrumentMissing, match="missing: no such library"):
-        opened(None, "missing")
-
-
-def test_a_mistake_in_one_does_not_select_another():
-    with pytest.raises(ZeroDivisionError):
-        opened(None, "broken", "second")
+    with expected as opened:
+        assert kind.open_instrument(MeasureSettings(instrument=named)) == opened

@@ -260,11 +260,6 @@ def one_more_twice(x):
     return x + 1, x + 1
 
 
-@per_element()
-def first_is_one_more(at, xs, ys):
-    return xs[0][at] + 1
-
-
 @pointwise
 def unchanged(x):
     return x
@@ -301,16 +296,6 @@ def returns_more_than_the_row_lists(row, replay):
     )
 
 
-@replays("ChangesLists", npu=None)
-def changes_lists(row, replay):
-    """Not the first call's result, unless each starts from the same values."""
-
-    def kernel(xs, ys):
-        xs[0].add_(row.cells["added"])
-
-    replay(kernel, [row.tensor(0)], [row.tensor(0)], mutates=[0], expected=first_is_one_more)
-
-
 @pytest.fixture(params=["cold", "warm"])
 def run_repeatedly(request):
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=4, cache=request.param))
@@ -341,13 +326,6 @@ def test_results_of_a_kernel_that_returns_nothing_are_its_changed_arguments(run_
 @pytest.mark.parametrize(("second", "status"), [(1, Status.MEASURED), (2, Status.FAILED)])
 def test_results_that_the_row_does_not_list_are_checked(run_repeatedly, second, status):
     assert run_repeatedly("returns_more_than_the_row_lists", second=second).status is status
-
-
-def test_lists_that_a_kernel_changes_start_from_the_same_values_and_are_its_results(run_repeatedly):
-    outcome = run_repeatedly("changes_lists", added=1)
-    assert outcome.status is Status.MEASURED, outcome.reason
-    assert outcome.measurement.checked_elements == 20
-    assert run_repeatedly("changes_lists", added=2).status is Status.FAILED
 
 
 class _Known:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
+from itertools import repeat
 
 import pytest
 
@@ -55,25 +55,6 @@ def test_short_calls_are_averaged_until_the_clock_resolves_them(clock, nanosecon
     assert samples.durations_us == pytest.approx([nanoseconds / 1000] * 3)
     assert samples.calls_per_sample * nanoseconds >= 50_000
     assert samples.calls_per_sample == 1 or (samples.calls_per_sample - 1) * nanoseconds < 50_000
-
-
-def test_calls_too_short_for_the_clock_are_bounded(clock):
-    calls = 0
-
-    def call():
-        nonlocal calls
-        calls += 1
-
-    samples = WallClock().sample(call, None, rule(1))
-    assert samples.calls_per_sample == 10_000
-    assert calls < 40_000
-
-
-def test_no_garbage_is_collected_in_between(clock):
-    seen = []
-    WallClock().sample(lambda: seen.append(gc.isenabled()), lambda: None, rule())
-    assert seen == [False] * 3
-    assert gc.isenabled()
 
 
 def test_collector_is_on_again_after_an_error(clock):
@@ -200,84 +181,62 @@ def test_time_limit_ends_it_after_one_sample_at_least():
 HOT = ("hardware thermal slowdown",)
 
 
+def unhurried():
+    return StopRule(repeat_count=None, time_limit_s=60)
+
+
 class Steady:
     """Takes one sample at each call, each longer than the last."""
 
     name = "steady"
 
-    def __init__(self):
-        self.taken = 0
+    def __init__(self, first_us):
+        self.taken = first_us
 
     def sample(self, call, before_each, rule):
         assert not rule.enough([])
         self.taken += 1
-        return Samples((float(self.taken),))
+        return Samples((self.taken,))
 
 
-def sample(said, *, rule=None, instrument=None):
-    """Samples with a device that says `said`, one after the other, of its clocks; and the pauses made."""
-    answers, pauses = iter(said), []
-    watched = UnthrottledInstrument(instrument or Steady(), lambda: next(answers), pauses.append)
-    assert watched.name == "steady"
-    return watched.sample(lambda: None, None, rule or StopRule(repeat_count=None, time_limit_s=60)), pauses
+class OfGroup(StopRule):
+    """A rank does not sample again by itself."""
+
+    def again(self):
+        return None
 
 
-def test_it_waits_until_throttling_has_ended():
-    samples, pauses = sample([HOT, HOT, HOT, (), ()])
-    assert samples == Samples((1.0,))
-    assert len(pauses) == 3
-
-
-def test_samples_taken_while_throttled_are_dropped_and_taken_again():
-    samples, pauses = sample([(), HOT, HOT, (), ()])
-    assert samples.durations_us == (2.0,)
-    (note,) = samples.notes
-    assert note.startswith("1 sample ")
-    assert len(pauses) == 1
-
-
-def test_throttling_that_returns_keeps_the_samples_with_a_note():
-    samples, pauses = sample([(), HOT, HOT, (), HOT])
-    assert samples.durations_us == (2.0,)
-    assert HOT[0] in samples.throttled
-    assert samples.notes
-    assert len(pauses) == 1
-
-
-def test_a_long_row_that_throttles_the_device_is_taken_again_at_once():
-    class Long(Steady):
-        def sample(self, call, before_each, rule):
-            super().sample(call, before_each, rule)
-            return Samples((200_000.0 + self.taken,))
-
-    samples, pauses = sample([(), HOT, HOT], instrument=Long())
-    assert samples.durations_us == (200_002.0,)
-    assert HOT[0] in samples.throttled
-    assert samples.notes
-    assert pauses == []
-
-
-def test_where_it_does_not_end_the_samples_are_taken_once_after_half_a_second():
-    samples, pauses = sample(itertools.repeat(HOT))
-    assert samples.durations_us == (1.0,)
-    assert HOT[0] in samples.throttled
-    assert sum(pauses) == pytest.approx(0.5)
-
-
-def test_the_rows_time_limit_counts_over_all_tries():
-    now = iter([0.0, 5.0, 5.0])
-    samples, _ = sample([(), HOT], rule=StopRule(repeat_count=None, time_limit_s=5, clock=lambda: next(now)))
-    assert samples.durations_us == (1.0,)
-    assert samples.notes == ()
-    assert HOT[0] in samples.throttled
-
-
-@pytest.mark.parametrize("said", [[(), HOT]])
-def test_a_rank_of_a_group_does_not_sample_again_by_itself(said):
-    class Agreed(StopRule):
-        def again(self):
-            return None
-
-    samples, pauses = sample(said, rule=Agreed(repeat_count=1, time_limit_s=5))
-    assert samples.durations_us == (1.0,)
-    assert pauses == []
+@pytest.mark.parametrize(
+    ("said", "first_us", "rule", "durations_us", "throttled", "pauses"),
+    [
+        ([HOT, HOT, HOT, (), ()], 0.0, unhurried, (1.0,), False, 3),
+        ([(), HOT, HOT, (), ()], 0.0, unhurried, (2.0,), False, 1),
+        ([(), HOT, HOT, (), HOT], 0.0, unhurried, (2.0,), True, 1),
+        # A long row is taken again at once.
+        ([(), HOT, HOT], 200_000.0, unhurried, (200_002.0,), True, 0),
+        (repeat(HOT), 0.0, unhurried, (1.0,), True, None),
+        # The time limit counts over all tries.
+        (
+            [(), HOT],
+            0.0,
+            lambda: StopRule(repeat_count=None, time_limit_s=5, clock=iter([0.0, 5.0, 5.0]).__next__),
+            (1.0,),
+            True,
+            0,
+        ),
+        ([(), HOT], 0.0, lambda: OfGroup(repeat_count=1, time_limit_s=5), (1.0,), True, 0),
+    ],
+)
+def test_throttled_samples_are_taken_again_after_a_pause_or_kept_and_told(
+    said, first_us, rule, durations_us, throttled, pauses
+):
+    """`said`: what a device says, one after the other, of its clocks."""
+    answers, paused_s = iter(said), []
+    watched = UnthrottledInstrument(Steady(first_us), lambda: next(answers), paused_s.append)
+    samples = watched.sample(lambda: None, None, rule())
+    assert samples.durations_us == durations_us
+    assert (HOT[0] in samples.throttled) is throttled
+    if pauses is None:
+        assert sum(paused_s) == pytest.approx(0.5)
+    else:
+        assert len(paused_s) == pauses

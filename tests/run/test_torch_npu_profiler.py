@@ -65,12 +65,14 @@ def launched(monkeypatch):
     return kernels
 
 
+def opened():
+    settings = MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
+    return kind_named("npu").open_instrument(settings)
+
+
 def test_a_rows_samples_are_read_from_its_own_profile(launched):
     durations = iter([7.0, 8.0, 9.0])
-    instrument = kind_named("npu").open_instrument(
-        MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
-    )
-    samples = instrument.sample(
+    samples = opened().sample(
         lambda: launched.append(("RmsNorm", "16,32", next(durations))),
         lambda: launched.append(("ReduceSum", "50331648", 40.0)),
         StopRule(repeat_count=3, time_limit_s=5),
@@ -97,10 +99,7 @@ def test_records_that_the_profiler_loses_at_its_start_cost_nothing(launched, mon
 
     monkeypatch.setattr(profiler, "profile", headless)
     durations = iter([7.0, 8.0, 9.0])
-    instrument = kind_named("npu").open_instrument(
-        MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
-    )
-    samples = instrument.sample(
+    samples = opened().sample(
         lambda: launched.append(("RmsNorm", "16,32", next(durations))), None, StopRule(repeat_count=3, time_limit_s=5)
     )
     assert isinstance(samples.profiled, ProfiledSamples)
@@ -111,9 +110,6 @@ def test_records_that_the_profiler_loses_at_its_start_cost_nothing(launched, mon
 def test_a_profiler_that_writes_nothing_gives_no_measurement(launched, monkeypatch):
     profiler = sys.modules["torch_npu"].profiler
     monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
-    instrument = kind_named("npu").open_instrument(
-        MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory")
-    )
-    samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
+    samples = opened().sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
     assert isinstance(samples.profiled, NoSamples)
     assert "kernel_details.csv" in samples.profiled.reason
