@@ -65,7 +65,6 @@ VERSIONS = "--versions vllm=0.18.0,torch=2.9.0,cann=8.5"
         (f"--profiling-path kernel_details.csv/below {VERSIONS}", "kernel_details.csv/below"),
         ("--profiling-path kernel_details.csv --database-path file", "file"),
         ("--profiling-path kernel_details.csv --versions 8", "--versions"),
-        ("--profiling-path kernel_details.csv --max-rows -1", "--max-rows"),
         ("--profiling-path kernel_details.csv --versions torch=2.9.0", "--versions vllm=V,cann=V"),
         (f"--profiling-path kernel_details.csv {VERSIONS} --device npu", "ATLAS_800_A3_752T_128G_DIE"),
         (f"--profiling-path kernel_details.csv {VERSIONS} --device NVIDIA_H100", "ATLAS_800_A3_752T_128G_DIE"),

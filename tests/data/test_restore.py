@@ -85,13 +85,10 @@ def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
 
 
 class TestCommand:
-    def test_a_dry_run_tells_and_writes_nothing(self, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_an_edited_cell_comes_back(self, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
         edit(database, 1, **{"Average Duration(us)": "77"})
-        before = {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()}
-        assert main(["history", str(database.path), "--restore", "csvs", "--dry-run"]) == 0
-        assert ["Abs", "1", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()} == before
         assert main(["history", str(database.path), "--restore", "csvs"]) == 0
+        assert ["Abs", "1", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
         assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
     def test_a_database_that_a_session_has_is_refused(self, database: Database) -> None:
