@@ -9,10 +9,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from opatlas.installation import CHECKOUT
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: Values are `Command`s.
 COMMANDS = "opatlas.commands"
@@ -55,6 +58,9 @@ def extensions(group: str) -> Mapping[str, EntryPoint]:
 
     An entry whose module is not there is left out. Nothing is imported but the packages that modules lie in.
     """
+    # Most commands need no entry points, and the module takes 20 ms to import.
+    from importlib.metadata import entry_points
+
     found = {entry.name: entry for entry in (*entry_points(group=group), *_of_checkout(group))}
     return {name: entry for name, entry in found.items() if _is_there(entry.module)}
 
@@ -63,6 +69,8 @@ def _of_checkout(group: str) -> Iterator[EntryPoint]:
     """Yields the entries of pyproject.toml: those of an editable installation are as old as the installation."""
     if CHECKOUT is None:
         return
+    from importlib.metadata import EntryPoint
+
     for name, entries in _SECTION.findall((CHECKOUT / "pyproject.toml").read_text("utf-8")):
         if name == group:
             yield from (EntryPoint(name, value, group) for name, value in _ENTRY.findall(entries))

@@ -101,6 +101,8 @@ class CheckCase(pytest.Item):
 
     def __init__(self, *, results: CheckResults, check: Check, kernel_type: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        # `-k spikes` asks for the cases of a check.
+        self.extra_keyword_matches.add(check.name)
         self._results = results
         self._check = check
         self._kernel_type = kernel_type

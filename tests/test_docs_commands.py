@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import doc_commands
@@ -63,7 +62,6 @@ PLANTED: Mapping[str, str] = {
     "frobnicate --all": "'frobnicate' is not known",
     "cd x && pytest bench/ --nonsense": "unrecognized arguments: --nonsense",
 }
-PLOTS = r"\bplot"
 #: Options whose value is a file that the command is to leave.
 _LEAVES = re.compile(r"--(?:output|junitxml|json|benchmark-json)[= ](\S+)")
 
@@ -91,8 +89,6 @@ def why_not_here(command: Command) -> str:
     """Why a command of the README is not run; "" where it is."""
     if "self-hosted" in command.runner:
         return f"runs on a machine of its own: {command.runner}"
-    if re.search(PLOTS, command.text) and find_spec("matplotlib") is None:
-        return "needs matplotlib"
     text = " ".join(command.words)
     return next((reason for mark, reason in NOT_HERE.items() if re.search(mark, text)), "")
 

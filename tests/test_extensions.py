@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from opatlas import extensions
-from opatlas.cli.commands import BUILT_IN
+from opatlas.cli.main import BUILT_IN
 from opatlas.extensions import COMMANDS, REPORT_PAGES, ROW_SOURCES, SCHEDULERS, Command
 
 

@@ -243,15 +243,6 @@ def test_a_source_with_a_linked_folder_is_refused_before_anything_is_combined(da
     assert not target.exists()
 
 
-def test_a_dry_run_copies_no_file_that_a_link_of_the_database_leads_to(database, canary, tmp_path, capsys):
-    linked(database, "Mul.csv", canary / "table.csv")
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "Mul.csv").write_text(HEADER + ROW)
-    assert main(["combine", "--dry-run", str(database.path), str(source)]) == 1
-    assert str(database.path / "Mul.csv") in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("kernel_type", ["../home/table", "/etc/evil", "..", "Add", ".hidden"])
 @pytest.mark.parametrize("run_id", ["../../home/evil", "20261121T163006-1f0c9a"])
 def test_names_in_a_journal_lead_nowhere(database, canary, tmp_path, kernel_type, run_id):

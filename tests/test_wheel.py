@@ -202,13 +202,13 @@ def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(bas
         "combine both one",
         "show both",
         "history both Add",
-        "report both --output site --plots png",
+        "report both --output site",
     )
     done = base.run_script(
         f"from opatlas.cli.main import main\nfor command in {commands!r}: assert main(command.split()) == 0, command"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert list((base.user / "site" / "plots").iterdir())
+    assert (base.user / "site" / "index.html").is_file()
 
 
 def test_the_public_names_import_without_the_extra(base: Installed) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from opatlas.cli.commands import BUILT_IN, all_commands
 from opatlas.errors import OpAtlasError, UsageError
+from opatlas.extensions import Command
 from opatlas.show.output import Output, run_guarded
 from opatlas.show.result import Result
 
@@ -17,8 +17,8 @@ from opatlas.show.result import Result
 _OUTPUT = Group("Output", sort_key=99)
 
 
-def make_app(running: str = "") -> App:
-    """Returns the app of all commands.
+def make_app(commands: Mapping[str, Command], running: str = "") -> App:
+    """Returns the app of some commands.
 
     Args:
         running: the command that runs, whose help is the docstring of its function. The function of each other command
@@ -26,7 +26,6 @@ def make_app(running: str = "") -> App:
     """
     app = _new_app("opatlas", "A versioned database of measured operator durations.")
     app.help_epilogue = "opatlas COMMAND --help lists the options of a command; opatlas --version prints the version."
-    commands = BUILT_IN if running in BUILT_IN else all_commands()
     headings = dict.fromkeys(command.group for command in commands.values())
     groups = {name: Group(name, sort_key=key) for key, name in enumerate(headings, 1)}
     for key, (name, command) in enumerate(commands.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,14 +17,13 @@ from opatlas.capture.ingest import rebuild_profiling
 from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
 from opatlas.data.combine_table import Conflict, write_conflicts
-from opatlas.data.database import Database, SessionLock, copy_for_dry_run
+from opatlas.data.database import Database, SessionLock
 from opatlas.data.edited import clear_edited
 from opatlas.data.log import COMBINE
 from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, without_pooled, write_disagreements
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
-from opatlas.files import TemporaryFolder
 from opatlas.formats import microseconds, percent, ratio
 from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
 from opatlas.show import Column, Fields, Result, Table, print_note
@@ -40,7 +39,6 @@ def combine(
     *sources: Annotated[Path, Parameter(name="SOURCE")],
     mixed: bool = False,
     pool: bool = False,
-    dry_run: bool = False,
 ) -> Result:
     """Combines databases and journals that were measured separately into one database.
 
@@ -55,31 +53,24 @@ def combine(
         mixed: combine durations of different devices or versions of torch.
         pool: then give each row of TARGET the duration of its run with the median over all runs, and fill the Pooled
             columns: runs, machines, and the spread between machines.
-        dry_run: show what would change, and write nothing.
     """
     if not (sources or pool):
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
-    with TemporaryFolder("combine") as scratch:
-        with usage_errors():
-            opened = open_sources(Database(target), sources)
-            if not mixed:
-                refuse_mixed(target, opened)
-        warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
-        if dry_run:
-            # The changes are made to a copy, so that they are the ones that a combination makes.
-            copy = copy_for_dry_run(target, scratch / "target")
-            done = _combine(copy, opened, pool).named(str(copy.path), str(target))
-        else:
-            lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
-            lock.acquire()
-            try:
-                done = _combine(Database(target), opened, pool)
-            finally:
-                lock.release()
+    with usage_errors():
+        opened = open_sources(Database(target), sources)
+        if not mixed:
+            refuse_mixed(target, opened)
+    warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
+    lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
+    lock.acquire()
+    try:
+        done = _combine(Database(target), opened, pool)
+    finally:
+        lock.release()
     for warning in warnings:
         print_note(f"warning: {warning}")
-    content = {"target": target, "dry_run": dry_run, **_json(opened, done)}
-    return Result(list(_parts(target, opened, done, dry_run)), content, done.problems, 1 if done.problems else 0)
+    content = {"target": target, **_json(opened, done)}
+    return Result(list(_parts(target, opened, done)), content, done.problems, 1 if done.problems else 0)
 
 
 @dataclass(frozen=True)
@@ -95,11 +86,6 @@ class _Combined:
     pooled: Sequence[PooledRow] | None
     reports: dict[str, str] = field(default_factory=dict)
     problems: Sequence[str] = ()
-
-    def named(self, copy: str, target: str) -> _Combined:
-        """Returns the same with the path of the target in place of that of its copy."""
-        reports = {name: path.replace(copy, target) for name, path in self.reports.items()}
-        return replace(self, reports=reports, problems=[text.replace(copy, target) for text in self.problems])
 
 
 def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
@@ -152,7 +138,7 @@ def _json(opened: CombineSources, done: _Combined) -> dict[str, Any]:
     return {**sources, **counts, "pooled": done.pooled, "problems": done.problems}
 
 
-def _parts(target: Path, opened: CombineSources, done: _Combined, dry_run: bool) -> Iterator[Part]:
+def _parts(target: Path, opened: CombineSources, done: _Combined) -> Iterator[Part]:
     found = done.outcome
     conflicts = list({conflict.cell: conflict for conflict in reversed(found.conflicts)}.values())[::-1]
     kinds = Counter(
@@ -180,7 +166,7 @@ def _parts(target: Path, opened: CombineSources, done: _Combined, dry_run: bool)
             else None,
             "rows in TARGET": _counted(found.target_rows),
         },
-        title=f"{target} (dry run: nothing was written)" if dry_run else str(target),
+        title=str(target),
     )
     yield from _conflicts(conflicts)
     if done.pooled is not None:

@@ -27,10 +27,9 @@ from opatlas.row.columns import (
 from opatlas.row.location import default_path, named_folder
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show import Output, Result, Table, print_note
+from opatlas.show import Result, Table, print_note
 from opatlas.show import compared as tables
 from opatlas.show.parameters import Names, Percent
-from opatlas.show.result import Part
 
 #: Cells that are known of a replayed call, by their names in the JSON.
 _CELLS = {
@@ -49,7 +48,6 @@ def compare(
     baseline: str = "",
     ops: Names = (),
     fail_slower: Percent | None = None,
-    output: Annotated[Output, Parameter(parse=False)],
 ) -> Result:
     """Which implementation or database is faster, row by row.
 
@@ -70,12 +68,8 @@ def compare(
     """
     with usage_errors():
         comparisons = _comparisons(databases, baseline, ops)
-    if output.format == "csv":
-        lines = [(*line, name) for name, each in comparisons.items() for line in tables.row_lines(each)]
-        parts: list[Part] = [Table((*tables.LINE_COLUMNS, "folder"), lines)]
-    else:
-        parts = [part for name, comparison in comparisons.items() for part in tables.parts(comparison, name)]
-        parts = [part for part in parts if not isinstance(part, Table) or part.rows]
+    parts = [part for name, comparison in comparisons.items() for part in tables.parts(comparison, name)]
+    parts = [part for part in parts if not isinstance(part, Table) or part.rows]
     contents = {name: _content(comparison) for name, comparison in comparisons.items()}
     problems = [problem for comparison in comparisons.values() for problem in comparison.problems]
     if fail_slower is not None:

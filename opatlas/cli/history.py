@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from cyclopts import Parameter
 from opatlas.ask.compare.regressions import Regressions, find_regressions
 from opatlas.ask.compare.steps import LEAST_RUNS
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.data.database import Database, SessionLock, copy_for_dry_run
+from opatlas.data.database import Database, SessionLock
 from opatlas.data.manifest import run_id_time
 from opatlas.data.restore import rebuild, unprune
 from opatlas.data.row_history import RowRun, row_histories
@@ -40,7 +39,6 @@ def history(
     *rows: Annotated[str, Parameter(name="ROW")],
     fail_slower: Percent | None = None,
     restore: Literal["csvs", "pruned"] | None = None,
-    dry_run: bool = False,
     output: Annotated[Output, Parameter(parse=False)],
 ) -> Result:
     """The rows that became slower or faster from some run on; with ROW what it took in each run.
@@ -56,17 +54,14 @@ def history(
         fail_slower: exit with 1 if a row is slower by more than this, such as 5%, after its newest change.
         restore: csvs makes the CSVs again from the histories of their runs and the samples of ingests; pruned brings
             pruned rows back into the CSVs, all or those that are named.
-        dry_run: with --restore csvs, show what would change, and write nothing.
     """
     expect_database(database)
-    if dry_run and restore != "csvs":
-        raise UsageError("--dry-run belongs to --restore csvs: leave it out, or add --restore csvs")
     if fail_slower is not None and restore:
         raise UsageError("--fail-slower tests durations: leave it out with --restore")
     if restore == "csvs":
         if rows:
             raise UsageError(f"--restore csvs makes all CSVs again: leave out {' '.join(rows)}")
-        return _rebuild(database, dry_run=dry_run)
+        return _rebuild(Database(database))
     chosen = _choice(Database(database), rows)
     if restore == "pruned":
         return _unprune(Database(database), chosen)
@@ -270,33 +265,21 @@ def _hold_lock(database: Database, restored: str) -> Iterator[None]:
         lock.release()
 
 
-def _rebuild(path: Path, *, dry_run: bool) -> Result:
-    if dry_run:
-        # The changes are made to a copy, so that they are the ones that a rebuild makes.
-        with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
-            copy = copy_for_dry_run(path, Path(folder) / "copy")
-            parts, problems = _rebuild_parts(copy, f"{path} (dry run: nothing was written)")
-            problems = [text.replace(str(copy.path), str(path)) for text in problems]
-    else:
-        with _hold_lock(Database(path), "csvs"):
-            parts, problems = _rebuild_parts(Database(path), str(path))
-    return Result(parts, problems=problems, status=1 if problems else 0)
-
-
-def _rebuild_parts(database: Database, title: str) -> tuple[list[Part], list[str]]:
-    """Rebuilds the CSVs and returns the counts, and the problems. Raises OpAtlasError."""
-    recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-    for each in filter(None, recovered):
-        print_note(str(each))
-    problems = [problem for each in recovered for problem in each.problems]
-    with database.lock():
-        captured = rebuild_profiling(database)
-    problems += captured.outcome.problems
-    problems += [
-        f"ingest {run_id} has no samples any more: the cells of its captures do not change"
-        for run_id in captured.without_samples
-    ]
-    rebuilt = rebuild(database)
+def _rebuild(database: Database) -> Result:
+    """Makes the CSVs again. Raises OpAtlasError."""
+    with _hold_lock(database, "csvs"):
+        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
+        for each in filter(None, recovered):
+            print_note(str(each))
+        problems = [problem for each in recovered for problem in each.problems]
+        with database.lock():
+            captured = rebuild_profiling(database)
+        problems += captured.outcome.problems
+        problems += [
+            f"ingest {run_id} has no samples any more: the cells of its captures do not change"
+            for run_id in captured.without_samples
+        ]
+        rebuilt = rebuild(database)
     problems += rebuilt.problems
     edited = sum(map(len, captured.edited.values()))
     counts = Fields(
@@ -307,8 +290,9 @@ def _rebuild_parts(database: Database, title: str) -> tuple[list[Part], list[str
             "captured rows": captured.outcome.updated + captured.outcome.new,
             "edited rows": (edited, "captured durations belong to the old shape") if edited else None,
         },
-        title=title,
+        title=str(database.path),
     )
     names = sorted({*+rebuilt.changed, *+rebuilt.added})
     rows = [(name, rebuilt.changed[name], rebuilt.added[name]) for name in names]
-    return [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])], problems
+    parts: list[Part] = [counts, *([Table(("kernel type", "changed", "added"), rows)] if rows else [])]
+    return Result(parts, problems=problems, status=1 if problems else 0)

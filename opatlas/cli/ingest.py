@@ -34,6 +34,8 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import close_matches, printable
 
 _MAKES = "`opatlas ingest --profiling-path` makes a database"
+#: A captured row becomes at most so many rows, one for each distinct record.
+_MOST_ROWS = 100
 #: The largest number of rows of a table; the reports and the JSON have all.
 _SHOWN = 10
 _SHARE = Column("of captured time", percent)
@@ -46,7 +48,6 @@ def ingest(
     database_path: Path | None = None,
     device: str | None = None,
     versions: Annotated[Versions | None, reads(options.versions), Parameter(accepts_keys=False)] = None,
-    max_rows: Annotated[int, reads(options.at_least(0))] = 100,
     replace: bool = False,
     mixed: bool = False,
 ) -> Result:
@@ -67,7 +68,6 @@ def ingest(
             --database-path: not known).
         versions: versions of vllm-ascend, torch and CANN of the captures, or some of them, such as
             vllm=0.18.0,torch=2.9.0,cann=8.5 (default: the installed ones).
-        max_rows: the largest number of rows that a captured row may become, one for each distinct record; 0: no limit.
         replace: replace the samples of earlier captures, for the signatures of this capture.
         mixed: ingest captures of another device, or of other versions, than earlier captures of this database.
     """
@@ -99,7 +99,7 @@ def ingest(
         _ingest(database, IngestRequest(profiling_path, replace, mixed, device, software, manifest_options), done)
     if attention_records:
         try:
-            _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, max_rows, done)
+            _fill(database, tuple(dict.fromkeys(attention_records)), records_mb, done)
         except OpAtlasError as error:
             if profiling_path is None:
                 raise
@@ -236,7 +236,7 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
     }
 
 
-def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int, into: _Done) -> None:
+def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Done) -> None:
     with usage_errors():
         expect_folder(database.path, _MAKES)
     # A session writes rows back by their signatures, which change here.
@@ -248,10 +248,10 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int
         with progress("read, MB", total_mb) as advance:
             for path in files:
                 try:
-                    records.add_file(path, wanted, limit, advance)
+                    records.add_file(path, wanted, _MOST_ROWS, advance)
                 except OpAtlasError as error:
                     records.problems.append(str(error))
-        outcome = fill_rows(database, records, limit)
+        outcome = fill_rows(database, records, _MOST_ROWS)
         unmatched = find_unmatched(records, outcome)
         report, problems = None, [problem for found in recovered for problem in found.problems]
         try:

@@ -1,15 +1,59 @@
-"""The command `opatlas`: its commands, in groups, and what runs each."""
+"""The command `opatlas`: its commands, in groups, and what runs each.
+
+A session of pytest (`opatlas bench`, `collectives`, `shapes`) reads no settings of the working folder: no pytest.ini,
+no conftest.py, no module. Only a test file of the user's own, named on the command line, is run with the settings of
+the folder that holds the file.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from itertools import pairwise, takewhile
+from pathlib import Path
 
-from opatlas.cli.commands import BUILT_IN, all_commands
-from opatlas.cli.sessions import run_session
+from opatlas import extensions
 from opatlas.errors import UsageError
+from opatlas.extensions import Command
+from opatlas.installation import code_folder, pytest_cache, require_extra
 from opatlas.show.output import run_guarded
 from opatlas.text import suggest
+
+_INI = Path(__file__).with_name("sessions.ini")
+_PLUGINS = ("-p", "opatlas.plugins")
+#: In the order of the help.
+BUILT_IN = {
+    "ingest": Command("Rows", "bring captures, and lengths of attention, into a database", "opatlas.cli.ingest:ingest"),
+    "shapes": Command("Rows", "add theory rows of models to the database", tests="shapes"),
+    "combine": Command("Rows", "combine databases that were measured separately", "opatlas.cli.combine:combine"),
+    "export": Command("Rows", "write the rows for other tools: Parquet, CSV", "opatlas.cli.query:export"),
+    "bench": Command("Measure", "replay the rows of the database on a device", tests="bench"),
+    "collectives": Command("Measure", "measure collectives between devices", tests="bench/test_collectives.py"),
+    "show": Command("Look", "show the databases, one of them, or the kernel types", "opatlas.cli.show:show"),
+    "check": Command("Look", "test the data of a database", "opatlas.cli.check:check"),
+    "history": Command(
+        "Look", "show the durations of each run, and which changed; restore rows", "opatlas.cli.history:history"
+    ),
+    "report": Command("Look", "write a site that shows a database in a browser", "opatlas.cli.report:report"),
+    "query": Command("Ask", "the duration of a call, measured or predicted", "opatlas.cli.query:query"),
+    "model": Command("Ask", "the cost of a step of a model, and which rows to measure next", "opatlas.cli.model:model"),
+    "compare": Command("Ask", "which implementation or database is faster, row by row", "opatlas.cli.compare:compare"),
+    "implementations": Command(
+        "Kernels",
+        "list implementations of kernels; begin one of your own",
+        "opatlas.cli.implementations:implementations",
+    ),
+}
+
+
+@cache
+def all_commands() -> Mapping[str, Command]:
+    """Returns the commands by name, those included that have registered themselves."""
+    entries = extensions.extensions(extensions.COMMANDS)
+    return BUILT_IN | {name: entries[name].load() for name in sorted(entries)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +77,7 @@ def _run(words: Sequence[str]) -> int:
     # cyclopts takes 60 ms to import, which sessions and --version do without.
     from opatlas.cli.app import make_app, run_app
 
-    return run_app(make_app(name), words)
+    return run_app(make_app(BUILT_IN if name in BUILT_IN else all_commands(), name), words)
 
 
 def _version() -> str:
@@ -43,6 +87,46 @@ def _version() -> str:
         return metadata.version("opatlas")
     except metadata.PackageNotFoundError:
         return "(not installed as a package)"
+
+
+def run_session(name: str, tests: str, about: str, arguments: Sequence[str]) -> int:
+    """Runs pytest and returns its exit status.
+
+    Args:
+        name: the name of the command, for its help.
+        tests: the folder or file that is collected, such as "bench" or "bench/test_collectives.py".
+        about: what the command does, in a line.
+        arguments: options of OpAtlas and of pytest, and perhaps test files that replace `tests`.
+
+    Raises:
+        OpAtlasError: pytest or torch is not installed.
+    """
+    require_extra("bench", f"`opatlas {name}`", "pytest")
+    if {"-h", "--help"}.intersection(takewhile(lambda argument: argument != "--", arguments)):
+        print(import_module("opatlas.plugins.options").help_of(name, about), end="")
+        return 0
+    require_extra("bench", f"`opatlas {name}`", "xdist", "pytest_benchmark", "torch")
+    import pytest
+
+    folder, _, file = tests.partition("/")
+    path = code_folder(folder)
+    files = test_files(arguments)
+    if files and not any(path in file.parents for file in files):
+        return int(pytest.main([*_PLUGINS, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments]))
+    # Relative paths in options stay relative to the working folder.
+    settings = ["-c", str(_INI), f"--rootdir={path.parent}", "-o", f"cache_dir={pytest_cache()}", *_PLUGINS]
+    if not any("--benchmark" in words for words in (*arguments, os.environ.get("PYTEST_ADDOPTS", ""))):
+        # The plugin makes a folder in the working folder.
+        settings += ["-p", "no:benchmark"]
+    return int(pytest.main([*settings, *([] if files else [str(path / file)]), *arguments]))
+
+
+def test_files(arguments: Sequence[str]) -> list[Path]:
+    """Returns the test files among the arguments. Folders and the values of OpAtlas' options do not count."""
+    options = import_module("opatlas.plugins.data_folders").PATH_OPTIONS
+    words = [word for before, word in pairwise(("", *arguments)) if before not in options and not word.startswith("-")]
+    files = [Path(word.partition("::")[0]) for word in words]
+    return [path.resolve() for path in files if path.suffix == ".py" and path.is_file()]
 
 
 if __name__ == "__main__":

@@ -247,7 +247,7 @@ def _add(database: Database, found: NextRows, step: Step, started_at: float) -> 
         started_at=started_at,
         finished_at=time.time(),
         options=options,
-        code=code_digest([here / "query", here / "theory"]),
+        code=code_digest([here / "ask", here / "theory"]),
         statuses={"added": added},
         **this_machine(),
     ).write(database)

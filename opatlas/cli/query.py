@@ -152,8 +152,8 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
     return Result([Table(columns, rows, title=kernel_type), told], status=1 if (answers["How"] == "").any() else 0)
 
 
-def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, compositions: bool = False) -> Result:
-    """Write the stored rows for other tools: as one typed table, or as the tables of aiconfigurator.
+def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path) -> Result:
+    """Write the stored rows as one typed table for other tools, durations in us.
 
     Rows that cannot answer a question are left out, as in opatlas query.
 
@@ -161,45 +161,21 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path, c
 
     Args:
         database: folder of {KernelType}.csv files, or name of a device.
-        output: FILE.parquet or FILE.csv: one table, durations in us; a path without a suffix: the folder of a system
-            of aiconfigurator, below which each table gets its place, latencies in ms.
-        compositions: with durations of compositions of torch operators.
+        output: FILE.parquet or FILE.csv.
     """
-    from opatlas.ask.query.export import of_other_devices
+    # pandas takes as long to import as a query to answer.
+    from opatlas.ask.query.export import long_table, of_other_devices, write_parquet
 
-    if output.suffix not in (".parquet", ".csv", ""):
-        raise UsageError(
-            f"--output {output}: end the name with .parquet or .csv, or give a folder without suffix for aiconfigurator"
-        )
-    opened = open_database(database, compositions=compositions)
-    written = _write_table(opened, output) if output.suffix else _write_perf_tables(opened, output)
+    if output.suffix not in (".parquet", ".csv"):
+        raise UsageError(f"--output {output}: end the name with .parquet or .csv")
+    opened = open_database(database)
+    rows = long_table(opened)
+    if rows.empty:
+        raise OpAtlasError(f"{opened.path}: no row has a duration: nothing was written")
+    if output.suffix == ".parquet":
+        write_parquet(rows, output)
+    else:
+        write_text(output, rows.to_csv(index=False, lineterminator="\n"))
+    written = Table(("file", "rows", "kernel types"), [(str(output), len(rows), rows["kernel_type"].nunique())])
     left_out = of_other_devices(opened)
     return Result([written, Fields(left_out, title="left out, of other devices")] if left_out else [written])
-
-
-def _write_table(database: OpenDatabase, path: Path) -> Table:
-    # pandas takes as long to import as a query to answer.
-    from opatlas.ask.query.export import long_table, write_parquet
-
-    rows = long_table(database)
-    if rows.empty:
-        raise OpAtlasError(f"{database.path}: no row has a duration: nothing was written")
-    if path.suffix == ".parquet":
-        write_parquet(rows, path)
-    else:
-        write_text(path, rows.to_csv(index=False, lineterminator="\n"))
-    return Table(("file", "rows", "kernel types"), [(str(path), len(rows), rows["kernel_type"].nunique())])
-
-
-def _write_perf_tables(database: OpenDatabase, folder: Path) -> Table:
-    from opatlas.ask.query.export import perf_tables, write_perf_tables
-
-    tables = perf_tables(database)
-    if not tables:
-        raise OpAtlasError(f"{database.path}: no row belongs to a table of aiconfigurator")
-    write_perf_tables(tables, folder)
-    lines = [
-        (str(folder / each.path), len(each.rows), int(each.rows["kernel_source"].str.contains("composition").sum()))
-        for each in tables
-    ]
-    return Table(("file", "rows", "may be compositions"), lines)

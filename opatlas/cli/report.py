@@ -1,4 +1,4 @@
-"""`opatlas report`: a site that shows a database in a browser, and plots as images."""
+"""`opatlas report`: a site that shows a database in a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from opatlas.installation import require_extra
 from opatlas.row.location import database_folder
 from opatlas.show.parameters import Steps
 from opatlas.show.result import Fields, Part, Result, Table
-from opatlas.show.roofline_plot import PlotFormat, write_roofline
 from opatlas.show.site.writer import write_site
 
 
@@ -25,7 +24,6 @@ def report(
     against: str = "",
     step: Steps = (),
     superkernel: Path | None = None,
-    plots: PlotFormat | None = None,
 ) -> Result:
     """Write a site that shows a database in a browser: kernel types, comparisons, costs of models, diagnosis.
 
@@ -40,11 +38,8 @@ def report(
         step: a page on what a step of a model costs: MODEL,batch=N,context=N and further tp=N, ep=N, phase=decode or
             prefill, dtype=NAME; may be given several times.
         superkernel: a page on the scopes of a capture that a SuperKernel may fuse, as `opatlas diagnose` tells.
-        plots: write the roofline as an image into DIR/plots, too.
     """
     require_extra("report", "`opatlas report`", "bokeh")
-    if plots is not None:
-        require_extra("plot", "--plots", "matplotlib")
     place = database_folder(database)
     for each in step:
         if missing := [name for name in ("batch", "context") if name not in each.settings]:
@@ -57,12 +52,4 @@ def report(
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),
         Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),
     ]
-    problems = list(site.problems)
-    if plots is not None:
-        image = output / "plots" / f"roofline.{plots}"
-        rows, unread = write_roofline(place, image)
-        problems += [problem for problem in unread if problem not in problems]
-        parts.append(
-            Fields({"roofline": (str(image), f"{rows:,} rows") if rows else "no row has operations and bytes"})
-        )
-    return Result(parts, problems=problems, status=1 if problems else 0)
+    return Result(parts, problems=site.problems, status=1 if site.problems else 0)

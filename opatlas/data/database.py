@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -266,18 +265,3 @@ def _read(path: Path) -> SessionHolder | None:
         return decode(read_safely(path, _LARGEST_BYTES), SessionHolder, str(path))
     except (OSError, DecodeError):
         return None
-
-
-#: Files that a dry run does not need: reports, locks and temporary files.
-_NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
-
-
-def copy_for_dry_run(target: Path, folder: Path) -> Database:
-    """Copies a database, for a command with --dry-run; an empty one if `target` is missing. Raises OpAtlasError."""
-    try:
-        if target.exists():
-            # Links are copied as links, so that nothing outside the database is copied.
-            shutil.copytree(target, folder, ignore=_NOT_COPIED, symlinks=True)
-    except OSError as error:
-        raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None
-    return Database(folder)

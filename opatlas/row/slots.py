@@ -283,6 +283,7 @@ def _unknown_words(dtypes: str) -> tuple[str, ...]:
 
 
 _OF_INPUTS = (INPUT_DTYPES, INPUT_FORMATS)
+_SHAPES = (INPUT_SHAPES, OUTPUT_SHAPES)
 #: The shapes of the slots that a column describes.
 SHAPES_OF = {
     **dict.fromkeys(_OF_INPUTS, INPUT_SHAPES),
@@ -296,6 +297,9 @@ def normal_words(kernel_type: str, column: str, cells: Mapping[str, str]) -> tup
     Args:
         cells: the cell, and that of the shapes of its slots, where it is known.
     """
+    if column in _SHAPES:
+        # The shapes of each row are others: they are not kept.
+        return _without_end(split_cell(cells.get(column, "")))
     shapes = cells.get(SHAPES_OF.get(column, ""), "")
     optional = (optional_inputs if column in _OF_INPUTS else optional_outputs)(kernel_type) if shapes else NO_SLOTS
     return _present(_known_words(cells.get(column, "")), _has_shape(shapes) if optional else (), optional)
@@ -317,7 +321,11 @@ def _has_shape(shapes: str) -> tuple[bool, ...]:
 
 @lru_cache(maxsize=8192)
 def _present(words: tuple[str, ...], has_shape: tuple[bool, ...], optional: SlotNumbers) -> tuple[str, ...]:
-    kept = [word if any(has_shape[i : i + 1]) or i not in optional else "" for i, word in enumerate(words)]
-    while kept and not kept[-1]:
-        kept.pop()
-    return tuple(kept)
+    found = (any(has_shape[i : i + 1]) or i not in optional for i in range(len(words)))
+    return _without_end([word if there else "" for word, there in zip(words, found, strict=True)])
+
+
+def _without_end(words: list[str]) -> tuple[str, ...]:
+    while words and not words[-1]:
+        words.pop()
+    return tuple(words)

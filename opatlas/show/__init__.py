@@ -3,7 +3,6 @@
 row_summary.py      the numbers of rows as text and tables
 session_report.py   the two files of a session beside the CSVs
 compared.py         the tables of a comparison
-plots/              figures
 site/               the pages of `opatlas report`
 """
 

@@ -11,7 +11,6 @@ from opatlas.ask.compare.calls import MISSING, STANDARD_ERRORS, CallPair, PairVe
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.formats import microseconds, percent, ratio
-from opatlas.row.columns import CONVERSIONS, IMPLEMENTATION, OUTPUTS_MISSING
 from opatlas.row.status import Status
 from opatlas.show.result import Column, Fields, Part, Table
 
@@ -104,43 +103,6 @@ def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table
     ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
     columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("±", _spread), "remark", "row")
     return Table(columns, rows, f"{rival.label}: rows", left_out).without_empty_columns()
-
-
-def row_lines(comparison: DatabaseComparison) -> Iterator[tuple[object, ...]]:
-    """Yields the cells of LINE_COLUMNS for each row and database."""
-    for row in comparison.rows:
-        for database in (comparison.baseline, *comparison.rivals):
-            call, pair = row.calls[database.name], row.pairs.get(database.name)
-            yield (
-                row.kernel_type,
-                row.case_id,
-                database.name,
-                call.cell(IMPLEMENTATION) or database.label,
-                call.status,
-                call.reason,
-                call.duration_us,
-                call.sum_us,
-                call.span_us,
-                call.kernels,
-                call.noise,
-                call.samples,
-                pair and pair.speed_up,
-                pair and pair.verdict,
-                pair and pair.reason,
-                database.name == row.fastest,
-                row.is_composition,
-                pair.host_bound if pair else call.is_host_bound,
-                call.cell(OUTPUTS_MISSING),
-                call.cell(CONVERSIONS),
-            )
-
-
-#: The columns of `row_lines`.
-LINE_COLUMNS = (
-    *("kernel_type", "id", "database", "implementation", "status", "reason", "duration_us", "sum_us", "span_us"),
-    *("kernels", "noise", "samples", "speed_up", "verdict", "verdict_reason", "fastest", "composition_baseline"),
-    *("host_bound", "outputs_missing", "conversions"),
-)
 
 
 def _databases(comparison: DatabaseComparison, name: str) -> Table:

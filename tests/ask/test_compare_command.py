@@ -9,8 +9,6 @@ import pytest
 from commands import as_json, run
 from compared import lost, measured, write_tables
 
-from opatlas.cli import compare as command
-
 COMPOSITION = "composition of 11 torch operators (pow, mean, ...)"
 
 
@@ -215,13 +213,6 @@ def test_siblings_have_the_remark_of_a_default_database(tmp_path: Path, capsys: 
     assert [each["version"] for each in as_json(capsys, "compare", warm)["rivals"]] == ["0.7.0"]
 
 
-def test_the_default_database_of_this_machine(
-    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "default_path", lambda device, versions: base)
-    assert as_json(capsys, "compare")["baseline"]["path"] == str(base)
-
-
 def test_named_databases_have_names_that_tell_them_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"Sort": [measured(1, 2)]}
     one, two = (write_tables(tmp_path / name, rows) for name in ("one", "two"))
@@ -283,12 +274,3 @@ def test_a_file_that_cannot_be_read_costs_itself(base: Path, capsys: pytest.Capt
     assert status == 1
     assert str(damaged) in err
     assert "AddRmsNorm" in out
-
-
-def test_text_of_a_stranger_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = write_tables(tmp_path / "one", {"Sort": [measured(1, 2)]})
-    two = write_tables(tmp_path / "two", {"Sort": [lost(1, "failed", "\x1b[2J <script>x</script> |")]})
-    assert "\x1b" not in run(capsys, "compare", one, two)[1]
-    shown = run(capsys, "compare", one, two, "--format", "markdown")[1]
-    assert "\x1b" not in shown
-    assert "<script>" not in shown

@@ -62,27 +62,6 @@ def test_rows_of_experts_have_typed_columns(tmp_path: Path) -> None:
     assert line["tflops"] == pytest.approx(2 * 2 * 512 * 1024 / 5e6)
 
 
-def test_a_size_at_which_durations_jump_is_found(tmp_path: Path) -> None:
-    tokens = [1, 2, 3, 5, 8, 12, 16, 24, 33, 40, 48, 64, 80, 97, 112, 120, 130, 144, 160, 192, 224, 256, 320, 400, 512]
-    rows = pd.DataFrame(
-        {
-            "Input Shapes": [f"{m},4096" for m in tokens],
-            "Input Data Types": "FLOAT",
-            "Input Formats": "ND",
-            "Output Shapes": [f"{m},4096" for m in tokens],
-            "Output Data Types": "FLOAT",
-            "Output Formats": "ND",
-            "Average Duration(us)": [(10 if m < 128 else 30) * (1 + m / 1000) for m in tokens],
-            "Status": "measured",
-            "Run ID": RUN,
-        }
-    )
-    write_table(tmp_path / "db", "Sort", rows)
-    database = opatlas.open(tmp_path / "db")
-    for m, us in ((122, 10 * 1.122), (129, 30 * 1.129)):
-        assert database.query("Sort", f"{m},4096").duration_us == pytest.approx(us, rel=0.1)
-
-
 def test_values_that_are_parts_of_the_keys_are_read_once() -> None:
     latent = features(
         "FusedInferAttentionScore",

@@ -144,11 +144,6 @@ def test_a_product_between_the_rows_is_predicted_with_its_interval(folder: Path,
     assert 0 < found.confidence < 1
 
 
-def test_beyond_the_rows_is_extrapolated(folder: Path, interface: Any) -> None:
-    found = OpAtlasDataSource(folder).lookup(product(4096, 4096))
-    assert found.source is interface.QuerySource.EXTRAPOLATED
-
-
 def test_layouts_of_stored_weights_are_found(tmp_path: Path, interface: Any) -> None:
     cells = call_cells("MatMulV2", "matmul", {"m": 64, "n": 512, "k": 1024}, dtype="BF16", nz=True)
     write_table(tmp_path, "MatMulV2", pd.DataFrame([{**cells, "Average Duration(us)": "8"}]))

@@ -61,14 +61,6 @@ def test_a_size_beyond_all_rows_is_extrapolated_with_a_wider_interval(database: 
     assert abs(far.duration_us / roofline_us([(40000, 1024, 1024)])[0] - 1) < 0.3
 
 
-def test_another_machine_has_a_wider_interval(database: opatlas.OpenDatabase) -> None:
-    other = opatlas.open(database.path).matmul(m=48, n=512, k=1024)
-    same = database.matmul(m=48, n=512, k=1024)
-    assert other.duration_us == same.duration_us
-    assert other.interval_us[0] < same.interval_us[0]
-    assert other.interval_us[1] > same.interval_us[1]
-
-
 def test_the_order_of_the_rows_and_a_stored_fit_change_nothing(
     database: opatlas.OpenDatabase, own_cache: Path, tmp_path: Path
 ) -> None:
@@ -82,11 +74,10 @@ def test_the_order_of_the_rows_and_a_stored_fit_change_nothing(
     assert turned.duration_us == pytest.approx(first.duration_us, rel=0.02)
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
-def test_a_damaged_fit_is_made_again(database: opatlas.OpenDatabase, own_cache: Path, content: bytes) -> None:
+def test_a_damaged_fit_is_made_again(database: opatlas.OpenDatabase, own_cache: Path) -> None:
     first = database.matmul(m=48, n=512, k=1024)
     (stored,) = own_cache.rglob("*.msgpack")
-    stored.write_bytes(content)
+    stored.write_bytes(b"no archive")
     assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from captures import launch, write_capture
 
 from opatlas.cli.main import main
 from tests.ask.tables import RUN, product_rows, write_table
@@ -43,10 +42,6 @@ def test_a_stored_call_answers_with_its_row(folder: Path, capsys: pytest.Capture
     assert main(["query", str(folder), *call]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in ("measured", "cold", "cupti", RUN, "5.082"))
-
-
-def test_a_call_between_the_rows_is_predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(folder, capsys, "MatMulV2", "24,1024", "512,1024")["how"] == "interpolated"
 
 
 def test_the_lines_of_a_file_are_answered(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,17 +81,6 @@ def test_a_misspelt_collective_and_a_stored_dtype_are_reported(
     assert "all_reduce" in capsys.readouterr().err
     assert main(["query", str(folder), "MatMulV2", "24,1024", "512,1024", "--dtypes", "FLOAT16"]) == 1
     assert "BF16;BF16" in capsys.readouterr().err
-
-
-def test_a_captured_duration_is_that_of_the_npu_also_where_no_device_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capture = write_capture(tmp_path / "kernel_details.csv", [launch(duration="8")])
-    folder, product = tmp_path / "db", launch()["Type"]
-    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(folder)]) == 0
-    shapes = launch()["Input Shapes"].strip('"').split(";")
-    found = asked(folder, capsys, product, *shapes)
-    assert (found["implementation"], found["instrument"]) == ("torch_npu", "capture")
 
 
 @pytest.mark.parametrize("dtypes", ["BF16;BF16;FLOAT;INT8", "BF16;BF16;;", "BF16;BF16"])

@@ -98,12 +98,6 @@ def test_runs_that_do_not_compare_are_apart(tmp_path: Path, changes: Changes) ->
     assert (found["changes"], found["searched"]) == ([], 40)
 
 
-def test_a_step_of_all_rows_is_found(tmp_path: Path, changes: Changes) -> None:
-    rows = [series(10 + number, (5, 1.2), seed=number) for number in range(20)]
-    found = changes(write_runs(tmp_path / "database", rows, {}))
-    assert [each["after_run"] for each in found["changes"]] == [run_name(5)] * 20
-
-
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_search_needs_three_runs(runs: int, tmp_path: Path, changes: Changes) -> None:
     found = changes(write_runs(tmp_path / "database", [[10.0] * runs], {0: "2.10.0"}))

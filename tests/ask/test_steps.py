@@ -130,12 +130,6 @@ def test_the_spread_has_a_least_value(gaps: list[list[float]]) -> None:
     assert spread_between_runs(gaps) == LEAST_SPREAD
 
 
-@pytest.mark.parametrize("count", [3, 6, 12, 25])
-@pytest.mark.parametrize("deviation", [0.01, 0.03, 0.1])
-def test_databases_without_steps_list_next_to_none(count: int, deviation: float) -> None:
-    assert sum(listed(draw("normal", deviation, 1000, count, count))) <= 2
-
-
 @pytest.mark.parametrize("count", [6, 12, 25])
 def test_rows_with_other_spreads_list_next_to_none(count: int) -> None:
     assert sum(listed(draw("rows differ", 0.03, 1000, count, count))) <= 5

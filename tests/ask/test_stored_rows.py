@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -45,16 +43,6 @@ def test_every_row_that_ships_answers_with_itself(folder: Path) -> None:
     assert asked
 
 
-def test_a_row_answers_with_its_run_its_implementation_and_an_interval(tmp_path: Path) -> None:
-    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
-    answer = opatlas.open(tmp_path).query("MatMulV2", ["16,1024", (512, 1024)], dtypes="BF16")
-    assert answer.duration_us == 12.5
-    assert answer.how is opatlas.How.MEASURED
-    assert answer.interval_us[0] < 12.5 < answer.interval_us[1]
-    assert answer.run_ids == ("20260101T000000-aaaaaa",)
-    assert answer.quality == "quiet"
-
-
 def test_many_answers_say_where_and_how_each_was_measured(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     rows = product_rows([(m, 512, 1024) for m in (8, 16)], us=[12.5, 13.0])
@@ -87,25 +75,15 @@ def test_a_captured_average_of_two_populations_is_reported(tmp_path: Path, popul
     assert (many["Quality"][0], many["Instrument"][0]) == (quality, "capture")
 
 
-def test_the_interval_is_narrower_for_the_machine_that_measured_the_row(tmp_path: Path) -> None:
-    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
-    widths = []
-    for same_machine in (True, False):
-        low, high = opatlas.open(tmp_path, same_machine=same_machine).query("MatMulV2", "16,1024;512,1024").interval_us
-        widths.append(high - low)
-    assert widths[0] < widths[1]
-
-
 @pytest.mark.parametrize(
     "cells",
     [
         {"Quality": "composition"},
         {"Stand-In": "several operators"},
         {"Status": "failed"},
-        {"Status": "invalid"},
     ],
 )
-@pytest.mark.parametrize("others", [0, 1, 12])
+@pytest.mark.parametrize("others", [0, 12])
 def test_rows_that_do_not_answer_are_rivals(tmp_path: Path, cells: dict[str, str], others: int) -> None:
     sizes = [(16, 512, 1024), *((32 * (1 + i), 512, 1024) for i in range(others))]
     rows = product_rows(sizes, us=[12.5, *(20.0 + i for i in range(others))])
@@ -266,18 +244,6 @@ def test_a_table_without_a_needed_column_is_an_error(tmp_path: Path) -> None:
     write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
     with pytest.raises(opatlas.OpAtlasError, match="Output Shapes"):
         opatlas.open(tmp_path).query_many("MatMulV2", pd.DataFrame({"Input Shapes": [""], "Input Data Types": [""]}))
-
-
-def test_neither_torch_nor_pytest_is_imported(tmp_path: Path) -> None:
-    write_table(tmp_path, "MatMulV2", product_rows([(16, 512, 1024)], us=[12.5]))
-    code = (
-        "import sys, opatlas; opatlas.open(sys.argv[1]).query('MatMulV2', '16,1024;512,1024');"
-        "print({'torch', 'pytest'} & sys.modules.keys())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout.strip() == "set()"
 
 
 def test_a_question_that_only_compositions_answer_names_their_option(tmp_path: Path) -> None:

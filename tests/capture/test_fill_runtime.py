@@ -144,14 +144,14 @@ def test_a_second_run_changes_nothing(fill, database):
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit):
+def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit, monkeypatch):
+    monkeypatch.setattr("opatlas.cli.ingest._MOST_ROWS", limit)
     calls = [decode((n, 1, 1)) for n in range(1, 12)]
-    options = ["--max-rows", str(limit)]
-    fill(*calls, options=options)
+    fill(*calls)
     assert len(rows(database)) == 1 + limit
     before = sorted(map(str, rows(database)))
     random.Random(0).shuffle(calls)
-    fill(*calls, options=options)
+    fill(*calls)
     assert sorted(map(str, rows(database))) == before
 
 

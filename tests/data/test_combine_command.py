@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import re
 
-import pytest
-from abs_rows import MIDDLE, NEW, OLD, cells, contents, failed, manifest, measured, read, record, write, write_journal
+from abs_rows import MIDDLE, NEW, OLD, cells, failed, manifest, measured, read, write
 from combining import RunCombine
 
 from opatlas.data.database import Database
@@ -47,34 +46,6 @@ def test_the_counts_and_the_conflicts(target: Database, source: Database, run_co
         "Source": str(source.path),
     }
     assert (second["Kept"], second["Dropped Run"]) == ("4.0", NEW)
-
-
-@pytest.mark.parametrize("own_journal", [True, False])
-def test_a_dry_run_prints_the_same_and_writes_nothing(
-    own_journal: bool, target: Database, source: Database, run_combine: RunCombine
-) -> None:
-    write(target, [measured(1, 5.0, OLD), measured(2, 5.0, OLD)])
-    if own_journal:
-        write_journal(target.journal_dir / f"{MIDDLE}.jsonl", record(2, 9.0, run=MIDDLE))
-    write(source, [measured(1, 6.0, NEW), measured(2, 7.0, NEW)])
-    (source.path / "Neg.csv").write_text("nonsense\n")
-    before = contents(target.path)
-    dry_status, dry, dry_err = run_combine(target.path, source.path, "--dry-run")
-    assert contents(target.path) == before
-    status, out, err = run_combine(target.path, source.path)
-    assert dry_status == status == 1
-    assert dry_err == err
-    assert {**dry, "dry_run": False} == out
-    kept_and_dropped = {cell for each in out["conflicts"] for cell in (each["kept"], each["dropped"])}
-    assert kept_and_dropped
-    assert ("9.0000" in kept_and_dropped) == own_journal
-
-
-def test_a_dry_run_makes_no_target(target: Database, source: Database, run_combine: RunCombine) -> None:
-    write(source, [measured(1, 6.0, NEW)])
-    status, out, _ = run_combine(target.path, source.path, "--dry-run")
-    assert (status, out["added"]) == (0, {"rows": 1, "replayed": 1, "captured": 0})
-    assert not target.path.exists()
 
 
 def test_a_row_whose_dtype_is_unknown_is_combined_and_told(

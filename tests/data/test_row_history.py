@@ -127,7 +127,6 @@ def test_the_change_is_to_the_last_run_in_the_same_conditions(
         ("DB Abs --restore csvs", 2),
         ("DB --restore csvs --fail-slower 5%", 2),
         ("DB --restore rows", 2),
-        ("DB --dry-run", 2),
         ("DB --fail-slower=-1%", 2),
         ("", 2),
     ],

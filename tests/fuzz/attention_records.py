@@ -41,7 +41,7 @@ def _check(name: str, data: bytes, folder: Path) -> None:
     with open(database / _TABLE, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([list(_ROW), list(_ROW.values())])
-    fill = ("ingest", "--attention-records", path, "--database-path", database, "--max-rows", "3")
+    fill = ("ingest", "--attention-records", path, "--database-path", database)
     status, _, err = command(*fill)
     expect(not err or name in err, f"an error that does not name the records: {err}")
     tables = tables_of(database)

@@ -105,19 +105,10 @@ def test_compositions_are_not_counted_as_noisy() -> None:
     assert (of_kernels.not_quiet, of_both.not_quiet) == (1, 0)
 
 
-def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
-    assert summarize_row(record([100.0] * 5, dtype="INT8"), Peak()).rate.endswith(" GOP/s")
-
-
 def test_a_message_is_told_by_its_bytes_and_devices() -> None:
     cells = {MESSAGE_BYTES: "1048576", NUM_DEVICES: "16"}
     assert row_shapes("hcom_allReduce_", cells) == "1048576 B on 16"
     assert row_shapes("hcom_allReduce_", {}) == " B on "
-
-
-def test_rows_that_differ_in_dtype_have_names_of_their_own() -> None:
-    assert summarize_row(record([4.0]), Peak()).name == "MatMulV2 1,1024;4096,1024 BF16"
-    assert summarize_row(record([4.0], dtype="FLOAT"), Peak()).name == "MatMulV2 1,1024;4096,1024 FLOAT"
 
 
 def test_figures_travel_as_plain_values() -> None:

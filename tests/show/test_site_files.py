@@ -120,7 +120,6 @@ def test_a_folder_with_other_files_is_unchanged(database: Path, tmp_path: Path) 
         (["--step", "qwen3-33b,batch=8,context=4096"], "error: qwen3-33b"),
         (["--step", "Qwen/Qwen3-32B,batch=8,context=4096,tp=7"], "error: tp 7"),
         (["--against", "nowhere"], "nowhere"),
-        (["--plots", "jpg"], "jpg"),
     ],
 )
 def test_wrong_options_are_refused(

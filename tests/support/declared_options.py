@@ -14,7 +14,7 @@ from cyclopts import App
 from opatlas.plugins import options
 
 from opatlas.cli.app import make_app
-from opatlas.cli.commands import all_commands
+from opatlas.cli.main import all_commands
 
 
 class _PytestParser:
@@ -47,9 +47,11 @@ def command_options() -> dict[str, dict[str, str]]:
 
     The options of all commands have the name "".
     """
-    found = {"": _options(make_app().meta)}
+    found = {"": _options(make_app(all_commands()).meta)}
     return found | {
-        name: _options(make_app(name)[name]) for name, command in all_commands().items() if command.function
+        name: _options(make_app(all_commands(), name)[name])
+        for name, command in all_commands().items()
+        if command.function
     }
 
 

@@ -18,7 +18,7 @@ import yaml
 from cyclopts import CycloptsError, MissingArgumentError
 
 from opatlas.cli.app import make_app
-from opatlas.cli.commands import all_commands
+from opatlas.cli.main import all_commands
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
@@ -310,7 +310,7 @@ def _of_opatlas(words: Sequence[str]) -> str:
         return f"opatlas has no command {words[:1]}; there are {', '.join(all_commands())}"
     if all_commands()[words[0]].tests or "--help" in words:
         return ""
-    app = make_app(words[0])
+    app = make_app(all_commands(), words[0])
     try:
         _, bound, _ = app.meta.parse_args(words, exit_on_error=False, print_error=False)
         app.parse_args(bound.args, exit_on_error=False, print_error=False)

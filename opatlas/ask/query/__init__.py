@@ -4,15 +4,14 @@ database.py        `opatlas.open`: the implementations of a device, and the ques
 question.py        a question: the known cells of a row, completed by what its rows have
 result.py          the answer to a question: a duration, its interval, and its rows
 answering_rows.py  the rows of a kernel type that answer, found by signature or by some of their cells
-implementation_answers.py  the answers of each implementation of a database
-collectives.py     durations of messages between devices
+implementation_answers.py  the answers of each implementation of a database, and those about collectives
 predictor.py       durations of rows that are not stored; fitted models on disk
 kernel_model.py    the model of a kernel type: smoothers, and calibrated intervals
 smoother.py        a fitted roofline, and kriging of the deviations from it
 features.py        work, sizes and regime of a row
 model_cost.py      the cost of a step of a model: the durations of its calls, and their sum
 next_rows.py       which rows to measure next, for steps of models
-export.py          the rows for other tools: one long table, and the tables of aiconfigurator
+export.py          the rows for other tools: one long table
 msmodeling.py      a data source for msmodeling's simulations
 
 Imports neither torch nor pytest.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.query.collectives import answer_collective
-from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, best_answer
+from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
 from opatlas.ask.query.question import Shapes, Words, ask
 from opatlas.ask.query.result import QueryResult
 from opatlas.errors import OpAtlasError

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import compress
 
 import msgspec
 import numpy as np
@@ -160,7 +161,7 @@ class KernelModel:
 
     def _site_of(self, row: RowFeatures) -> object:
         axes = self._axes.get(row.regime)
-        return row.regime, None if axes is None else tuple(np.array(row.dims)[~axes.of_tokens].tolist())
+        return row.regime, None if axes is None else tuple(compress(row.dims, axes.of_site))
 
     def _tokens_of(self, row: RowFeatures) -> float:
         axes = self._axes.get(row.regime)
@@ -291,7 +292,7 @@ class KernelModel:
     @cached_property
     def _every_tokens(self) -> Floats:
         """The numbers of tokens of all rows, in order."""
-        return np.unique(self._tokens)
+        return np.array(sorted(set(self._tokens.tolist())))
 
 
 def _distance(ordered: Floats, value: float) -> float:
@@ -305,14 +306,16 @@ class _Axes:
 
     Attributes:
         tokens: the position of the dimension with the most sizes, which counts tokens.
-        of_tokens: which dimensions are multiples of it in all rows; the others make the site.
+        of_tokens: which dimensions are multiples of it in all rows.
+        of_site: which are not.
     """
 
     def __init__(self, dims: npt.NDArray[np.int64]) -> None:
-        self.tokens = int(np.argmax([len(np.unique(column)) for column in dims.T]))
+        self.tokens = int(np.argmax([len(set(column)) for column in dims.T.tolist()]))
         tokens = np.maximum(dims[:, self.tokens], 1)[:, None]
         self.of_tokens = (dims % tokens == 0).all(axis=0) & (dims >= tokens).all(axis=0) & (tokens.max() > 1)
         self.of_tokens[self.tokens] = True
+        self.of_site = (~self.of_tokens).tolist()
 
 
 def _dims_by_regime(features: Sequence[RowFeatures]) -> dict[str, npt.NDArray[np.int64]]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, combinations_with_replacement
 from typing import TYPE_CHECKING
 
@@ -232,10 +232,15 @@ def _agrees(form: Sequence[tuple[str, ...]], question: Question) -> bool:
 
 def _dims(cell: str) -> Dims:
     """Returns the sizes of each slot; of a malformed one none."""
-    slots = [[parse_whole(word) for word in slot.split(",")] if slot else [] for slot in split_cell(cell)]
+    slots = split_cell(cell)
     while slots and not slots[-1]:
         slots.pop()
-    return tuple(tuple(size for size in slot if size is not None) for slot in slots)
+    return tuple(map(_sizes_of_slot, slots))
+
+
+@lru_cache(maxsize=8192)
+def _sizes_of_slot(slot: str) -> tuple[int, ...]:
+    return tuple(size for word in slot.split(",") if (size := parse_whole(word)) is not None)
 
 
 def _axes(dims: Dims) -> tuple[int, ...]:

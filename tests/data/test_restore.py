@@ -1,0 +1,175 @@
+"""`opatlas history --restore`: the CSVs are made again from the histories, to the letter; pruned rows come back."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from abs_rows import cells, product_record, read, record, write
+from folding import imported, killed
+
+from opatlas.cli.main import main
+from opatlas.data.database import Database, SessionLock
+from opatlas.data.journal import JournalHeader
+from opatlas.data.restore import rebuild, unprune
+from opatlas.data.update_mode import UpdateMode
+from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.row.record import RowName
+from opatlas.row.signature import RowChoice, digest, signature
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """Three rows, of which run-1 measured two and run-2 one again."""
+    database = Database(tmp_path / "database")
+    write(database, [cells(1), {**cells(2)}, cells(3)])
+    killed(database, record(1, 1.0, 3.0), record(2, 2.0), run="run-1")
+    killed(database, record(1, 5.0, run="run-2"), record(3, run="run-2"), run="run-2")
+    recover(database, own_run="")
+    return database
+
+
+def contents(database: Database) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in database.path.glob("*.csv")}
+
+
+def edit(database: Database, size: int, **changes: str) -> None:
+    rows = read(database)
+    for row in rows:
+        if row["Input Shapes"] == f"{size},4":
+            row.update(changes)
+    write(database, rows)
+
+
+def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Database) -> None:
+    before = contents(database)
+    edit(database, 1, **{"Average Duration(us)": "77", "Status": "failed"})
+    edit(database, 2, **{"Average Duration(us)": "", "Run ID": ""})
+    rebuilt = rebuild(database)
+    assert (rebuilt.changed, rebuilt.added) == ({"Abs": 2}, {"Abs": 0})
+    assert contents(database) == before
+    assert [row["Average Duration(us)"] for row in imported(database)] == ["77"]
+
+
+def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Database) -> None:
+    before = {row["Input Shapes"]: row for row in read(database) if row["Average Duration(us)"]}
+    (database.path / "Abs.csv").unlink()
+    assert rebuild(database).added == {"Abs": 2}
+    after = {row["Input Shapes"]: {name: cell for name, cell in row.items() if cell} for row in read(database)}
+    assert after == {shapes: {name: cell for name, cell in row.items() if cell} for shapes, row in before.items()}
+
+
+def test_a_history_that_cannot_be_read_costs_itself_only(database: Database) -> None:
+    before = contents(database)
+    (database.runs_dir / "run-2.jsonl.gz").write_bytes(b"damaged")
+    rebuilt = rebuild(database)
+    assert (len(rebuilt.problems), rebuilt.runs) == (1, ["run-1"])
+    assert contents(database) == before
+
+
+def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    asked = product_record()
+    write(database, [dict(asked.cells)], asked.kernel_type)
+    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
+    before = contents(database)
+    assert len(before) == 2
+    for kernel_type in (path.stem for path in database.path.glob("*.csv")):
+        rows = [{**row, "Average Duration(us)": "", "Run ID": ""} for row in read(database, kernel_type)]
+        write(database, rows, kernel_type)
+    assert rebuild(database).changed.total() == 2
+    assert contents(database) == before
+
+
+class TestCommand:
+    def test_an_edited_cell_comes_back(self, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+        edit(database, 1, **{"Average Duration(us)": "77"})
+        assert main(["history", str(database.path), "--restore", "csvs"]) == 0
+        assert ["Abs", "1", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert read(database)[0]["Average Duration(us)"] == "5.0000"
+
+    def test_a_database_that_a_session_has_is_refused(self, database: Database) -> None:
+        lock = SessionLock(database, run_id="run-3", command="pytest")
+        lock.acquire()
+        before = contents(database)
+        assert main(["history", str(database.path), "--restore", "csvs"]) == 1
+        assert contents(database) == before
+        lock.release()
+
+
+@pytest.fixture
+def emptied(tmp_path: Path) -> Database:
+    """Of the rows 1 to 3 of Abs, 2 and 3 were pruned; of Neg, the only one."""
+    emptied = Database(tmp_path / "database")
+    write(emptied, [{"Note": f"of {n}", **cells(n)} for n in (1, 2, 3)])
+    write(emptied, [cells(4)], "Neg")
+    of_neg = dataclasses.replace(record(4), kernel_type="Neg", signature=signature("Neg", cells(4)))
+    write_back(emptied, [record(1, 1.0), record(2), record(3), of_neg], UpdateMode.ALL, prune=True)
+    return emptied
+
+
+def pruned(emptied: Database, kernel_type: str = "Abs") -> list[str]:
+    path = emptied.pruned_dir / f"{kernel_type}.csv"
+    return [row["Input Shapes"] for row in csv.DictReader(path.open())] if path.exists() else []
+
+
+def shapes(emptied: Database, kernel_type: str = "Abs") -> list[str]:
+    return [row["Input Shapes"] for row in read(emptied, kernel_type)]
+
+
+def test_all_rows_come_back_with_their_columns(emptied: Database) -> None:
+    columns = list(read(emptied)[0])
+    assert main(["history", str(emptied.path), "--restore", "pruned"]) == 0
+    rows = read(emptied)
+    assert [row["Note"] for row in rows] == ["of 1", "of 2", "of 3"]
+    assert list(rows[0]) == columns
+    assert (rows[1]["Status"], rows[1]["Status Run ID"]) == ("failed", "run-1")
+    assert shapes(emptied, "Neg") == ["4,4"]
+    assert not list(emptied.pruned_dir.glob("*.csv"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        digest("Abs", signature("Abs", cells(2))),
+        "abs-2x4",
+        f"bench/test_x.py::test_abs[Abs-2x4-FLOAT-2x4-{digest('Abs', signature('Abs', cells(2)))}]",
+    ],
+)
+def test_one_row_by_its_name(emptied: Database, name: str) -> None:
+    assert main(["history", str(emptied.path), name, "--restore", "pruned"]) == 0
+    assert (shapes(emptied), pruned(emptied), pruned(emptied, "Neg")) == (
+        ["1,4", "2,4"],
+        ["3,4"],
+        ["4,4"],
+    )
+
+
+def test_a_row_that_is_there_again_stays_in_pruned(emptied: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    write(emptied, [*read(emptied), {**cells(2), "Average Duration(us)": "5.0000"}])
+    assert main(["history", str(emptied.path), "--restore", "pruned", "--json"]) == 0
+    assert (shapes(emptied), pruned(emptied)) == (["1,4", "2,4", "3,4"], ["2,4"])
+    assert read(emptied)[1]["Average Duration(us)"] == "5.0000"
+    assert json.loads(capsys.readouterr().out) == {str(emptied.path): {"restored": 2, "still pruned": 1}}
+
+
+def test_a_row_that_was_pruned_twice_comes_back_once(emptied: Database) -> None:
+    write(emptied, [cells(2)])
+    write_back(emptied, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
+    rows = {size: RowName("Abs", signature("Abs", cells(size))) for size in (2, 3)}
+    of_neg = RowName("Neg", signature("Neg", cells(4)))
+    done = unprune(emptied, RowChoice(()))
+    assert ({*done.restored}, done.kept, done.problems) == ({of_neg, *rows.values()}, [rows[2]], [])
+    assert [row["Status Run ID"] for row in read(emptied) if row["Input Shapes"] == "2,4"] == ["run-2"]
+    assert pruned(emptied) == ["2,4"]
+
+
+def test_a_database_that_a_session_has_is_refused(emptied: Database) -> None:
+    lock = SessionLock(emptied, run_id="run-3", command="pytest")
+    lock.acquire()
+    assert main(["history", str(emptied.path), "--restore", "pruned"]) == 1
+    assert pruned(emptied) == ["2,4", "3,4"]
+    lock.release()
