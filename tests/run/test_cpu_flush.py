@@ -27,6 +27,7 @@ from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.registry import replays
 from opatlas.run.runner import Runner
 from tests.support.fake_system import write_files
+from tests.support.wrapper import Wrapper
 
 MIB = 1 << 20
 
@@ -171,3 +172,10 @@ def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own
     assert outcome.status is Status.MEASURED, outcome.reason
     # Input, weight and result.
     assert len(evicted) == (3 if by_line else 0)
+
+
+def test_tensors_without_memory_of_their_own_cannot_be_evicted(evicted: list[tuple[int, int]]) -> None:
+    dense = torch.eye(9)
+    for without in (dense.to_sparse(), dense.to_sparse_csr(), dense.to("meta"), Wrapper(dense)):
+        CpuFlush(PLAN)([dense, without])
+    assert evicted == []
