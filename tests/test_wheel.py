@@ -184,7 +184,7 @@ def test_the_other_commands_of_the_page_on_own_kernels_work_there(project: Path,
     assert ",measured," in judged.read_text()
 
 
-@pytest.mark.parametrize("command", ["bench", "collectives", "shapes", "check"])
+@pytest.mark.parametrize("command", ["bench", "check"])
 def test_without_the_extra_a_command_that_runs_pytest_names_the_extra(base: Installed, command: str) -> None:
     done = base.run(command, "rows")
     assert done.returncode == 2

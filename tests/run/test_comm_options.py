@@ -240,3 +240,11 @@ def test_collectives_are_named_alone() -> None:
     assert asked(f"bench/{options.MODULE}::test_all_reduce")
     with pytest.raises(pytest.UsageError, match=options.MODULE):
         asked("bench/", f"bench/{options.MODULE}")
+
+
+def test_variables_of_the_libraries_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
+    _, about = options.collective_plan(parsed(), GroupNodes(CPU)).about
+    assert about.split()[1:] == ["GLOO_SOCKET_IFNAME=lo", "NCCL_NVLS_ENABLE=0"]
