@@ -1,4 +1,4 @@
-"""Kernels of expert parallelism: the group that a row needs, refusals in words, and mistakes that are caught."""
+"""Kernels of expert parallelism: the group that a row needs, options of nodes, and mistakes that are caught."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, cells_of
 from sample_rows_moe import BACK, ROWS, TOLD
 
+from opatlas.cli.app import run_tool
 from opatlas.options import add_all
+from opatlas.outer.doctor.shape_probe import probe
 from opatlas.row.errors import InvalidRow, MissingPrecondition
-from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
+from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec, group_on_nodes, node_options_problem
 from opatlas.run.inputs.experts import (
     OPTIONS,
     Exchange,
@@ -64,24 +66,6 @@ def test_group_of_a_row(cell: str, arguments: tuple[str, ...], spec: GroupSpec) 
 def test_a_cell_without_a_size_is_refused(cell: str) -> None:
     with pytest.raises(InvalidRow, match=f"column 'EP Size': '{cell}'"):
         group_of_layer({"EP Size": cell}, options())
-
-
-def test_order_of_tokens_does_not_matter_to_a_layer():
-    generator = torch.Generator().manual_seed(4)
-    x, up, down = (torch.rand(shape, generator=generator) - 0.5 for shape in ((9, 16), (5, 16, 24), (5, 12, 16)))
-    experts = torch.rand(9, 5, generator=generator).argsort(-1)[:, :3]
-    probs = torch.rand(9, 3, generator=generator)
-
-    def layer(order):
-        out, counts = torch.zeros(9, 16), torch.zeros(5, dtype=torch.int32)
-        return impl.dispatch_ffn_combine(
-            x[order], [up], [down], experts[order], [], [], probs[order], "", 0, out, counts
-        )
-
-    order = torch.randperm(9, generator=generator)
-    (whole, counts), (shuffled, same) = layer(torch.arange(9)), layer(order)
-    torch.testing.assert_close(whole[order], shuffled)
-    assert torch.equal(counts, same)
 
 
 def test_tokens_that_are_not_active_get_zeros_and_go_to_no_expert() -> None:
@@ -254,3 +238,32 @@ def test_a_buffer_that_the_user_made_too_small_is_reported(monkeypatch: pytest.M
     expect_hccl_buffer(200 << 20)
     with pytest.raises(MissingPrecondition, match="HCCL_BUFFSIZE=256"):
         expect_hccl_buffer((200 << 20) + 1)
+
+
+@pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--start", "1,2"]])
+def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_tool(probe, "probe", arguments) == 2
+    err = capsys.readouterr().err
+    assert arguments[0] in err
+    assert f"'{arguments[1]}': give " in err
+
+
+def test_the_options_name_the_nodes_of_a_group() -> None:
+    values = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 29500}
+    options = Namespace(**values, case_timeout=None)
+    assert group_on_nodes(options, 4, nproc_per_node=2) == GroupSpec(4, **values, nproc_per_node=2)
+    assert node_options_problem(options) == ""
+
+
+@pytest.mark.parametrize(("case_timeout", "join_limit_s"), [(None, 300.0), (10.0, 300.0), (900.0, 900.0)])
+def test_a_group_may_take_as_long_to_start_as_a_row(case_timeout: float | None, join_limit_s: float) -> None:
+    values = {"nnodes": 2, "node_rank": 0, "master_addr": "10.0.0.1", "master_port": 29500}
+    assert group_on_nodes(Namespace(**values, case_timeout=case_timeout), 4).join_limit_s == join_limit_s
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"), [({"master_port": None}, "--master-port"), ({"node_rank": 2}, "--node-rank")]
+)
+def test_contradictions_name_the_option(changed: dict[str, int | None], named: str) -> None:
+    options = Namespace(**{"nnodes": 2, "node_rank": 1, "master_port": 29500, **changed})
+    assert named in node_options_problem(options)

@@ -1,13 +1,15 @@
-"""Layouts: unpacking undoes packing; copies of views that launch other kernels are unsupported on an NPU."""
+"""Layouts: unpacking undoes packing; calls that launch other kernels on an NPU are unsupported there."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from captures import cells
 from hypothesis import given
 from hypothesis import strategies as st
 from opatlas.bench import formulas, test_movement
 from opatlas.bench.implementations import torch as impl
+from opatlas.bench.test_elementwise import test_muls as replay_muls
 from replaying import cells_of
 
 from opatlas.row.errors import Unsupported
@@ -96,3 +98,30 @@ def test_strides_of_a_view_that_is_cut_and_transposed():
     test_movement.test_as_strided(row, lambda kernel, *arguments, expected: calls.append(arguments))
     ((_, sizes, strides, offset),) = calls
     assert (sizes, strides, offset) == ([5, 16, 64], [192, 960, 1], 0)
+
+
+def arguments(dtype: str, device: str, shapes: str = "2,3") -> tuple[torch.Tensor, object]:
+    """The arguments of a row of Muls."""
+    seen: list[tuple[torch.Tensor, object]] = []
+    row = ReplayRow("Muls", cells(shapes, "2,3", dtype), torch.device(device))
+    replay_muls(row, lambda impl, *values, expected: seen.append(values))
+    (values,) = seen
+    return values
+
+
+@pytest.mark.parametrize("dtype", ["DT_BF16", "FLOAT16"])
+def test_muls_multiplies_by_a_float_since_cann_launches_mul_for_whole_numbers(dtype: str) -> None:
+    """aclnnMuls takes the kernel Muls for BF16 and a scalar of type double: a Python float."""
+    tensor, number = arguments(dtype, "meta")
+    assert tensor.shape == (2, 3)
+    assert type(number) is float
+
+
+def test_a_scalar_in_the_row_changes_nothing() -> None:
+    assert type(arguments("DT_BF16", "meta", "2,3;")[1]) is float
+
+
+def test_muls_of_dtypes_without_a_launch_on_an_npu_has_a_note() -> None:
+    with pytest.raises(Unsupported, match=r"\bMul\b.*\bMuls\b.* FLOAT"):
+        arguments("FLOAT", "meta")
+    assert arguments("FLOAT", "cpu")[0].dtype == torch.float32

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from captures import COLLECTIVE, COUNTERS, launch, table, write_capture
+from captures import COUNTERS, launch, table, write_capture
 from frames import rewrite
 
 from opatlas.capture.cases import Aggregate, read_samples
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures, rebuild_profiling
 from opatlas.cli.main import main
 from opatlas.data.database import Database
-from opatlas.data.ingests import CaptureVersions, read_manifest
+from opatlas.data.ingests import CaptureVersions
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import PROFILING_RUN_ID
 
@@ -135,14 +135,6 @@ class TestOfAnotherMachine:
         ingest_captures(captured, [third], IngestRequest(third, device=device, versions=versions))
         assert row(captured)[AVERAGE] == "30"
 
-    @pytest.mark.parametrize("versions", [CaptureVersions(), CaptureVersions(torch="2.9.0"), CANN])
-    def test_what_is_not_known_is_not_another(
-        self, tmp_path: Path, captured: Database, versions: CaptureVersions
-    ) -> None:
-        path = capture(tmp_path / "b", 30)
-        ingest_captures(captured, [path], IngestRequest(path, versions=versions))
-        assert row(captured)[AVERAGE] == "20"
-
 
 class TestTheSameFileAgain:
     @pytest.mark.parametrize("place", ["a/kernel_details.csv", "b/kernel_details.csv", "b/rank3_kernel_details.csv"])
@@ -208,25 +200,6 @@ class TestDurationsWithoutSamples:
 
 
 class TestWhatIsKept:
-    def test_the_manifest(self, tmp_path: Path, database: Database) -> None:
-        path = write_capture(
-            tmp_path / "c/kernel_details.csv",
-            [launch(), launch(), launch(duration="abc"), launch(type="Add"), COLLECTIVE],
-        )
-        asked = IngestRequest(
-            path, device="ATLAS_800_A3_752T_128G_DIE", versions=CaptureVersions(cann="8.5"), options={"x": 1}
-        )
-        done = ingest_captures(database, [path], asked)
-        manifest = read_manifest(database.runs_dir / f"{run_id(done)}.json")
-        assert manifest == done.manifest
-        (file,) = manifest.files
-        assert (file.path, file.name, file.size_bytes) == (str(path), path.name, path.stat().st_size)
-        assert (file.rows, file.ingested, file.left_out) == (5, 3, {"invalid_duration": 1, "collective": 1})
-        assert (manifest.device, manifest.versions.cann, manifest.versions.torch) == (asked.device, "8.5", None)
-        assert (manifest.kernel_types, manifest.signatures.new) == (2, 2)
-        assert manifest.finished_at is not None
-        assert manifest.started_at <= manifest.finished_at
-
     @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations", "no name"])
     def test_damaged_samples_are_named_and_nothing_changes(
         self, tmp_path: Path, database: Database, damage: str

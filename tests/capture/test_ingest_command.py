@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
@@ -134,17 +133,6 @@ def test_a_folder_without_captures_names_what_is_like_them(tmp_path, ingest):
     assert status == 2
     assert "msprof --export=on" in err
     assert "op_summary.xlsx" in err
-
-
-def test_a_folder_whose_name_is_no_utf8(tmp_path, ingest):
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/rank\xff")
-    launches = [launch(), launch(type="FusedInferAttentionScore")]
-    write_capture(Path(folder) / "kernel_details.csv", launches)
-    status, _, err = ingest(folder)
-    assert (status, err) == (0, "")
-    (path,) = (tmp_path / "database/runs").glob("*.json")
-    (file,) = read_manifest(path).files
-    assert file.path == f"{tmp_path}/rank\\udcff/kernel_details.csv"
 
 
 WRAPPED = "18446744073709551.615"

@@ -1,4 +1,4 @@
-"""Profiles that somebody else took: which files are read, and whose samples they hold."""
+"""Profiles that somebody else took: which files are read, whose samples they hold, and shares of the device time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from captures import cells, launch, launched, summary_text, write_capture, write_summary
 
 from opatlas.capture.profile_samples import ProfileMatcher, RowSamples, read_profile
+from opatlas.capture.time_shares import captured_time_us, without_replay
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import AVERAGE
+from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE, PROFILING_SAMPLES
 from opatlas.row.table import RowTable
 
 PROFILE = "PROF_000001_20240102030405678_ABCDEF"
@@ -139,20 +140,6 @@ def test_the_canonical_form_serves_only_where_nothing_matches_exactly(tmp_path: 
     assert durations(samples(tmp_path, exact, MatMulV2=[row]).of_row(V2, row)) == (7.0,)
 
 
-def test_slices_differ_in_their_output_and_index_in_the_rows_it_takes(tmp_path: Path) -> None:
-    small, large = cells("64,128;2;2", "32,128"), cells("64,128;2;2", "48,128")
-    other_offsets = cells("64,128;1;1", "32,128")
-    launches = [launched("Slice", 1.0, other_offsets), launched("Slice", 2.0, large)]
-    found = samples(tmp_path, launches, Slice=[small, large])
-    assert (durations(found.of_row("Slice", small)), durations(found.of_row("Slice", large))) == ((1.0,), (2.0,))
-    taken = {"Input Data Types": "FLOAT;INT64", "Output Data Types": "FLOAT"}
-    index, more = cells("100,8;5", "5,8") | taken, cells("100,8;6", "6,8") | taken
-    launches = [launched("Index", 3.0, index), launched("Index", 4.0, more)]
-    found = samples(tmp_path, launches, Index=[index])
-    assert durations(found.of_row("Index", index)) == (3.0,)
-    assert [sample.measurement.samples_us for sample in found.unmatched()] == [(4.0,)]
-
-
 def test_run_time_values_count_where_both_sides_have_them(tmp_path: Path) -> None:
     kernel_type = "FusedInferAttentionScore"
     tensors, others = cells("4,8,16;4,8,16;4,8,16", "4,8,16"), cells("2,8,16;2,8,16;2,8,16", "2,8,16")
@@ -214,3 +201,34 @@ def test_a_row_has_the_samples_of_its_kernel_under_another_name(tmp_path: Path, 
     assert found.measurement.ran_as.kernel_type == ran
     measured = samples(tmp_path, [launched(ran, 3.0, row)], **{asked: [row | {"measured": "yes"}]})
     assert isinstance(measured.of_row(asked, row), str), "it has a duration of its own"
+
+
+def frame(*rows: tuple[str, str]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=[PROFILING_AVERAGE, PROFILING_SAMPLES])
+
+
+@pytest.mark.parametrize(
+    ("table", "time_us"),
+    [
+        (frame(("10.5", "4"), ("2", "1"), ("", ""), ("", "3")), pytest.approx(44.0)),
+        (pd.DataFrame({"Input Shapes": ["1"]}), 0),
+        # The number of launches is unknown.
+        (frame(("10.5", "4"), ("2", "")), None),
+        (frame(("10.5", "4"))[[PROFILING_AVERAGE]], None),
+    ],
+)
+def test_time_is_the_launches_times_their_average(table: pd.DataFrame, time_us: float | None) -> None:
+    assert captured_time_us(RowTable("Mul", Path("Mul.csv"), table)) == time_us
+
+
+def test_the_largest_share_comes_first() -> None:
+    found = without_replay({"Small": 9, "A": 1, "B": 2}, {"Small": 0.1, "A": 30.0, "B": 69.9, "Add": 900.0})
+    assert [(each.kernel_type, each.count) for each in found] == [("B", 2), ("A", 1), ("Small", 9)]
+    assert [each.share for each in found] == pytest.approx([0.0699, 0.03, 0.0001])
+    assert without_replay({}, {"Add": 1.0}) == []
+
+
+@pytest.mark.parametrize("time_us", [{"Exp": 0.0}, {"Exp": None, "Add": 10.0}, {}])
+def test_without_captured_times_rows_alone_are_counted(time_us: dict[str, float | None]) -> None:
+    (found,) = without_replay({"Exp": 2}, time_us)
+    assert (found.count, found.share) == (2, None)

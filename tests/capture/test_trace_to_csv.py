@@ -197,19 +197,3 @@ def test_events_before_what_no_parser_bears_are_kept(bad, packed, flatten, tmp_p
     assert (status, [row["op_name"] for row in rows]) == (1, ["a"])
     assert str(tmp_path / name) in err
     assert {path.name for path in tmp_path.iterdir()} == {name, "trace_view.csv"}
-
-
-@given(st.lists(st.text(), min_size=1, max_size=5, unique=True), st.data())
-def test_any_names_of_args_are_columns_of_their_own(tmp_path_factory, names, data):
-    path = tmp_path_factory.mktemp("trace") / "table.csv"
-    values = {name: str(number) for number, name in enumerate(names)}
-    later = {name: values[name] for name in data.draw(st.permutations(names))}
-    with open(path.with_suffix(".scratch"), "w+b") as scratch, open(path, "wb") as target:
-        writer = TableWriter(scratch)
-        writer.add([event(args={names[0]: "0"}), event(args=later)])
-        writer.finish(target)
-    with open(path, encoding="utf-8", newline="") as file:
-        header, first, second = csv.reader(file)
-    assert len(set(header)) == len(header) == len(COLUMNS) + len(names)
-    assert first[len(COLUMNS)] == "0"
-    assert sorted(second[len(COLUMNS) :]) == sorted(values.values())

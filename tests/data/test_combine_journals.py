@@ -10,7 +10,6 @@ import pytest
 from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read, record, write, write_journal
 from combining import RunCombine
 
-from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.row.columns import AVERAGE
 
@@ -54,19 +53,6 @@ def test_journals_of_a_source_count_and_stay(target: Database, source: Database,
     assert (target.runs_dir / f"{NEW}.json").exists()
     assert contents(source.path) == before
     assert all(path.exists() for path in journals)
-
-
-def test_the_manifest_of_a_journal_in_a_database_comes_along(
-    target: Database, source: Database, run_combine: RunCombine
-) -> None:
-    write(target, [measured(1, 5.0, MIDDLE)])
-    path = write_journal(source.journal_dir / f"{OLD}.jsonl", record(1, 6.0, run=OLD), run=OLD)
-    manifest(source, OLD, 1.78e9)
-    manifest(source, NEW, 1.78e9)
-    assert run_combine(target.path, path)[0] == 0
-    assert read(target)[0][AVERAGE] == "6.0000"
-    assert [path.stem for path in target.runs_dir.glob("*.json")] == [OLD]
-    assert [record.run_id for record in history.read(target, OLD).records] == [OLD]
 
 
 def test_journals_of_the_target_are_merged_first(target: Database, source: Database, run_combine: RunCombine) -> None:
@@ -115,14 +101,3 @@ def test_a_journal_beside_tables_that_is_none_is_a_problem(
     assert status == 1
     assert all(place in err for place in ("x.jsonl: ", "y.jsonl:1: "))
     assert [row[AVERAGE] for row in read(target)] == ["5.0"]
-
-
-def test_a_journal_that_was_merged_meanwhile_is_none(
-    target: Database, source: Database, run_combine: RunCombine
-) -> None:
-    write(source, [measured(1, 5.0, OLD)])
-    source.journal_dir.mkdir()
-    (source.journal_dir / "gone.jsonl").symlink_to("nowhere")
-    status, out, err = run_combine(target.path, source.path)
-    assert (status, err) == (0, "")
-    assert (out["databases"], out["journals"]) == (1, 0)

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from abs_rows import cells, read, record
+from abs_rows import read, record
 from folding import killed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.journal import JournalHeader, NotAJournal
-from opatlas.data.write_back import recover, write_back_run
+from opatlas.data.journal import NotAJournal
+from opatlas.data.write_back import recover
 from opatlas.row.record import Record
-from opatlas.row.status import Status
 from opatlas.typed_json import DecodeError
 
 AVERAGE = "Average Duration(us)"
@@ -203,25 +202,6 @@ def test_an_error_that_nobody_has_foreseen_in_one_journal_keeps_no_other_out(
     assert (first.incomplete, second.statuses) == (True, {"measured": 1})
     assert str(bad) in first.problems[0]
     assert bad.exists()
-
-
-def test_a_lone_surrogate_costs_itself_and_no_record(database: Database) -> None:
-    odd = Record("Abs", record(1).signature, cells(1), Status.FAILED, "text \udcff \u00e9 \U0001f600", "run-1", 1.0)
-    assert journal.read(killed(database, odd)).records[0].reason == "text ? \u00e9 \U0001f600"
-    (found,) = recover(database, own_run="")
-    assert (found.statuses, found.incomplete) == ({"failed": 1}, False)
-    assert read(database)[0]["Status Reason"] == "text ? \u00e9 \U0001f600"
-
-
-def test_a_record_in_memory_that_is_none_is_told_and_keeps_no_other_out(database: Database) -> None:
-    good, bad = record(1, 10.0).to_json(), {**record(2, 20.0).to_json(), "cells": None}
-    merged = write_back_run(database, JournalHeader("run-1", "all", prune=False), [good, bad])
-    assert averages(database) == ["10.0000", "", ""]
-    why, where = merged.problems
-    assert "cells" in why
-    (rescued,) = database.journal_dir.glob("*.jsonl")
-    assert str(rescued) in where
-    assert json.loads(rescued.read_text().splitlines()[2]) == json.loads(json.dumps(bad))
 
 
 json_values = st.recursive(

@@ -152,16 +152,6 @@ def test_each_record_reaches_the_disk_without_being_waited_for(
     kept.close()
 
 
-def test_a_process_that_ends_without_closing_its_journal_ends(database: Database) -> None:
-    code = (
-        "import sys; from opatlas.data.database import Database; "
-        "from opatlas.data.journal import JournalHeader, Journal; "
-        "Journal(Database(sys.argv[1]), JournalHeader('run-1', 'all', False))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(database.path)], cwd=ROOT, timeout=300, check=False)
-    assert done.returncode == 0
-
-
 @contextmanager
 def room_for(size: int, path: Path) -> Iterator[None]:
     """Lets a file grow by so many bytes, and no more."""
@@ -185,22 +175,6 @@ def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database:
     contents = journal.read(kept.path)
     assert contents.records == (record(1, 10.0), record(2, 20.0), record(4, 40.0))
     assert (contents.unreadable, contents.torn) == ((), False)
-
-
-def test_a_record_that_can_be_neither_written_nor_cut_off_costs_no_later_one(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
-    kept.append(record(1, 10.0).to_json())
-    monkeypatch.setattr("os.ftruncate", refuse)
-    with room_for(3, kept.path), pytest.raises(OSError):
-        kept.append(record(3, 30.0).to_json())
-    kept.append(record(4, 40.0).to_json())
-    assert kept.close() == []
-    assert journal.read(kept.path).records == (record(1, 10.0), record(4, 40.0))
 
 
 def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(database: Database) -> None:
@@ -278,14 +252,3 @@ def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
     assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
     merged = write_back_run(database, contents.header)
     assert merged.problems
-
-
-def test_no_room_anywhere_gives_the_text_of_the_journal(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(database.path / "not" / "a" / "folder"))
-    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
-    kept.append(record(1, 10.0).to_json())
-    file_in_place_of_the_folder(database)
-    (problem,) = kept.close()
-    copied = database.path.with_name("copied.jsonl")
-    copied.write_text(problem.partition("\n")[2])
-    assert journal.read(copied).records == (record(1, 10.0),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import yaml
 from captures import launch, write_capture
@@ -125,15 +124,3 @@ def test_a_combined_database_takes_the_mapping_of_a_source(place, tmp_path: Path
     assert main(["combine", str(target), str(source)]) == 0
     assert kernel_types(target) == {"Near"}
     assert "kernel_type: Near" in (target / MAPPING).read_text()
-
-
-def test_a_lone_0_dim_tensor_is_no_missing_cell(tmp_path: Path) -> None:
-    scalar = launch(type="Abs", shapes="", dtypes="FLOAT", formats="ND", out="", out_dtypes="FLOAT", out_formats="ND")
-    for name in ("one", "two"):
-        capture = write_capture(tmp_path / name / "kernel_details.csv", [scalar])
-        capture.write_text(capture.read_text() + "\n" * (name == "two"))
-        assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "db")]) == 0
-    # The second ingest finds the row of the first.
-    (row,) = pd.read_csv(tmp_path / "db" / "Abs.csv").to_dict("records")
-    assert (row["Input Shapes"], row["Output Shapes"]) == ('""', '""')
-    assert row["Profiling Samples"] == 2

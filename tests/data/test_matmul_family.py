@@ -14,11 +14,9 @@ from abs_rows import product_record as record
 from abs_rows import write as write_rows
 from hypothesis import given
 
-from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.journal import JournalHeader
 from opatlas.data.update_mode import UpdateMode
-from opatlas.data.write_back import recover, write_back, write_back_run
+from opatlas.data.write_back import write_back
 from opatlas.row.record import Record, RowName
 from opatlas.row.same_case import canonical_form
 from opatlas.row.signature import signature
@@ -54,17 +52,6 @@ def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_as
     assert not own.get("Status Reason")
     assert own["Input Shapes"] == "16,32;64,32"
     assert (result.updated, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
-
-
-def test_merging_twice_gives_the_same_files(database: Database) -> None:
-    for mode in UpdateMode:
-        write(database, V2, cells())
-        write(database, V3, cells("8,8;8,8", "8,8"))
-        write_back(database, [record()], mode, prune=False)
-        once = files(database)
-        again = write_back(database, [record()], mode, prune=False)
-        assert files(database) == once
-        assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
 
 
 def test_a_later_record_of_the_requested_row_leaves_the_launched_row_its_samples(database: Database) -> None:
@@ -117,20 +104,6 @@ def test_what_ran_on_other_shapes_goes_to_the_row_of_those(database: Database) -
     reason = read(database, V2)[0]["Status Reason"]
     assert all(named in reason for named in (V3, "16,32;32,64"))
     assert read(database, V3)[0]["Input Shapes"] == "16,32;32,64"
-
-
-def test_a_journal_brings_them_back(database: Database) -> None:
-    write(database, V2, cells())
-    journal.write(
-        database.journal_dir / "run-0.jsonl", JournalHeader("run-0", "all", False), [record(run="run-0").to_json()]
-    )
-    assert recover(database, own_run="run-1")[0].statuses == {"measured": 1}
-    assert [read(database, name)[0]["Run ID"] for name in (V2, V3)] == ["run-0", "run-0"]
-    plain = record(V2, V2, run="run-1").to_json()
-    assert plain["measurement"]["ran_as"] is None
-    journal.write(database.journal_dir / "run-1.jsonl", JournalHeader("run-1", "all", False), [plain])
-    assert write_back_run(database, JournalHeader("run-1", "all", False)).problems == []
-    assert read(database, V2)[0]["Status Reason"] == ""
 
 
 SIZES = st.integers(1, 40)

@@ -144,16 +144,6 @@ def test_what_could_not_be_written_counts_for_nothing(database: Database, monkey
     assert result == WriteBackResult(problems=[f"{database.path / 'Abs.csv'} was not written"])
 
 
-def test_pruned_rows_keep_their_columns_beside_those_of_rows_that_were_pruned_before(database: Database) -> None:
-    write(database, [{**cells(1), "Mine": "a"}])
-    write_back(database, [record(1)], UpdateMode.ALL, prune=True)
-    write(database, [{**cells(2), "Yours": "b"}])
-    write_back(database, [record(2)], UpdateMode.ALL, prune=True)
-    first, second = read(Database(database.pruned_dir))
-    assert (first["Mine"], first["Yours"], first["Pruned Reason"]) == ("a", "", "because of 1")
-    assert (second["Mine"], second["Yours"], second["Pruned Reason"]) == ("", "b", "because of 2")
-
-
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.UNSUPPORTED])
 def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, status: Status) -> None:
     write(database, [cells(1), cells(2)])

@@ -14,7 +14,6 @@ import captures
 from opatlas.data import journal
 from opatlas.data import log as history
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest
 from opatlas.data.write_back import recover
 from opatlas.row.record import LaunchedCase, Measurement, Record
 from opatlas.row.signature import signature
@@ -111,29 +110,6 @@ def _write_back(data: bytes, folder: Path) -> None:
     expect(sorted(path.name for path in folder.iterdir()) == ["one", "two"], "a file outside of the database")
 
 
-def _seeds_of_manifest() -> Iterator[bytes]:
-    manifest = Manifest(
-        _RUN,
-        1.7e9,
-        {"ops": ["MatMulV3"]},
-        "0" * 64,
-        {"name": "AMD_EPYC", "cores": 2},
-        [{"name": "x"}],
-        1.8e9,
-        {"measured": 3},
-    )
-    yield json.dumps(asdict(manifest)).encode()
-    yield json.dumps(asdict(Manifest(_RUN, 1.7e9, {}, "0")), indent=2).encode()
-
-
-def _manifest(data: bytes, folder: Path) -> None:
-    path = folder / f"{_RUN}.json"
-    path.write_bytes(data)
-    with refusing(path):
-        first, second = Manifest.read(path), Manifest.read(path)
-        expect(repr(first) == repr(second), "a second reading is another one")
-
-
 _WORDS = (
     b'"measured"',
     b'"failed"',
@@ -155,7 +131,4 @@ WRITE_BACK = Target(
     _seeds,
     _write_back,
     _WORDS,
-)
-MANIFEST = Target(
-    "manifest", "the manifest of a run is read, or refused", _seeds_of_manifest, _manifest, (b'"device"', b'"name"')
 )

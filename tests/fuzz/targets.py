@@ -10,12 +10,9 @@ from . import (
     checks,
     diagnoses,
     exchanges,
-    experiments,
     journals,
     operator_calls,
-    options,
     profiles,
-    superkernels,
     tables,
     traces,
 )
@@ -33,7 +30,6 @@ TARGETS: dict[str, Target] = {
         journals.JOURNAL,
         journals.WRITE_BACK,
         journals.HISTORY,
-        journals.MANIFEST,
         traces.TRACE,
         traces.PACKED_TRACE,
         attention_records.RECORDS,
@@ -45,13 +41,11 @@ TARGETS: dict[str, Target] = {
         checks.CHECKED,
         exchanges.EXCHANGES,
         exchanges.MODELS,
-        experiments.MODELS,
+        exchanges.SCORED,
         diagnoses.DIAGNOSIS,
         operator_calls.OPERATOR_CALLS,
-        superkernels.TIMELINE,
-        superkernels.MODULE_MAP,
-        options.OPTION_VALUES,
-        options.SHAPES,
+        diagnoses.TIMELINE,
+        diagnoses.MODULE_MAP,
     )
 }
 

@@ -1,4 +1,4 @@
-"""The real torch_npu takes every replay's NPU call, and gives the results that the rows have."""
+"""The real torch_npu takes every replay's NPU call, and gives the results that the rows have; a wrong call is seen."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("kernel_type", EXCHANGES)
-def test_calls_of_a_group_are_accepted(npu_python, tmp_path, kernel_type):
-    function = replays_of_bench()[kernel_type]
-    name = f"{function.__module__}.{function.__name__}"
-    rows = [f"{row} @ EP Size = 16" for row in EXCHANGES[kernel_type]]
-    for verdict in verdicts(npu_python, tmp_path, [Case(kernel_type, cells_of(row), True, name) for row in rows]):
+def test_calls_of_a_group_are_accepted(npu_python, tmp_path):
+    cases = []
+    for kernel_type, rows in EXCHANGES.items():
+        function = replays_of_bench()[kernel_type]
+        name = f"{function.__module__}.{function.__name__}"
+        cases += [Case(kernel_type, cells_of(f"{row} @ EP Size = 16"), True, name) for row in rows]
+    for verdict in verdicts(npu_python, tmp_path, cases):
         assert verdict.proof == "meta kernel", verdict
 
 
@@ -99,3 +100,41 @@ def test_versions_of_dispatch_ffn_combine(npu_python, tmp_path, monkeypatch, ver
             assert "expert_token_nums" in verdict.refused, verdict
         else:
             assert verdict.proof == "custom schema", verdict
+
+
+REFUSED = {
+    "no_such_call": "torch_npu.npu_swiglu_of_tomorrow does not exist",
+    "wrong_type": "npu_swiglu",
+    "unknown_keyword": "axis",
+    "other_shape": "other results than those of the row: column 'Output Shapes' is '4,4': output 0 of",
+    "other_dtype": "other results than those of the row: column 'Output Data Types' is 'FLOAT': output 0 of",
+    "too_few": "missing value for argument 'size'",
+    "not_a_list": "npu_broadcast",
+    "returns_more": "npu.npu_broadcast.default returns 1 values, and the timed call returns 2",
+    "reads_values": "in the replay itself",
+    # The last one: another process goes on with those behind it.
+    "ends_the_process": "the process ended: exit status -6",
+}
+PROVEN = {"right": "meta kernel", "by_schema": "schema", "depends_on_values": "schema"}
+
+
+@pytest.fixture(scope="module")
+def found(npu_python, tmp_path_factory):
+    import wrong_replays
+
+    cases = [
+        Case("SwiGlu", cells_of(wrong_replays.ROW), is_sample=True, function=f"wrong_replays.{name}")
+        for name in [*PROVEN, *REFUSED]
+    ]
+    found = verdicts(npu_python, tmp_path_factory.mktemp("npu"), cases)
+    return dict(zip([*PROVEN, *REFUSED], found, strict=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_call_is_refused(found, name):
+    assert REFUSED[name] in found[name].refused
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_right_call_is_proven(found, name):
+    assert found[name].proof == PROVEN[name], found[name]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from opatlas.data import comparable
-from opatlas.data.comparable import MixedDatabase, PlannedDuration, StoredDuration
+from opatlas.data.comparable import MixedDatabase, PlannedDuration, PresentSetup, Staleness, StaleRuns, StoredDuration
 from opatlas.data.database import Database
+from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, folder_origin
 from opatlas.row.location import DEFAULT_NPU_DEVICE
 
@@ -239,3 +241,40 @@ def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, 
     # Unless the folder says what they are of.
     named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
     assert unlike(named, StoredDuration("Abs.csv:2", "", "", ""), PlannedDuration(CPU, "cold", "wall-clock")) == {}
+
+
+DEVICE = {"name": "NVIDIA_H200", "kind": "cuda", "facts": {"driver": "550.54.15", "torch": "2.9.0", "cuda": "13.0"}}
+MANIFEST = Manifest("run-1", 0.0, {}, "abc", device=DEVICE, packages={})
+PRESENT = PresentSetup(
+    MeasurementOrigin("NVIDIA_H200", "cuda", {"torch": "2.9.0", "CUDA (of torch)": "13.0"}), "550.54.15", "abc"
+)
+
+
+def device(**facts: str) -> dict[str, object]:
+    return {**DEVICE, "facts": {**DEVICE["facts"], **facts}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "present", "staleness"),
+    [
+        (MANIFEST, PRESENT, Staleness.FRESH),
+        (replace(MANIFEST, code="abd"), PRESENT, Staleness.CODE),
+        (replace(MANIFEST, device=device(driver="535.1")), PRESENT, Staleness.DRIVER),
+        (replace(MANIFEST, device=device(driver="535.1"), code="abd"), PRESENT, Staleness.DRIVER),
+        (replace(MANIFEST, device=device(torch="2.8.0", driver="535.1")), PRESENT, Staleness.VERSIONS),
+        (replace(MANIFEST, device=device(cuda="12.9")), PRESENT, Staleness.VERSIONS),
+        (replace(MANIFEST, device={**DEVICE, "name": "NVIDIA_H100"}, code="abd"), PRESENT, Staleness.OTHER_DEVICE),
+        (MANIFEST, replace(PRESENT, driver=""), Staleness.FRESH),
+        (replace(MANIFEST, device=device(driver="")), PRESENT, Staleness.FRESH),
+    ],
+)
+def test_the_first_reason_counts_and_what_is_not_known_does_not(
+    manifest: Manifest, present: PresentSetup, staleness: Staleness
+) -> None:
+    assert StaleRuns({"run-1": manifest}, present).staleness("run-1") is staleness
+
+
+def test_without_a_manifest_a_duration_is_stale() -> None:
+    assert StaleRuns({}, PRESENT).staleness("run-1") is Staleness.NO_MANIFEST
+    assert Staleness.NO_MANIFEST.is_stale
+    assert not Staleness.OTHER_DEVICE.is_stale

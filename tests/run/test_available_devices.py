@@ -64,17 +64,37 @@ def test_gpus_are_the_device_at_hand_and_each_process_sees_one(machine):
     assert available_devices("cuda") == available_devices(H200) == specs
 
 
-def test_a_torch_without_cuda_replays_on_the_cpu_unless_the_gpu_is_asked_for(machine):
-    machine(TWO, version=None)
+FAILS = {"said": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "code": 9}
+
+
+@pytest.mark.parametrize(
+    ("made", "visible"),
+    [({"said": TWO, "version": None}, "0,1"), (FAILS, "0,1"), ({"said": TWO}, ""), ({"said": TWO}, "-1")],
+)
+def test_without_a_gpu_at_hand_rows_are_replayed_on_the_cpu(machine, monkeypatch, made, visible):
+    machine(**made)
+    monkeypatch.setenv(VARIABLE, visible)
     assert available_devices(None) == [DeviceSpec("cpu", name=cpu_device_name())]
-    assert len(available_devices("cuda")) == 2
 
 
-def test_an_nvidia_smi_that_fails_shows_none(machine):
-    machine("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
-    assert [spec.kind for spec in available_devices(None)] == ["cpu"]
-    with pytest.raises(OpAtlasError, match=r"cuda: .*--gpus all"):
-        available_devices("cuda")
+@pytest.mark.parametrize(
+    ("made", "visible", "asked", "words"),
+    [
+        (FAILS, None, "cuda", r"cuda: .*--gpus all"),
+        ({"said": TWO}, "2", None, "2 GPUs"),
+        ({"said": TWO}, "MIG-2222", None, "'MIG-2222'"),
+        ({"said": TWO}, "", "cuda", f"^{VARIABLE} .*2 GPUs"),
+        ({"said": MIXED}, None, None, f"{H100} and {H200}.*--device"),
+        ({"said": MIXED}, None, "NVIDIA_A100", f"^--device NVIDIA_A100 .*{H100}, {H200}"),
+        ({"said": TWO}, None, "ATLAS_800_A3_752T_128G_DIE", "--device ATLAS_800_A3_752T_128G_DIE:.*/davinci0"),
+    ],
+)
+def test_what_is_not_there_is_refused(machine, monkeypatch, made, visible, asked, words):
+    machine(**made)
+    if visible is not None:
+        monkeypatch.setenv(VARIABLE, visible)
+    with pytest.raises(OpAtlasError, match=words):
+        available_devices(asked)
 
 
 @pytest.mark.parametrize(
@@ -86,33 +106,10 @@ def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible
     assert pins(available_devices(None)) == pinned
 
 
-@pytest.mark.parametrize(("visible", "words"), [("2", "2 GPUs"), ("MIG-2222", "'MIG-2222'")])
-def test_a_choice_of_none_is_refused(machine, monkeypatch, visible, words):
-    machine(TWO)
-    monkeypatch.setenv(VARIABLE, visible)
-    with pytest.raises(OpAtlasError, match=words):
-        available_devices(None)
-
-
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_gpus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch, hidden):
-    machine(TWO)
-    monkeypatch.setenv(VARIABLE, hidden)
-    assert [spec.kind for spec in available_devices(None)] == ["cpu"]
-    with pytest.raises(OpAtlasError, match=f"^{VARIABLE} .*2 GPUs"):
-        available_devices("cuda")
-
-
-def test_of_different_gpus_one_kind_is_to_be_named(machine):
-    machine(MIXED)
-    with pytest.raises(OpAtlasError, match=f"{H100} and {H200}.*--device"):
-        available_devices(None)
-    assert pins(available_devices(H100)) == ["GPU-11111111-8a20-1476-0a48-dc80e3dc8688"]
-    with pytest.raises(OpAtlasError, match=f"^--device NVIDIA_A100 .*{H100}, {H200}"):
-        available_devices("NVIDIA_A100")
-
-
-@pytest.mark.parametrize(("visible", "name", "pinned"), [("0", H200, "GPU-f89c"), ("1,2", H100, "GPU-1111")])
+@pytest.mark.parametrize(
+    ("visible", "name", "pinned"),
+    [("0", H200, "GPU-f89c"), ("1,2", H100, "GPU-1111"), ("0,1,2", H100, "GPU-1111")],
+)
 def test_of_different_gpus_the_one_of_the_folder_is_opened(machine, monkeypatch, visible, name, pinned):
     """CUDA may give the numbers of nvidia-smi to other GPUs, so a process gets the UUID."""
     machine(MIXED)
@@ -140,7 +137,7 @@ A3_752T, A3_560T = "ATLAS_800_A3_752T_128G_DIE", "ATLAS_800_A3_560T_128G_DIE"
 
 @pytest.fixture
 def npu_machine(monkeypatch, tmp_path):
-    """Gives the npu_machine npu-smi answers, or none, and device files. The npu_machine has no GPU."""
+    """Gives the machine npu-smi answers, or none, and device files. The machine has no GPU."""
     monkeypatch.delenv(NPU_VARIABLE, raising=False)
     monkeypatch.setattr(cuda, "cuda_version", lambda: None)
 
@@ -168,17 +165,6 @@ def test_only_those_that_the_caller_made_visible(npu_machine, monkeypatch):
     npu_machine(A3, nodes=4)
     monkeypatch.setenv(NPU_VARIABLE, "1,3")
     assert [spec.pinned for spec in available_devices(A3_752T)] == [(NPU_VARIABLE, "1"), (NPU_VARIABLE, "3")]
-
-
-def test_a_machine_without_npus_is_not_asked_twice_and_replays_on_its_cpu(npu_machine):
-    npu_machine()
-    assert available_devices(None) == available_devices("cpu") == [DeviceSpec("cpu", name=cpu_device_name())]
-
-
-def test_an_npu_that_is_not_there_is_refused(npu_machine):
-    npu_machine()
-    with pytest.raises(OpAtlasError, match=f"--device {A3_752T}:.*/davinci0"):
-        available_devices(A3_752T)
 
 
 @pytest.mark.parametrize(

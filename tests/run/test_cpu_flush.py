@@ -27,6 +27,7 @@ from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.registry import replays
 from opatlas.run.runner import Runner
 from tests.support.fake_system import write_files
+from tests.support.wrapper import Wrapper
 
 MIB = 1 << 20
 
@@ -57,8 +58,8 @@ def test_each_last_level_cache_is_a_domain_of_its_cores(tmp_path: Path) -> None:
     [
         (1, 8, 8, 64),  # one cache, read twice over
         (1, 8, 2, 64),
-        (24, 8, 192, 24 * 64),  # each of 24 caches
-        (24, 8, 8, 8 * 64),  # each thread may be alone with a cache
+        (4, 8, 32, 4 * 64),  # each of four caches
+        (9, 2, 8, 8 * 64),  # each thread may be alone with a cache
         (2, 1, 2, 2 * 64),  # a virtual machine whose cores are sockets
     ],
 )
@@ -171,3 +172,10 @@ def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own
     assert outcome.status is Status.MEASURED, outcome.reason
     # Input, weight and result.
     assert len(evicted) == (3 if by_line else 0)
+
+
+def test_tensors_without_memory_of_their_own_cannot_be_evicted(evicted: list[tuple[int, int]]) -> None:
+    dense = torch.eye(9)
+    for without in (dense.to_sparse(), dense.to_sparse_csr(), dense.to("meta"), Wrapper(dense)):
+        CpuFlush(PLAN)([dense, without])
+    assert evicted == []

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from opatlas.row.errors import MissingPrecondition
+from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import DeviceSpec, device_environment
@@ -236,3 +236,8 @@ def test_atb_that_cannot_be_loaded_is_reported_with_the_script_to_source(reason,
 def test_an_error_in_a_kernel_of_atb_is_not_taken_for_a_missing_library():
     stack = "frame #3: <unknown function> + 0x1a2b (0xffff in /torch_npu/lib/libop_plugin_atb.so)"
     assert missing_kernel(f"RuntimeError: setup failed! Error code is 22\n{stack}") is None
+
+
+def test_a_missing_call_of_torch_npu_is_unsupported():
+    with pytest.raises(Unsupported, match=r"torch_npu\.npu_of_tomorrow"):
+        load_npu_call("torch_npu.npu_of_tomorrow")

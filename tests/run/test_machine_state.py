@@ -1,13 +1,19 @@
-"""Limits of control groups, and disturbances of a measurement, read from /proc, /sys and cgroups."""
+"""Limits of control groups and of memory, and disturbances of a measurement, read from /proc, /sys and cgroups."""
 
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from opatlas.row.errors import OutOfMemory
+from opatlas.row.status import Status
 from opatlas.run.devices import cpu
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
@@ -23,7 +29,12 @@ from opatlas.run.devices.system import (
     memory_limit,
     needed_cores,
 )
+from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import Job
+from opatlas.run.registry import ReplaySpec
+from opatlas.run.replay import Replay
+from opatlas.run.runner import Runner
 from tests.support.fake_system import write_files
 
 _V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -185,3 +196,52 @@ def test_a_system_without_readings_reports_no_disturbance(tmp_path: Path) -> Non
     state = MachineWatch(tmp_path).state()
     assert (state.load, state.load_1min, state.other_cores, state.steal_percent) == ("", None, None, None)
     assert state.disturbances() == []
+
+
+#: The kernel takes far more than its tensors, which the cells of a row do not show.
+REPLAY = """
+from opatlas.bench import formulas
+from opatlas.run.registry import replays
+
+
+def greedy(x, y):
+    return x.new_zeros(1 << 28).sum() + x + y
+
+
+@replays("Greedy", npu="torch.add")
+def test_greedy(row, replay):
+    replay(greedy, *row.inputs(), expected=formulas.add)
+"""
+CELLS_OF_ROW = {
+    "Input Shapes": "262144;262144",
+    "Input Data Types": "FLOAT;FLOAT",
+    "Input Formats": "ND;ND",
+    "Output Shapes": "262144",
+    "Output Data Types": "FLOAT",
+    "Output Formats": "ND",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "host_bytes", "fits"), [("mps", 1 << 20, False), ("mps", 1 << 40, True), ("cuda", 1 << 20, True)]
+)
+def test_a_row_that_is_checked_on_the_host_must_fit_there_too(monkeypatch, kind, host_bytes, fits) -> None:
+    """A device without float64, such as an NPU; torch without torch_npu knows no device of that name."""
+    device = SimpleNamespace(torch_device=torch.device(kind), available_bytes=lambda: 1 << 40)
+    monkeypatch.setattr("opatlas.run.replay.host_available_bytes", lambda: host_bytes)
+    cells = {**CELLS_OF_ROW, "Input Shapes": "8192,8192;8192,8192", "Output Shapes": "8192,8192"}
+    row = ReplayRow("Add", cells, torch.device("cpu"))
+    replay = Replay(row, ReplaySpec(("Add",), npu="torch.add"), device, None, MeasureSettings())
+    with nullcontext() if fits else pytest.raises(OutOfMemory, match="host"):
+        replay.expect_memory()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds the memory of a process so")
+@pytest.mark.parametrize(("available", "status"), [(1 << 28, Status.OOM), (1 << 32, Status.MEASURED)])
+def test_a_kernel_that_needs_too_much_memory_costs_its_row(tmp_path, monkeypatch, available, status) -> None:
+    (tmp_path / "greedy_replay.py").write_text(REPLAY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(CpuDevice, "available_bytes", lambda self: available)
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, threads=1, cache="warm"))
+    outcome = runner.run(Job("greedy_replay", "", "test_greedy", "Greedy", CELLS_OF_ROW, timeout_s=60))
+    assert outcome.status is status, outcome.reason

@@ -24,7 +24,7 @@ from opatlas.run.collectives import message as module
 from opatlas.run.collectives.message import Message, TimedCollective
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.group import RANK_SPREAD, Group, SynchronizedInstrument, spread_us
+from opatlas.run.group import RANK_SPREAD, Group, SynchronizedInstrument
 from opatlas.run.groups.rank_main import combine_ranks
 from opatlas.run.instruments.attribution import NoSamples
 from opatlas.run.instruments.instrument import MeasureSettings, Samples, StopRule
@@ -299,9 +299,3 @@ def test_a_sample_of_a_group_is_the_longest_of_its_ranks() -> None:
     assert outcome.status is Status.MEASURED
     assert outcome.measurement is not None
     assert outcome.measurement.samples_us == (12.0, 10.0, 12.0, 10.0)
-
-
-def test_spread_is_that_of_the_medians() -> None:
-    assert spread_us([[1, 2, 100], [5, 6, 7], [3, 3, 3]]) == 4
-    # As a CSV shows it: 0.3 - 0.1 is 0.19999999999999998.
-    assert spread_us([[0.1], [0.3]]) == 0.2

@@ -72,9 +72,6 @@ def test_facts_leave_out_changing_and_unanswered_values(library):
         "power_limit_w": 700.0,
         "ecc": "on",
     }
-
-
-def test_its_state_has_the_changing_values(library):
     assert Nvml(UUID).state() == {
         "temperature_c": 37,
         "power_w": 85.173,

@@ -377,3 +377,32 @@ def test_torchs_own_tests_leave_its_flags_free() -> None:
     """A session in one process lists their samples before it opens a GPU."""
     opinfos()
     torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32
+
+
+@per_element()
+def first_is_one_more(at, xs, ys):
+    return xs[0][at] + 1
+
+
+@replays("ChangesLists", npu=None)
+def changes_lists(row, replay):
+    """Not the first call's result, unless each starts from the same values."""
+
+    def kernel(xs, ys):
+        xs[0].add_(row.cells["added"])
+
+    replay(kernel, [row.tensor(0)], [row.tensor(0)], mutates=[0], expected=first_is_one_more)
+
+
+def test_lists_that_a_kernel_changes_start_from_the_same_values_and_are_its_results(run_repeatedly):
+    outcome = run_repeatedly("changes_lists", added=1)
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert outcome.measurement.checked_elements == 20
+    assert run_repeatedly("changes_lists", added=2).status is Status.FAILED
+
+
+def test_tensors_in_mappings_are_watched():
+    tensor = torch.zeros(8)
+    watch = InputWatch({"options": {"scale": tensor}}, declared=(), seed=1)
+    tensor.add_(1)
+    assert watch.changed() == [("options", "argument 'options'['scale']")]

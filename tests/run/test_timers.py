@@ -240,3 +240,10 @@ def test_throttled_samples_are_taken_again_after_a_pause_or_kept_and_told(
         assert sum(paused_s) == pytest.approx(0.5)
     else:
         assert len(paused_s) == pauses
+
+
+def test_no_garbage_is_collected_in_between(clock):
+    seen = []
+    WallClock().sample(lambda: seen.append(gc.isenabled()), lambda: None, rule())
+    assert seen == [False] * 3
+    assert gc.isenabled()

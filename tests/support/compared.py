@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
+
+from sessions import write_table
 
 from opatlas.ask.compare.calls import RowCall
 from opatlas.data.csv_files import text_table
@@ -112,9 +113,5 @@ def write_tables(folder: Path, tables: Mapping[str, Sequence[Mapping[str, str]]]
     """Writes a CSV for each kernel type, and returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for kernel_type, rows in tables.items():
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        with (folder / f"{kernel_type}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(folder / f"{kernel_type}.csv", rows)
     return folder

@@ -107,9 +107,10 @@ def row(size: int) -> dict[str, str]:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
-    """Writes rows with the columns of the first one; gives the path."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    """Writes rows with the columns of all of them; gives the path."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        columns = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return path

@@ -161,20 +161,6 @@ def test_a_file_of_a_built_in_model_describes_it(architecture: str, tmp_path: Pa
     assert found.differs == ()
 
 
-def calls_of(model: ModelFacts) -> dict[str, int]:
-    return {weight.role: weight.calls for weight in model.weights}
-
-
-def test_a_step_calls_a_weight_once_in_each_layer_that_has_it(tmp_path: Path) -> None:
-    of_glm = read(tmp_path, "glm_moe_dsa", **CONFIGS["glm_moe_dsa"][1], num_hidden_layers=78)
-    assert calls_of(of_glm) == calls_of(GLM_5_1)
-    found = read(tmp_path, "deepseek_v3", **CONFIGS["deepseek_v3"][1], num_hidden_layers=5)
-    assert found.layers == 5
-    calls = calls_of(found)
-    wanted = {"q_b": 5, "q_kv_a": 5, "down": 3, "gate_up": 3, "shared_down": 2, "router": 2, "lm_head": 1}
-    assert {role: calls[role] for role in wanted} == wanted
-
-
 INDEXED = {**SIZES, **LATENT, "index_n_heads": 4, "index_head_dim": 32, "index_topk": 64}
 
 
@@ -248,16 +234,6 @@ def test_equal_weights_of_two_kinds_of_layers_are_both_called(tmp_path: Path) ->
     equal = [call for call in calls if call.part in ("o_proj", "out_proj")]
     assert len({call.signature() for call in equal}) == 1
     assert sum(call.calls_per_step for call in equal) == found.layers
-
-
-def test_delta_nets_are_divided_among_devices(tmp_path: Path) -> None:
-    found = read(tmp_path, "qwen3_5_text", **SIZES)
-    features = 2 * 16 * 128 + 2 * 32 * 128
-    assert {tp: linear.n for tp in (1, 2) for linear in found.linears(tp) if linear.name == "in_proj_qkvz"} == {
-        1: features,
-        2: features // 2,
-    }
-    assert found.tp_sizes((16, 32)) == ()
 
 
 #: A file, and words for parts that a step of it leaves out or has in another way.
