@@ -325,7 +325,11 @@ class Capture:
                 line.decode()
             except UnicodeDecodeError:
                 text = line.decode(errors="replace")
-                cells = next(csv.reader([text]))
+                try:
+                    cells = next(csv.reader([text]))
+                except csv.Error:
+                    # A carriage return in the line, or a quote that nothing ends.
+                    cells = []
                 if len(cells) != len(self.header.names) or any(_UNREADABLE in cells[index] for index in used):
                     left_out.append(number)
                     continue
