@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
@@ -31,8 +33,6 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.row.quality import valid_duration
-from opatlas.row.signature import signatures
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.show.row_summary import RowSummary, duration_tables
@@ -168,26 +168,20 @@ def find_gaps(
         except OpAtlasError as error:
             problems.append(str(error))
             continue
-        frame = table.frame
-        if AVERAGE not in frame.columns or PROFILING_AVERAGE not in frame.columns:
-            continue
-        microbench = frame[AVERAGE].map(valid_duration)
-        profiling = frame[PROFILING_AVERAGE].map(valid_duration)
-        both = frame[microbench.notna() & profiling.notna()]
-        missing = [""] * len(both)
-        how_taken = zip(*(both[name] if name in both.columns else missing for name in _HOW_TAKEN), strict=True)
+        microbench, profiling = table.durations_us(AVERAGE), table.durations_us(PROFILING_AVERAGE)
+        how_taken = [table.cells(name) for name in _HOW_TAKEN]
         gaps += [
-            Gap(kernel_type, *cells)
-            for cells in zip(
-                signatures(kernel_type, both),
-                both[INPUT_SHAPES],
-                both[INPUT_DTYPES],
-                both[OUTPUT_SHAPES],
-                microbench[both.index],
-                profiling[both.index],
-                how_taken,
-                strict=True,
+            Gap(
+                kernel_type,
+                table.signatures[i],
+                table.cells(INPUT_SHAPES)[i],
+                table.cells(INPUT_DTYPES)[i],
+                table.cells(OUTPUT_SHAPES)[i],
+                float(microbench[i]),
+                float(profiling[i]),
+                tuple(cells[i] for cells in how_taken),
             )
+            for i in np.flatnonzero(np.isfinite(microbench) & np.isfinite(profiling)).tolist()
         ]
     return sorted(gaps, key=lambda gap: -gap.distance), problems
 

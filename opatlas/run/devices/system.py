@@ -221,8 +221,6 @@ OTHER_CORES_LIMIT = 0.25
 STEAL_LIMIT_PERCENT = 1.0
 #: The only governor that keeps the clock frequency while a core is idle between samples.
 STEADY_GOVERNOR = "performance"
-#: Length of a window in which the kernel's ticks of 10 ms resolve 5 % of a core.
-_WINDOW_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -343,13 +341,6 @@ class MachineWatch:
             own_s=sum(own.values()) if own else None,
             periods=cpu_periods(self._root),
         )
-
-
-def machine_state() -> MachineState:
-    """Returns the state during this call, which takes a fifth of a second."""
-    watch = MachineWatch()
-    time.sleep(_WINDOW_S)
-    return watch.state()
 
 
 @dataclass(frozen=True)
