@@ -51,7 +51,7 @@ def npus(tmp_path, monkeypatch):
 def test_two_ranks_under_msprof(npus) -> None:
     verdict = npus()
     assert verdict.state is State.PASS, verdict
-    assert "(msprof; " in verdict.detail
+    assert "(msprof)" in verdict.detail
     assert verdict.facts["msprof us"] == collective_us(1)
 
 

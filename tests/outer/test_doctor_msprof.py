@@ -70,7 +70,7 @@ def test_a_profile_without_a_summary_is_told_once_and_kept_for_the_report(npu) -
     assert "op_summary" in verdict.detail
     assert "opatlas-tmp" not in verdict.detail
     assert all(kernel_type in verdict.detail for kernel_type in ROWS)
-    (listing,) = npu.files.glob("PROF_*.txt")
+    (listing,) = npu.files.glob("PROF_*.json")
     assert "host/launches.jsonl" in listing.read_text()
     assert [path for path in npu.files.rglob("launches.jsonl") if path.is_file()]
 
