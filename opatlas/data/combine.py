@@ -24,8 +24,7 @@ from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.ingests import manifest_path, read_ingests
 from opatlas.data.journal import JournalContents
-from opatlas.data.log import COMBINE, ClocksAhead
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, ClocksAhead, Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, manifest_paths, read_each
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import EditedLookup

@@ -19,8 +19,7 @@ from opatlas.data.combine_table import Conflict
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Pooled
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
