@@ -161,9 +161,6 @@ def _parts(target: Path, opened: CombineSources, done: _Combined) -> Iterator[Pa
             "ingests": found.ingests or None,
             "rows with pooled captures": found.captures_pooled or None,
             "conflicts": (len(conflicts), _listed(kinds)),
-            "unknown dtypes": (found.unknown_dtypes.total(), _listed(found.unknown_dtypes))
-            if found.unknown_dtypes
-            else None,
             "rows in TARGET": _counted(found.target_rows),
         },
         title=str(target),

@@ -17,7 +17,7 @@ import numpy as np
 from opatlas.counts import add_counts
 from opatlas.data import journal, log
 from opatlas.data.candidates import Candidate, candidates_of_records, runs_of
-from opatlas.data.combine_table import CombineTally, Conflict, combine_records, combine_rows, final_conflicts
+from opatlas.data.combine_table import Conflict, TableCombination
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
@@ -32,8 +32,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder, read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
-from opatlas.row.columns import INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
-from opatlas.row.slots import unknown_dtypes
+from opatlas.row.columns import PROFILING_AVERAGE, STATUS
 from opatlas.row.table import RowTable
 
 _LARGEST_SAMPLES_BYTES = 4 << 30
@@ -195,7 +194,6 @@ class CombineResult:
         statuses: the number of existing rows that have the status of a source now, by status.
         profiled: the number of existing rows whose Profiling columns were filled.
         filled: the number of other cells that were filled.
-        unknown_dtypes: the number of added rows with an unknown dtype, by dtype.
         conflicts: a conflict for each value that was dropped, largest difference first.
         pruned: the number of pruned rows that were added.
         edited: the number of source rows whose duration was ignored, because the row was edited after its run.
@@ -215,7 +213,6 @@ class CombineResult:
     statuses: Counter[str] = field(default_factory=Counter)
     profiled: int = 0
     filled: int = 0
-    unknown_dtypes: Counter[str] = field(default_factory=Counter)
     conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
     edited: int = 0
@@ -352,19 +349,16 @@ class _Combination:
         self._note_clocks({run for _, rows in ((None, table), *opened) for run in runs_of(rows)})
         there = len(table)
         pruned = target.pruned(kernel_type).signatures
-        fold = TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE)
-        tallies = [
-            combine_rows(fold, rows, source.name)
-            if isinstance(rows, RowTable)
-            else combine_records(fold, rows, source.name)
-            for source, rows in opened
-        ]
-        if any(tally.changed for tally in tallies):
-            fold.write(target)
+        combination = TableCombination(TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE))
+        for source, rows in opened:
+            add = combination.add_rows if isinstance(rows, RowTable) else combination.add_records
+            add(rows, source.name)
+        if combination.changed:
+            combination.fold.write(target)
             result.new += [kernel_type] * is_new
         else:
-            fold.write_log(target)
-        self._count(fold.rows.table(), there, tallies)
+            combination.fold.write_log(target)
+        self._count(combination, there)
 
     def _read(self, source: CombineSource, kernel_type: str) -> RowTable | Sequence[Candidate] | None:
         """Returns what a source has of a kernel type; None if it has nothing that can be read.
@@ -385,27 +379,18 @@ class _Combination:
                 return rows
         return None
 
-    def _count(self, now: RowTable, there: int, tallies: Sequence[CombineTally]) -> None:
+    def _count(self, done: TableCombination, there: int) -> None:
         """Counts the rows of a table, and the changes of its first `there` rows, each row once for all sources."""
-        result = self._result
-        columns = (now.kind.duration_columns[0], PROFILING_AVERAGE)
-        replayed, captured = (~np.isnan(now.durations_us(name)) for name in columns)
+        result, now = self._result, done.fold.rows.table()
+        replayed, captured = (
+            ~np.isnan(now.durations_us(name)) for name in (now.kind.duration_columns[0], PROFILING_AVERAGE)
+        )
         for counts, first in ((result.target_rows, 0), (result.added, there)):
             with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
             add_counts(counts, DurationCounts(len(now) - first, *with_one))
-        if not now.kind.starts_together:
-            dtypes = (INPUT_DTYPES, OUTPUT_DTYPES)
-            for cells in zip(*(now.cells(name)[there:] for name in dtypes), strict=True):
-                result.unknown_dtypes.update(unknown_dtypes(dict(zip(dtypes, cells, strict=True))))
-
-        def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
-            return {position for positions in of_each for position in positions if position < there}
-
-        taken = rows(tally.taken for tally in tallies)
-        result.taken += len(taken)
-        result.kept += len(rows(tally.kept for tally in tallies) - taken)
-        statuses = {position: status for tally in tallies for position, status in tally.statuses.items()}
-        result.statuses.update(status for position, status in statuses.items() if position < there)
-        result.profiled += len(rows(tally.profiled for tally in tallies))
-        result.filled += sum(tally.filled for tally in tallies)
-        result.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])
+        result.taken += len(done.taken)
+        result.kept += len(done.kept - done.added)
+        result.statuses.update(done.fold.rows[STATUS][position] for position in done.statuses)
+        result.profiled += len(done.profiled)
+        result.filled += done.filled
+        result.conflicts += done.conflicts
