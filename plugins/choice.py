@@ -29,7 +29,7 @@ from opatlas.run.row_source import Rows
 from opatlas.text import printable, suggest
 
 from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
-from .pytest_internals import Expression
+from .reports import Expression
 from .where import Where, slugs
 
 #: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each

@@ -29,9 +29,16 @@ from opatlas.run.msprof.sessions import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
 from .choice import Choice, Shard, keyword_filter
-from .cluster import cluster_notes, cluster_of
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
+from .target import (
+    SessionTarget,
+    cluster_notes,
+    cluster_of,
+    devices_of,
+    named_versions,
+    refuse_useless_versions,
+    targets_of,
+)
 from .where import Where
 
 if TYPE_CHECKING:
