@@ -277,10 +277,10 @@ def comparison_of(result: torch.Tensor, expected: torch.Tensor, steps: float = 1
     Args:
         steps: the number of tolerances that an element may be off.
     """
-    pair = [comparable(each.detach()) for each in (result, expected.to(result.device))]
+    actual, wanted = (comparable(each.detach()) for each in (result, expected.to(result.device)))
     if result.is_complex():
-        pair = [torch.view_as_real(each.resolve_conj()) for each in pair]
-    return Comparison(*pair, exact=not pair[0].is_floating_point(), steps=steps, nan_is_right=True)
+        actual, wanted = (torch.view_as_real(each.resolve_conj()) for each in (actual, wanted))
+    return Comparison(actual, wanted, exact=not actual.is_floating_point(), steps=steps, nan_is_right=True)
 
 
 def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: float = 1.0) -> Compared:
