@@ -16,10 +16,10 @@ from opatlas.data.database import Database
 from opatlas.data.journal import Journal
 from opatlas.data.manifest import Manifest
 from opatlas.data.own_lines import OwnLines
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import Record, RowName
+from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import DeviceDescription
 
 from .cases import results_of

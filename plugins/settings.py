@@ -13,12 +13,12 @@ import pytest
 
 from opatlas.data.database import Database
 from opatlas.data.origin import MeasurementOrigin
-from opatlas.data.update_mode import UpdateMode
 from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
+from opatlas.row.status import UpdateMode
 from opatlas.run.collectives import options as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
