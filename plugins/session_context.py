@@ -28,16 +28,16 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest, code_digest, this_machine
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.installation import measuring_code
 from opatlas.options import Scope
 from opatlas.row.record import new_run_id
+from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState, device_states
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
 from opatlas.run.devices.system import MachineState, MachineWatch, needed_cores
-from opatlas.run.msprof.sessions import accepts_profiles
+from opatlas.run.msprof_sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.keeper import die_with_parent, parent_of
 from opatlas.text import printable_lines
