@@ -36,7 +36,7 @@ from .cases import (
     unresolved,
 )
 from .plan import captured_mismatch
-from .records import FOR_OTHERS
+from .reports import FOR_OTHERS
 from .session_context import disturbances
 from .settings import Settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opatlas import Prepared, Unsupported
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 
 def axis_of_heads(x: torch.Tensor, cos: torch.Tensor, support: Support) -> int:

@@ -18,7 +18,7 @@ from liger_kernel.ops.softmax import _softmax_forward
 from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
 
 from opatlas import Prepared, implements
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 from ._layouts import without_beta
 

@@ -13,7 +13,7 @@ import sgl_kernel
 import torch
 
 from opatlas import Prepared, Unsupported, implements
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 from ._layouts import contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs, weight_by_columns, without_beta
 

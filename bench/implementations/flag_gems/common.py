@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 HALF = (torch.bfloat16, torch.float16)
 SUPPORT = Support("FlagGems")

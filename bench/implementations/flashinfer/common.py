@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 HALF = (torch.bfloat16, torch.float16)
 SUPPORT = Support("FlashInfer")

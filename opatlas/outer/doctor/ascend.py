@@ -25,8 +25,7 @@ from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.text import exception_line, first_line, pluralize
 
 from .machine import measure_row
@@ -144,17 +143,13 @@ def npu(target: Target) -> Verdict:
 def npu_calls(target: Target) -> Verdict:
     """Looks up the calls of torch_npu that replays make; operators of other libraries are not among them."""
     import_torch_npu()
-    calls = {
-        call: types
-        for call, types in _types_by_call().items()
-        if not all(name.startswith((_CUSTOM, *_OTHERS)) for name in call.split(OR))
-    }
+    calls = {call: types for call, types in _types_by_call().items() if not _is_of((_CUSTOM, *_OTHERS), call)}
     return _look_up(calls, "a later torch_npu may have them")
 
 
 def custom_ops(target: Target) -> Verdict:
     """Looks up vllm-ascend's custom operators, and loads the libraries of their kernels."""
-    calls = {call: types for call, types in _types_by_call().items() if call.startswith(_CUSTOM)}
+    calls = {call: types for call, types in _types_by_call().items() if _is_of((_CUSTOM,), call)}
     rows = _rows(calls.values())
     named = os.environ.get(npu_operators.PATH_VARIABLE)
     remedy = npu_operators.remedy()
@@ -190,6 +185,10 @@ def _types_by_call() -> dict[str, list[str]]:
         if spec is not None and spec.npu is not None:
             calls[spec.npu].append(kernel_type)
     return calls
+
+
+def _is_of(libraries: tuple[str, ...], call: str) -> bool:
+    return all(name.startswith(libraries) for name in call.split(OR))
 
 
 def _look_up(calls: Mapping[str, Sequence[str]], remedy: str) -> Verdict:
