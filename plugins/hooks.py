@@ -16,11 +16,8 @@ from opatlas.run.registry import replay_spec
 from opatlas.text import printable_lines
 
 from .cases import needs_group, row_of
-from .cluster import sort_longest_first
-from .collector import REFUSED, sort_exclusive_last
-from .other_plugins import JUnit, benchmark_plugins, junit_writer
-from .pytest_internals import shorten_message
-from .records import attach_note
+from .collector import REFUSED, sort_exclusive_last, sort_longest_first
+from .reports import JUnit, LogXML, attach_note, benchmark_plugins, shorten_message, skip_made_fixtures, xml_key
 from .session import SESSION, Session
 from .settings import has_replays, scope_of
 from .target import devices_of
@@ -46,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     else:
         plugins.append(MainHooks(session))
-        xml, terminal = junit_writer(config), config.pluginmanager.get_plugin("terminalreporter")
+        xml: LogXML | None = config.stash.get(xml_key, None)
+        terminal = config.pluginmanager.get_plugin("terminalreporter")
         if context.is_controller:
             plugins.append(ControllerHooks(session))
         if xml is not None:
@@ -131,6 +129,7 @@ class ProcessHooks:
         Outside of plugins that limit the time of a test, such as pytest-timeout: opening imports torch.
         """
         self._session.prepare(item)
+        skip_made_fixtures(item)
         done = yield
         if reason := self._context.stop_reason:
             item.session.shouldstop = reason

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from opatlas.data.update_mode import UpdateMode
 from opatlas.options import Option, Scope, add_all, at_least, declare, given, names, one_of, positive, reset, versions
+from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions
 from opatlas.run.collectives import options as collectives
 from opatlas.run.devices.device import DeviceSpec, available_devices, device_kinds

@@ -23,16 +23,15 @@ from opatlas.data.comparable import (
     folder_note,
 )
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.edited import EditedRows, clear_edited, edited_rows
+from opatlas.data.fold import add_rows
 from opatlas.data.op_mapping import write_default_mapping
 from opatlas.data.origin import MeasurementOrigin, Provenance
-from opatlas.data.pruned import pruned_signatures
-from opatlas.data.row_copy import add_rows, read_rows
-from opatlas.data.update_mode import UpdateMode
+from opatlas.data.restore import EditedRows, clear_edited, edited_rows
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import expect_folder
 from opatlas.row.signature import make_case_id, signature
+from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.msprof.pending import recover_profiles
 from opatlas.run.row_source import Rows
@@ -243,7 +242,7 @@ class _BaseRows:
         for name in filter(has_kernel, names):
             if name not in rows:
                 try:
-                    rows[name] = read_rows(source, name)
+                    rows[name] = source.read_or_empty(name).identities()
                 except TableError as error:
                     rows[name] = []
                     self.problems.append(str(error))
@@ -252,14 +251,14 @@ class _BaseRows:
     def not_pruned(self, target: SessionTarget, database: Database) -> Rows:
         """Returns `of_target` without the rows that the target's database has pruned. Raises what `of_target` does."""
         rows = self.of_target(target)
-        pruned = {name: set(pruned_signatures(database, name)) for name in rows}
+        pruned = {name: set(database.pruned(name).signatures) for name in rows}
         return {name: [row for row in rows[name] if signature(name, row) not in pruned[name]] for name in rows}
 
     def with_own(self, target: SessionTarget, database: Database) -> Rows:
         """Returns the rows of the target's database, followed by `of_target`. Raises what `of_target` does."""
         base = self.of_target(target)
         names = {*base, *filter(target.implementation.implements, database.kernel_types())}
-        return {name: [*read_rows(database, name), *base.get(name, ())] for name in sorted(names)}
+        return {name: [*database.read_or_empty(name).identities(), *base.get(name, ())] for name in sorted(names)}
 
     def starter_rows(self) -> dict[str, Sequence[Mapping[str, str]]]:
         """Returns the rows that an empty database is filled with. Raises OpAtlasError."""
@@ -267,7 +266,7 @@ class _BaseRows:
             starter = Database(folder)
             assert self._settings.source.starter is not None
             self._settings.source.starter(starter)
-            return {name: read_rows(starter, name) for name in starter.kernel_types()}
+            return {name: starter.read_or_empty(name).identities() for name in starter.kernel_types()}
 
 
 def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:

@@ -31,9 +31,9 @@ from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, P
 from opatlas.text import exception_line
 
 from .cases import SessionCase, needs_group, row_of, will_run
-from .cluster import cluster_of
-from .pytest_internals import take_output
+from .reports import take_output
 from .session_context import SessionContext
+from .target import cluster_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelRuns

@@ -28,12 +28,12 @@ from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest, code_digest, this_machine
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.installation import measuring_code
 from opatlas.options import Scope
 from opatlas.row.record import new_run_id
+from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState, device_states
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
 from opatlas.run.devices.system import MachineState, MachineWatch, needed_cores

@@ -13,12 +13,12 @@ import pytest
 
 from opatlas.data.database import Database
 from opatlas.data.origin import MeasurementOrigin
-from opatlas.data.update_mode import UpdateMode
 from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
 from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
+from opatlas.row.status import UpdateMode
 from opatlas.run.collectives import options as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group_spec import NODE_OPTIONS
@@ -29,9 +29,16 @@ from opatlas.run.msprof.sessions import SESSION_ROWS
 from opatlas.run.row_source import RowSource
 
 from .choice import Choice, Shard, keyword_filter
-from .cluster import cluster_notes, cluster_of
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .target import SessionTarget, devices_of, named_versions, refuse_useless_versions, targets_of
+from .target import (
+    SessionTarget,
+    cluster_notes,
+    cluster_of,
+    devices_of,
+    named_versions,
+    refuse_useless_versions,
+    targets_of,
+)
 from .where import Where
 
 if TYPE_CHECKING:

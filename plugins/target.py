@@ -14,6 +14,7 @@ from opatlas.data.comparable import captured_elsewhere
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
+from opatlas.extensions import SCHEDULERS, extensions
 from opatlas.files import absolute_path, expect_folder
 from opatlas.options import Scope
 from opatlas.row.kind import kind_of, native_kind
@@ -33,13 +34,14 @@ from opatlas.run.implementations.catalog import find_implementations
 from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.row_source import RowSource
 
-from .cluster import cluster_of
 from .options import named, refuse
 
 if TYPE_CHECKING:
+    from opatlas.outer.cluster.ray_cluster import RayCluster
     from opatlas.outer.generation.session_models import ModelSettings
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
+_CLUSTER = pytest.StashKey["RayCluster"]()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,31 @@ class TargetDatabase:
         self.provenance: Provenance | None = None
         self.lock: SessionLock | None = None
         self.left_behind: Collection[Path] = ()
+
+
+def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
+    """Returns the cluster of --ray, joined at the first call and left when pytest ends.
+
+    Args:
+        own: the devices that a conftest.py gives each host; empty: devices are looked for.
+
+    Raises:
+        OpAtlasError: there is no cluster, it has no device that fits, or its devices differ.
+    """
+    if _CLUSTER not in config.stash:
+        registered = extensions(SCHEDULERS).get("ray")
+        if registered is None:
+            raise OpAtlasError("--ray: this installation has no scheduler of clusters")
+        # Sessions without a cluster import nothing of it.
+        join = registered.load()
+        cluster = config.stash[_CLUSTER] = join(config.option.ray, config.option.device, own, mixed=config.option.mixed)
+        config.add_cleanup(cluster.close)
+    return config.stash[_CLUSTER]
+
+
+def cluster_notes(config: pytest.Config) -> list[str]:
+    """Returns which hosts a session does not use; none without a cluster."""
+    return config.stash[_CLUSTER].notes if _CLUSTER in config.stash else []
 
 
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:

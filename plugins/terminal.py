@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from opatlas import formats
 from opatlas.ask.compare.comparison import compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.capture.time_shares import without_shapes
 from opatlas.errors import OpAtlasError
 from opatlas.row.status import Status
 from opatlas.show.compared import figures_table, rows_table
@@ -23,8 +24,7 @@ from opatlas.text import printable_lines, shortened
 
 from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, of_fate, results_of
 from .interrupts import STOPPED, kept_lines
-from .pytest_internals import write_parts
-from .records import note_of
+from .reports import note_of, write_parts
 from .session import Session
 from .told import continuation, facts_of, nothing_to_do
 
@@ -85,8 +85,8 @@ def print_summary(session: Session, terminal: pytest.TerminalReporter) -> None:
     for problem in _problems(session):
         terminal.write_line(printable_lines(problem), red=True)
     settings = context.settings
-    if session.profile_rest is not None:
-        session.profile_rest.print(terminal)
+    if context.profile is not None:
+        write_parts(terminal, [Fields(_samples(session), "samples")])
     if settings.read_only:
         write_parts(terminal, _stored(session, terminal.verbosity))
 
@@ -197,6 +197,34 @@ def _problems(session: Session) -> Iterator[str]:
         yield "not all files were read, or not all of their lines: see `not read:` before the rows"
     for problem in session.unreported:
         yield f"not read or written: {problem}"
+
+
+def _samples(session: Session) -> dict[str, object]:
+    """Returns how many samples of --prof-path were used, left out and added."""
+    profile, settings, unmatched = session.samples().profile, session.context.settings, session.unmatched
+    account = profile.account
+    found: dict[str, object] = {
+        "summaries": len(profile.files),
+        "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),
+        **{f"left out: {reason.value}": count for reason, count in account.left_out.most_common() if count},
+        "first invalid duration": ", ".join(place for _, place in account.without_duration[:1]) or None,
+        "without shapes": _first(list(map(str, without_shapes(account)))) or None,
+        "copies of a summary": _first(list(map(str, profile.same_bytes))) or None,
+        "warm-up and set-up launches": "count as samples, since they look like others",
+    }
+    if unmatched:
+        by_cells = settings.where is not None
+        adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
+        is_added = settings.mode.adds_rows and not by_cells
+        fate = ("would be added" if settings.rehearses else "added") if is_added else f"not added: {adds}"
+        named = _first([f"{name} {count:,}" for name, count in unmatched.most_common()])
+        found["signatures without a row"] = (unmatched.total(), f"{named}; {fate}")
+    return found
+
+
+def _first(texts: Sequence[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join([*texts[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])])
 
 
 def _stored(session: Session, verbosity: int) -> Iterator[Part]:

@@ -15,11 +15,10 @@ from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests, replay_pace
 from opatlas.data.origin import Provenance
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError
 from opatlas.row.location import default_database_of
 from opatlas.row.roofline import row_bytes
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 from opatlas.run.devices.device import kind_named
 from opatlas.show.row_summary import quality_fields
 from opatlas.show.session_report import Cause, SessionFacts, find_gaps, replay_report, write_gap_csv
@@ -37,7 +36,7 @@ from .cases import (
     unresolved,
 )
 from .plan import captured_mismatch
-from .records import FOR_OTHERS
+from .reports import FOR_OTHERS
 from .session_context import disturbances
 from .settings import Settings
 

@@ -88,7 +88,7 @@ class QuantizedProduct:
             k, n: the numbers of which K and N are multiples.
         """
         support.expect(self.x1.dim() == self.x2.dim() == 2, f"{self.x1.dim()} axes", "matrices of two axes")
-        found = {"x1": self.x1, "x2": self.x2, "result": self.output_dtype}
+        found: dict[str, Tensor | torch.dtype] = {"x1": self.x1, "x2": self.x2, "result": self.output_dtype}
         for name, supported in dtypes.items():
             support.expect_dtype(supported, **{name: found[name]})
         support.expect(self.offset is None, "an offset", "no offsets")

@@ -18,10 +18,10 @@ from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, 
 from opatlas.data.combine import combine as combine_databases
 from opatlas.data.combine_table import Conflict, write_conflicts
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.edited import clear_edited
 from opatlas.data.log import COMBINE
 from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, without_pooled, write_disagreements
 from opatlas.data.pool import pool as pool_runs
+from opatlas.data.restore import clear_edited
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.formats import microseconds, percent, ratio

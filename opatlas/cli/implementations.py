@@ -15,7 +15,7 @@ from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.extensions import KERNEL_TEMPLATES, extensions
 from opatlas.installation import require_extra
-from opatlas.row.siblings import base_type
+from opatlas.row.slots import base_type
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementations.catalog import every_implementation, named_implementations
 from opatlas.run.implementations.directory import is_overload

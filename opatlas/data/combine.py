@@ -21,7 +21,6 @@ from opatlas.data.combine_table import CombineTally, Conflict, combine_records, 
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
-from opatlas.data.edited import EditedLookup
 from opatlas.data.fold import TableFold
 from opatlas.data.ingests import manifest_path, read_ingests
 from opatlas.data.journal import JournalContents
@@ -29,7 +28,7 @@ from opatlas.data.log import COMBINE, ClocksAhead
 from opatlas.data.logged_rows import Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, manifest_paths, read_each
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.data.pruned import add_pruned, pruned_signatures, pruned_types, read_pruned
+from opatlas.data.restore import EditedLookup
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder, read_safely
 from opatlas.gc_pause import gc_paused
@@ -272,9 +271,9 @@ class _Combination:
         result.clocks_ahead = sorted(self._ahead)
         databases = [source.database for source in self._sources if source.database is not None]
         for database in databases:
-            for kernel_type in pruned_types(database):
+            for kernel_type in database.pruned_types():
                 with self._errors():
-                    result.pruned += add_pruned(target, kernel_type, read_pruned(database, kernel_type).rows())
+                    result.pruned += target.add_pruned(kernel_type, database.pruned(kernel_type).rows())
         result.mapping = write_default_mapping(target.path, sources=[database.path for database in databases])
         result.conflicts.sort(key=lambda conflict: -conflict.distance)
         return result
@@ -353,7 +352,7 @@ class _Combination:
         table = target.read_or_empty(kernel_type, columns)
         self._note_clocks({run for _, rows in ((None, table), *opened) for run in runs_of(rows)})
         there = len(table)
-        pruned = pruned_signatures(target, kernel_type)
+        pruned = target.pruned(kernel_type).signatures
         fold = TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE)
         tallies = [
             combine_rows(fold, rows, source.name)

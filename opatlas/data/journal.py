@@ -28,11 +28,11 @@ from msgspec import Meta
 from opatlas.data.csv_files import not_writable, write_text
 from opatlas.data.database import Database
 from opatlas.data.own_lines import OwnLines, contradictions, free_name, write_whole
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import open_safely, read_safely, safe_lock
 from opatlas.gc_pause import gc_paused
 from opatlas.row.record import Record
+from opatlas.row.status import UpdateMode
 from opatlas.typed_json import DecodeError, decode, json_line
 
 _SUFFIX = ".jsonl"

@@ -46,8 +46,7 @@ from opatlas.row.columns import (
     STATUS_REASON,
     is_microbench_column,
 )
-from opatlas.row.durations import run_medians
-from opatlas.row.quality import Quality, is_composition, is_noisy, valid_duration
+from opatlas.row.quality import Quality, is_composition, is_noisy, run_medians, valid_duration
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import signature
 from opatlas.row.status import Status

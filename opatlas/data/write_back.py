@@ -20,13 +20,11 @@ from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.log import run_order
 from opatlas.data.logged_rows import Log
 from opatlas.data.own_lines import contradictions, first_of, free_name
-from opatlas.data.pruned import pruned_signatures
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import STATUS_REASON
 from opatlas.row.record import Record, RowName
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 from opatlas.text import pluralize
 
 
@@ -89,7 +87,7 @@ def write_back(
         for kernel_type, candidates in candidates_of_records(records, appending).items():
             try:
                 table = database.read_or_empty(kernel_type)
-                fold = TableFold(table, order, known, pruned=pruned_signatures(database, kernel_type))
+                fold = TableFold(table, order, known, pruned=database.pruned(kernel_type).signatures)
                 changes = fold.fold(candidates)
                 pruned = _to_prune(fold, candidates, changes) if prune else {}
                 fold.prune(pruned)

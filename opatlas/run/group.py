@@ -1,6 +1,6 @@
 """A group of ranks as one rank sees it, and the instrument that keeps the ranks synchronized.
 
-opatlas/run/groups starts the processes; `join_group` there makes the Group of a rank.
+opatlas/run/groups starts the processes; `rank_main.py` there makes the Group of a rank.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class SharedRule:
 
 
 def ranks_of_node() -> int:
-    """Returns the number of ranks on this node, from torchrun's variable; 1 for a process without a group."""
+    """Returns the number of ranks on this node, by torchrun's variable; 1 for a process without a group."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.row.siblings import base_type, siblings
-from opatlas.row.slots import EMPTY_WORDS
+from opatlas.row.slots import EMPTY_WORDS, base_type, siblings
 from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "ascend_profiler"

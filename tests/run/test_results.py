@@ -10,7 +10,7 @@ import pytest
 import torch
 from replaying import job_of
 
-from opatlas.outer.judging.compare import compare_results
+from opatlas.outer.judging.results import compare_results
 from opatlas.outer.suites.opinfo import opinfos
 from opatlas.row.errors import ChangedInput, ReplayError, WrongResult
 from opatlas.row.status import Status

@@ -77,16 +77,9 @@ def _packed(call: Attention, q: Tensor, k: Tensor) -> Prepared:
 
 
 def _plan_packed(
-    q: Tensor,
-    k: Tensor,
-    value: Tensor,
-    q_starts: Sequence[int],
-    kv_starts: Sequence[int],
-    *,
-    causal: bool,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, q_starts: Sequence[int], kv_starts: Sequence[int], *, causal: bool, scale: float
 ) -> Any:
-    _expect_attention_sizes(q.shape[-1], value.shape[-1])
+    _expect_attention_sizes(q.shape[-1], v.shape[-1])
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(q.device), "NHD")
     starts = (int32(own, q.device) for own in (q_starts, kv_starts))
     sizes = (q.shape[1], k.shape[1], q.shape[2], v.shape[2])

@@ -27,7 +27,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.durations import Durations, Source
+from opatlas.row.quality import Durations, Source
 from opatlas.row.signature import signatures
 from opatlas.row.slots import normal_words
 from opatlas.row.status import Status

@@ -20,13 +20,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from opatlas.outer.judging.compare import Compared
 from opatlas.outer.judging.durations import expect_possible, own_kernel_names, own_share, share_notes
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
 from opatlas.outer.judging.input_sets import InputSets
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.results import Compared, FlatResults
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, Reference
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import add_rows
+from opatlas.data.fold import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.outer.suites.score import read_score

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.compare import Compared, compare_results, interface_problem
 from opatlas.outer.judging.failures import Phase
 from opatlas.outer.judging.input_sets import InputSets, Variant, vary
 from opatlas.outer.judging.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
 from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.outer.suites.case import SuiteRow, check_case
 from opatlas.outer.suites.operators import Call, computed_by, derive

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import read_rows
 from opatlas.errors import OpAtlasError
 from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
@@ -90,7 +89,7 @@ def _stored(task: Task, database: Database | None) -> list[Mapping[str, str]]:
     """Returns the rows of a task that a database has, in the order of the inputs."""
     if database is None or not database.csv_path(task.kernel_type).exists():
         return []
-    rows = [row for row in read_rows(database, task.kernel_type) if row.get(TASK_DIGEST) == task.digest]
+    rows = [row for row in database.read_or_empty(task.kernel_type).identities() if row.get(TASK_DIGEST) == task.digest]
     columns = (*BASE, TASK_DIGEST, TASK_INPUTS)
     cells = [{name: row[name] for name in columns if name in row} for row in rows]
     return sorted(cells, key=lambda row: int(row[TASK_INPUTS]))

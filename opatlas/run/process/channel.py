@@ -14,10 +14,9 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -259,37 +258,3 @@ def _end_process(why: str) -> NoReturn:
         print(f"opatlas: {why}", file=sys.__stderr__, flush=True)
     finally:
         os._exit(1)
-
-
-def listen(path: Path, backlog: int) -> socket.socket:
-    """Returns a socket that listens at a path. Raises OSError."""
-    end = _with_short_name(path, socket.socket.bind)
-    end.listen(backlog)
-    return end
-
-
-def connect(path: Path) -> socket.socket:
-    """Returns a socket that is connected to the one at a path.
-
-    Raises:
-        FileNotFoundError, ConnectionRefusedError: no socket listens there.
-    """
-    return _with_short_name(path, socket.socket.connect)
-
-
-def _with_short_name(path: Path, use: Callable[[socket.socket, str], object]) -> socket.socket:
-    """Uses a short name for a path: names of sockets have some 100 characters at most. Linux names open folders."""
-    end = socket.socket(socket.AF_UNIX)
-    try:
-        if sys.platform != "linux":
-            use(end, str(path))
-            return end
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            use(end, f"/proc/self/fd/{folder}/{path.name}")
-        finally:
-            os.close(folder)
-    except BaseException:
-        end.close()
-        raise
-    return end

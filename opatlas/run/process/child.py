@@ -68,7 +68,7 @@ class Child:
         self.channel, fd = Channel(ours), str(theirs.fileno())
         try:
             self.keeper = subprocess.Popen(
-                module_command("opatlas.run.process.keeper", str(os.getpid()), fd, "", *command_of(fd)),
+                module_command("opatlas.run.process.keeper", str(os.getpid()), fd, *command_of(fd)),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**import_environment(), **environment},

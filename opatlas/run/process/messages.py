@@ -14,11 +14,10 @@ import msgspec
 
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import LockHolder
-from opatlas.run.group_spec import GroupSpec
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 
-#: Placeholder in the command of a rank: torchrun's launcher replaces it by the number of the rank on its node.
+#: Stands for the number of a rank on its node in the command of a launcher, which is made once for all ranks.
 RANK_PLACEHOLDER = "${local_rank}"
 
 
@@ -144,50 +143,16 @@ def _with_samples(outcome: RowOutcome, samples_us: tuple[float, ...]) -> RowOutc
     return replace(outcome, measurement=replace(outcome.measurement, samples_us=samples_us))
 
 
-class LaunchRanks(ProcessMessage, frozen=True):
-    """The first message to the agent, which starts the ranks of a group.
+class DeviceOpened(ProcessMessage, frozen=True):
+    """Sent by a rank after its device has passed the probe, before it meets the other ranks; `pid` is its process."""
 
-    Attributes:
-        command: starts a rank of this node; may hold RANK_PLACEHOLDER.
-        folder: for files of the launcher; pytest removes it.
-        join_timeout_s: how long a node waits for the others.
-    """
-
-    spec: GroupSpec
-    command: tuple[str, ...]
-    folder: str
-    join_timeout_s: float
-
-
-class LauncherReady(ProcessMessage, frozen=True):
-    """Sent by the agent once torch is imported and it waits for the other nodes."""
-
-
-class RanksEnded(ProcessMessage, frozen=True):
-    """Sent by the agent after the ranks have ended.
-
-    Attributes:
-        exit_codes: by local rank, in the order in which the ranks ended; the launcher kills the ranks that are left.
-    """
-
-    exit_codes: dict[int, int]
-
-
-class RankHello(ProcessMessage, frozen=True):
-    """The first message of a rank: its number on this node, which determines its device, and its process."""
-
-    local_rank: int
     pid: int
 
 
-class DeviceOpened(ProcessMessage, frozen=True):
-    """Sent by a rank after its device has passed the probe, before it meets the other ranks."""
-
-
 #: Those that pytest sends, and those that it gets, by which no class can be named.
-TO_PROCESS = Start | Run | LaunchRanks
+TO_PROCESS = Start | Run
 _OF_JOBS = Waiting | LockTaken | StepReport | Finished
-TO_PYTEST = _OF_JOBS | Ready | NotReady | LauncherReady | RanksEnded | RankHello | DeviceOpened
+TO_PYTEST = _OF_JOBS | Ready | NotReady | DeviceOpened
 
 
 def encode(message: object) -> bytes:
