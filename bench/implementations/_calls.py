@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opatlas import Prepared, Unsupported
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 HALF = (torch.bfloat16, torch.float16)
 REAL = (*HALF, torch.float32)

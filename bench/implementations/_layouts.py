@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opatlas import Unsupported
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 #: The axis of the heads in the layouts of ApplyRotaryPosEmb.
 HEADS = {"TND": 1, "BSND": 2, "BNSD": 1}

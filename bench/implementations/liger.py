@@ -19,7 +19,7 @@ from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
 from torch import Tensor
 
 from opatlas import Prepared, implements
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 from ._calls import without_beta
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opatlas import Prepared, Unsupported, implements
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 from ._calls import HALF, REAL, Gating, QuantizedProduct, launched, takes, without_beta
 from ._layouts import HEADS, contiguous_tokens_by_heads, rows_of_tokens, table_of_pairs, weight_by_columns

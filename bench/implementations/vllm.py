@@ -14,7 +14,7 @@ from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import moe_permu
 from vllm.model_executor.layers.fused_moe.moe_permute_unpermute import moe_unpermute as unpermute
 
 from opatlas import Prepared, Unsupported, implements
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 from ._calls import (
     HALF,

@@ -13,7 +13,7 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 DISTRIBUTIONS = ("flag_gems", "sqlalchemy")
 DEVICES = ("cuda", "npu")

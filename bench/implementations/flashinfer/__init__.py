@@ -9,7 +9,7 @@ from functools import cache
 
 import torch
 
-from opatlas.run.implementations.implementation import Support
+from opatlas.run.implementation import Support
 
 DISTRIBUTIONS = ("flashinfer-python", "apache-tvm-ffi")
 DEVICES = ("cuda",)

@@ -4,6 +4,6 @@ A family has a module. `impl.NAME` is the function of that name in any module, o
 torch.abs, `impl.silu` torch.nn.functional.silu, `impl.copy_` Tensor.copy_.
 """
 
-from opatlas.run.function_lookup import functions_of_modules
+from opatlas.run.registry import functions_of_modules
 
 __getattr__ = functions_of_modules(__name__, __path__, "torch", "torch.nn.functional", "torch.Tensor")

@@ -16,7 +16,7 @@ from opatlas.files import absolute_path
 from opatlas.row.location import device_kind, implementation_label, implementation_of, parse_path
 from opatlas.row.table import Row
 from opatlas.row.versions import version_key
-from opatlas.run.implementations.implementation import default_name
+from opatlas.run.implementation import default_name
 
 
 @dataclass(frozen=True)
