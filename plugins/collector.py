@@ -13,8 +13,8 @@ import pytest
 from opatlas.row.errors import ReplayError
 from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.row.signature import case_id_in
-from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.kernel_facts import WITHOUT_REPLAY
+from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.text import suggest
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of

@@ -32,8 +32,8 @@ from opatlas.files import expect_folder
 from opatlas.row.signature import make_case_id, signature
 from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import device_kinds, kind_named
-from opatlas.run.msprof.pending import recover_profiles
-from opatlas.run.row_source import Rows
+from opatlas.run.msprof_output import recover_profiles
+from opatlas.run.registry import Rows
 from opatlas.text import pluralize, printable
 
 from .cases import Plan

@@ -17,14 +17,13 @@ from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.implementations.implementation import Implementation, KernelSource
+from opatlas.run.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.sessions import msprof_on_device, msprof_on_group
-from opatlas.run.outcome import RanTooLong, outcome_of
+from opatlas.run.job import Job, RanTooLong, RowOutcome, outcome_of
+from opatlas.run.msprof_sessions import msprof_on_device, msprof_on_group
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replay_spec
 from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler, SingleOrGroup

@@ -36,8 +36,7 @@ from opatlas.row.roofline import device_peak
 from opatlas.row.signature import case_id_in, digest, make_case_id, signature
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
-from opatlas.run.job import RowOutcome
-from opatlas.run.outcome import outcome_of
+from opatlas.run.job import RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
 from opatlas.show.row_summary import RowSummary, summarize_row
 from opatlas.show.session_report import Gap

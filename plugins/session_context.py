@@ -37,7 +37,7 @@ from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, DeviceState, device_states
 from opatlas.run.devices.device_lock import DeviceWaits, announce_session
 from opatlas.run.devices.system import MachineState, MachineWatch, needed_cores
-from opatlas.run.msprof.sessions import accepts_profiles
+from opatlas.run.msprof_sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.keeper import die_with_parent, parent_of
 from opatlas.text import pluralize, printable_lines

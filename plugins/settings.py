@@ -21,12 +21,12 @@ from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
 from opatlas.run.collectives import options as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.group_spec import NODE_OPTIONS
+from opatlas.run.group import NODE_OPTIONS
 from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.run.msprof.sessions import SESSION_ROWS
-from opatlas.run.row_source import RowSource
+from opatlas.run.msprof_sessions import SESSION_ROWS
+from opatlas.run.registry import RowSource
 
 from .choice import Choice, Shard, keyword_filter
 from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse

@@ -30,9 +30,9 @@ from opatlas.row.location import (
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.devices.system import available_cores
-from opatlas.run.implementations.catalog import find_implementations
-from opatlas.run.implementations.implementation import Implementation
-from opatlas.run.row_source import RowSource
+from opatlas.run.implementation import Implementation
+from opatlas.run.implementation_catalog import find_implementations
+from opatlas.run.registry import RowSource
 
 from .options import named, refuse
 

@@ -15,7 +15,7 @@ from opatlas.data.database import Database
 from opatlas.data.op_mapping import MAPPING, read_mapping, write_default_mapping
 from opatlas.row.communication import BY_KERNEL_TYPE
 from opatlas.row.location import NPU_DEVICES
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 from opatlas.theory.catalog import built_in_catalog, database_kernels
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]
