@@ -156,8 +156,9 @@ def custom_ops(target: Target) -> Verdict:
     if find_spec("vllm_ascend") is None and not named:
         return skipped(f"no vllm-ascend; skipped: {rows}", remedy)
     if not npu_operators.is_environment_set():
-        found = f"{npu_operators.PATH_VARIABLE}={named} is no folder, or {npu_operators.LIBRARY_VARIABLE} lacks its"
-        return failed(f"{f'{found} libraries' if named else 'vllm-ascend has no kernels'}; skipped: {rows}", remedy)
+        variables = npu_operators.PATH_VARIABLE, npu_operators.LIBRARY_VARIABLE
+        why = f"{variables[0]}={named} is no folder, or {variables[1]} lacks its libraries"
+        return failed(f"{why if named else 'vllm-ascend has no kernels'}; skipped: {rows}", remedy)
     # As a device process does before it looks for an operator.
     open_device(available_devices(target.device or None)[0], MeasureSettings())
     found = _look_up(calls, remedy)
