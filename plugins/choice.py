@@ -18,18 +18,17 @@ from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.header import misspelt_columns
-from opatlas.data.row_copy import with_captured
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.signature import digest, make_case_id, signature
+from opatlas.row.status import UpdateMode
 from opatlas.row.table import Row
-from opatlas.run.implementations.implementation import Implementation
-from opatlas.run.row_source import Rows
+from opatlas.run.implementation import Implementation
+from opatlas.run.registry import Rows
 from opatlas.text import printable, suggest
 
 from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
-from .pytest_internals import Expression
+from .reports import Expression
 from .where import Where, slugs
 
 #: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each
@@ -203,7 +202,7 @@ def make_plan(
             _choose(table, wanted, chosen, stale_runs)
             others = table.table if captures is None else captures.read_or_empty(name)
             table.captured_time_us = None if chosen.ops else captured_time_us(others)
-            table.captured = (table.table if captures is None else with_captured(table.table, others)).captured.us
+            table.captured = (table.table if captures is None else table.table.with_captured(others)).captured.us
             table.table = table.table.without_derived()
             plan.tables[table.key] = table
         except Exception as error:
@@ -224,7 +223,7 @@ def _case_table(database: Database, name: str, requested: Sequence[Mapping[str, 
     if requested is None:
         return CaseTable(table, len(table), label=name)
     fold = TableFold(table)
-    fold.append_missing(requested, ())
+    fold.append_missing(requested)
     return CaseTable(fold.rows.table(), len(table), label=name)
 
 

@@ -11,16 +11,14 @@ from column_tables import page
 from doc_commands import ROOT
 
 from opatlas.data import journal
-from opatlas.data.database import Database
+from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.manifest import Manifest
-from opatlas.data.pruned import PRUNED_REASON
-from opatlas.data.update_mode import UpdateMode
 from opatlas.row import columns as schema
 from opatlas.row.columns import PIPE_UTILIZATION
 from opatlas.row.communication import COLLECTIVES, TIERS
 from opatlas.row.location import NPU_DEVICES
 from opatlas.row.record import Measurement, Record
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 
 PAGE = (ROOT / "database" / "README.md").read_text(encoding="utf-8")
 COLUMNS = {column.name for column in schema.COLUMNS}

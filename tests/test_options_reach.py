@@ -12,10 +12,10 @@ from opatlas.plugins.settings import Settings, kernels
 from opatlas.plugins.target import SessionTarget
 
 from opatlas.data.origin import MeasurementOrigin
-from opatlas.data.update_mode import UpdateMode
 from opatlas.options import Scope
+from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementation import Implementation
 from opatlas.run.instruments.instrument import MeasureSettings
 
 #: Fields of Settings that the manifest has under another name.

@@ -17,12 +17,11 @@ from opatlas.data.csv_files import read_frame, write_text
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import Journal, JournalHeader
 from opatlas.data.manifest import Manifest
-from opatlas.data.pruned import add_pruned
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import UnsafePath, read_safely, safe_file, safe_folder
 from opatlas.row.location import shipped_note
+from opatlas.row.status import UpdateMode
 from opatlas.theory.refused_shapes import MoeKernel as MoeKernel
 from opatlas.theory.refused_shapes import load_constraints, save_constraints
 
@@ -83,7 +82,7 @@ def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
     for write in (
         lambda: manifest.write(database),
         lambda: Journal(database, JournalHeader("run", UpdateMode.ALL.value, False)),
-        lambda: add_pruned(database, "Add", read_frame(database.path / "Add.csv")),
+        lambda: database.add_pruned("Add", ()),
         lambda: database.new_report_path("gaps", 0.0),
         lambda: SessionLock(database, run_id="run", command="pytest").acquire(),
         lambda: save_constraints(database.path, MoeKernel(1, "INT8"), []),

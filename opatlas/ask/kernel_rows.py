@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import read_rows
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.row.location import list_databases
 from opatlas.row.roofline import tensor_bytes
@@ -44,7 +43,7 @@ def _smallest_rows(database: Database, kernel_types: Collection[str]) -> dict[st
     found: dict[str, Mapping[str, str]] = {}
     for kernel_type in sorted(set(kernel_types).intersection(database.kernel_types())):
         sizes: list[tuple[int, Mapping[str, str]]] = []
-        for cells in read_rows(database, kernel_type):
+        for cells in database.read_or_empty(kernel_type).identities():
             try:
                 inputs, outputs = row_slots(kernel_type, cells)
             except CellError:

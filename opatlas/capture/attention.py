@@ -38,9 +38,8 @@ from opatlas.capture.launches import COMPLETENESS
 from opatlas.counts import add_counts
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.csv_files import write_rows
-from opatlas.data.database import Database
+from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
-from opatlas.data.pruned import PRUNED_REASON
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     ATTENTION_TYPES,

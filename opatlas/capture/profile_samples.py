@@ -1,7 +1,7 @@
 """Samples of rows from profiles of other programs: PROF_* folders of msprof.
 
 Launches are grouped by signature, as in an ingest. A row has the samples of its signature. A row that was never
-measured may borrow samples from a sibling (opatlas/row/siblings.py), or from a product of the MatMul family that
+measured may borrow samples from a sibling (opatlas/row/slots.py), or from a product of the MatMul family that
 differs only in what is transposed. Facts that a capture does not state (sequence lengths, EP Size) are ignored if only
 one row fits.
 """
@@ -25,8 +25,8 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import BASE, EP_SIZE, EXPERT_PARALLEL
 from opatlas.row.record import LaunchedCase, Measurement
 from opatlas.row.same_case import canonical_form
-from opatlas.row.siblings import MATMUL_FAMILY, siblings
 from opatlas.row.signature import row_cells, signature, signatures_of
+from opatlas.row.slots import MATMUL_FAMILY, siblings
 from opatlas.row.table import RowTable
 
 #: Profiles do not tell whether the cache was flushed between launches.

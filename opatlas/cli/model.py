@@ -15,8 +15,8 @@ from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost, PartCost, PartField
 from opatlas.ask.query.next_rows import NextRows, Step
 from opatlas.data.database import Database
+from opatlas.data.fold import add_rows
 from opatlas.data.manifest import Manifest, code_digest, this_machine
-from opatlas.data.row_copy import add_rows
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent
 from opatlas.progress import progress

@@ -121,7 +121,7 @@ class FoldChanges:
 def candidates_of_records(records: Iterable[Record], appending: Container[str] | None) -> dict[str, list[Candidate]]:
     """Returns what records have of rows, by kernel type.
 
-    Samples of a sibling type (opatlas/row/siblings.py) belong to the launched row. They also fill the requested row,
+    Samples of a sibling type (opatlas/row/slots.py) belong to the launched row. They also fill the requested row,
     whose Status Reason names the launched type; the requested row is never appended for them. What a run measured of
     the row itself counts before samples of the row that were taken for another one.
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +31,8 @@ from opatlas.row.record import SessionHolder
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode, json_line
 
+#: The column of pruned rows with the reason.
+PRUNED_REASON = "Pruned Reason"
 #: Patterns for databases below a folder: version, software, device.
 _BELOW = ("*", "*/*", "*/*/*")
 
@@ -153,6 +155,29 @@ class Database:
     def write(self, table: RowTable) -> None:
         """Replaces the file of a table in one step. The caller holds the lock."""
         write_table(table.arrow, table.path)
+
+    def pruned_types(self) -> list[str]:
+        """Returns the kernel types that have pruned rows, sorted."""
+        return sorted(path.stem for path in self.pruned_dir.glob("[!.]*.csv"))
+
+    def pruned(self, kernel_type: str) -> RowTable:
+        """Reads the rows of a kernel type that were moved to `pruned/`; none without a file. Raises TableError."""
+        path = self.pruned_dir / self.csv_path(kernel_type).name
+        return RowTable(kernel_type, path, read_table(path, kernel_type) if path.exists() else text_table(()))
+
+    def add_pruned(self, kernel_type: str, rows: Iterable[Mapping[str, str]]) -> int:
+        """Adds rows to the pruned ones, each once, and returns their number. Raises OpAtlasError."""
+        table = self.pruned(kernel_type)
+        there = list(table.rows())
+        known, new = (
+            {frozenset((name, cell) for name, cell in row.items() if cell): row for row in each}
+            for each in (there, rows)
+        )
+        added = [row for content, row in new.items() if content not in known]
+        if added:
+            columns = dict.fromkeys([*table.columns, *(name for row in added for name in row)])
+            write_table(text_table(columns, [*there, *added]), table.path)
+        return len(added)
 
     def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
         """Returns a new path `reports/{name}_{time}.csv`; paths of the same second are numbered.

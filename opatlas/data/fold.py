@@ -20,11 +20,9 @@ from typing import Literal
 
 from opatlas.data.candidates import Candidate, DurationChoice, FoldChanges, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
-from opatlas.data.database import Database
-from opatlas.data.log import Imported, add_events
-from opatlas.data.logged_rows import Log
+from opatlas.data.database import PRUNED_REASON, Database
+from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder
-from opatlas.data.pruned import PRUNED_REASON, add_pruned
 from opatlas.row.columns import (
     CRASHES_IN_A_ROW,
     INPUT_DTYPES,
@@ -139,12 +137,12 @@ class TableFold:
         self.signatures.append(name)
         return position
 
-    def append_missing(self, rows: Iterable[Mapping[str, str]], pruned: Collection[str]) -> int:
+    def append_missing(self, rows: Iterable[Mapping[str, str]]) -> int:
         """Appends the rows that the table lacks and that were not pruned, each once; returns their number."""
         before = len(self.rows)
         for cells in rows:
             name = signature(self.kernel_type, cells)
-            if name not in self.positions and name not in pruned:
+            if name not in self.positions and name not in self._pruned:
                 self.append(cells, name)
         return len(self.rows) - before
 
@@ -215,7 +213,7 @@ class TableFold:
         table = self.rows.table()
         self.write_log(database)
         if self._set_aside:
-            add_pruned(database, self.kernel_type, self._set_aside)
+            database.add_pruned(self.kernel_type, self._set_aside)
         database.write(table.without(self._gone) if self._gone else table)
 
     def _fold_duration(self, position: int, candidates: Sequence[Candidate], changes: FoldChanges) -> None:
@@ -283,7 +281,8 @@ class TableFold:
         )
 
     def _has_own(self, candidate: Candidate) -> bool:
-        return self._log is not None and self._log.has_own(candidate.run_id, self._name(candidate))
+        name = self._name(candidate)
+        return self._log is not None and any(each.is_own for each in self._log.of_row(candidate.run_id, name))
 
     def _name(self, candidate: Candidate) -> RowName:
         return RowName(self.kernel_type, candidate.signature)
@@ -438,3 +437,23 @@ class TableFold:
 
 def _captured_rank(cells: Mapping[str, str]) -> int:
     return 2 if valid_duration(cells.get(PROFILING_AVERAGE, "")) is not None else int(any(cells.values()))
+
+
+def add_rows(database: Database, rows: Mapping[str, Iterable[Mapping[str, str]]]) -> int:
+    """Appends rows that a database neither has nor has pruned, and returns their number.
+
+    Args:
+        rows: rows without durations, by kernel type.
+
+    Raises:
+        OpAtlasError: a file cannot be read or written.
+    """
+    added = 0
+    for kernel_type, cells in rows.items():
+        with database.lock():
+            fold = TableFold(database.read_or_empty(kernel_type), pruned=database.pruned(kernel_type).signatures)
+            new = fold.append_missing(cells)
+            if new:
+                fold.write(database)
+                added += new
+    return added

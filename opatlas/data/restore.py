@@ -1,7 +1,8 @@
-"""Rebuilds the CSVs of a database from the histories of its runs and the samples of its ingests.
+"""Rows that are not what their runs measured: CSVs that are made again, edited rows, and pruned rows that come back.
 
-The measured cells of a row are computed from all records of the row. Missing rows are added again, except pruned rows.
-A row without a history is not changed.
+Edited: somebody changed shapes, dtypes or lengths of a row after its run. The log of the run that the row names has no
+record of a row with its present cells. So the duration and the status belong to another case. A row whose run is not in
+the log is not edited.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ from dataclasses import dataclass, field
 from opatlas.data import log
 from opatlas.data.candidates import candidates_of_records
 from opatlas.data.cells import positions_by_key
-from opatlas.data.database import Database
+from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Pooled
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pool import Pooling
-from opatlas.data.pruned import PRUNED_REASON, pruned_signatures, pruned_types, read_pruned
-from opatlas.data.update_mode import UpdateMode
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, TableError
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice
+from opatlas.row.status import UpdateMode
 from opatlas.row.table import RowTable
 
 
@@ -74,7 +73,7 @@ def rebuild(database: Database) -> RebuiltRows:
 
 def _pooled_runs(database: Database) -> frozenset[str]:
     """Returns the runs that `combine --pool` pooled at last."""
-    pooled = [event.runs for event in log.events(database, [], [COMBINE]) if isinstance(event, Pooled)]
+    pooled = [event.runs for _, event in log.events(database, [], COMBINE) if isinstance(event, Pooled)]
     return frozenset(pooled[-1]) if pooled else frozenset()
 
 
@@ -124,7 +123,7 @@ class _Tables:
         """Raises OpAtlasError."""
         database = self._database
         table = database.read_or_empty(kernel_type)
-        fold = TableFold(table, self.order, self._log, pruned=pruned_signatures(database, kernel_type))
+        fold = TableFold(table, self.order, self._log, pruned=database.pruned(kernel_type).signatures)
         explained = _explained(table, self._log)
         fold.clear_measured(explained)
         if self._is_pooled:
@@ -155,11 +154,11 @@ def _explained(table: RowTable, known: Log) -> list[int]:
         row = RowName(table.kernel_type, table.signatures[position])
         if has_duration:
             # A duration that no record has would be lost.
-            is_known = known.has_duration(run_id, row)
+            is_known = any(each.samples_us for each in known.of_row(run_id, row))
         else:
             named = of_status or run_id
             # Cells of no run are of another tool, or of a person.
-            is_known = bool(named) and known.has_row(named, row)
+            is_known = bool(named and known.of_row(named, row))
         if is_known:
             found.append(position)
     return found
@@ -190,7 +189,7 @@ def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
     """
     unpruned = UnpruneResult()
     with database.lock():
-        for kernel_type in pruned_types(database):
+        for kernel_type in database.pruned_types():
             try:
                 _unprune_table(database, kernel_type, chosen, unpruned)
             except OpAtlasError as error:
@@ -199,7 +198,7 @@ def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
 
 
 def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: UnpruneResult) -> None:
-    pruned = read_pruned(database, kernel_type)
+    pruned = database.pruned(kernel_type)
     fold = TableFold(database.read_or_empty(kernel_type))
     restored: dict[int, RowName] = {}
     kept = []
@@ -223,3 +222,106 @@ def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpr
             pruned.path.unlink()
     unpruned.restored += restored.values()
     unpruned.kept += kept
+
+
+@dataclass(frozen=True)
+class EditedRows:
+    """Edited rows.
+
+    Attributes:
+        positions: the positions of the rows, from 0, by kernel type.
+        example: one of the rows; None if there are none.
+        problems: files that could not be written; their rows are unchanged.
+    """
+
+    positions: dict[str, list[int]] = field(default_factory=dict)
+    example: RowName | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.positions.values()))
+
+
+class EditedLookup:
+    """Finds the edited rows of tables. False if no run of the database is complete in the log.
+
+    Attributes:
+        log: the log of the database.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._runs = _complete_runs(database)
+        self.log = Log(database)
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def in_table(self, table: RowTable) -> list[int]:
+        """Returns the positions of the edited rows of a table."""
+        statuses = table.cells(STATUS_RUN_ID)
+        named = [run or of_status for run, of_status in zip(table.cells(RUN_ID), statuses, strict=True)]
+        known = {run for run in self._runs.intersection(named) if self.log.has_type(run, table.kernel_type)}
+        if not known:
+            return []
+        rows = enumerate(zip(named, table.signatures, strict=True))
+        return [
+            position
+            for position, (run, signature) in rows
+            if run in known and not self.log.of_row(run, RowName(table.kernel_type, signature))
+        ]
+
+
+def edited_rows(database: Database) -> EditedRows:
+    """Finds the edited rows of a database; writes nothing. Files that cannot be read are skipped."""
+    return _each_edited(database, None)
+
+
+def clear_edited(database: Database, run_id: str) -> EditedRows:
+    """Clears the measured cells of edited rows, after their durations are in the log of the run `run_id`.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    if not log.runs(database):
+        return EditedRows()
+    with database.lock():
+        return _each_edited(database, run_id)
+
+
+def _each_edited(database: Database, run_id: str | None) -> EditedRows:
+    """Finds edited rows, and clears them for the run `run_id`; None leaves them unchanged."""
+    found = EditedRows()
+    example = None
+    lookup = EditedLookup(database)
+    if not lookup:
+        return found
+    for kernel_type in database.kernel_types_and_messages():
+        try:
+            table = database.read(kernel_type)
+        except TableError:
+            continue
+        edited = lookup.in_table(table)
+        if not edited:
+            continue
+        try:
+            if run_id is not None:
+                cleared = TableFold(table, log=lookup.log, by=run_id)
+                for position in edited:
+                    cleared.clear(position)
+                cleared.write(database)
+        except OpAtlasError as error:
+            found.problems.append(str(error))
+            continue
+        found.positions[kernel_type] = edited
+        example = example or RowName(kernel_type, table.signatures[edited[0]])
+    return EditedRows(found.positions, example, found.problems)
+
+
+def _complete_runs(database: Database) -> set[str]:
+    """Returns the runs that are complete in the log. A remaining journal of a run may have records of any row."""
+    with_journal = {path.name.partition(".jsonl")[0] for path in database.journal_dir.glob("*.jsonl*")}
+    # With several devices the name of a journal has a suffix after the run id.
+    return {
+        run for run in log.runs(database) if not any(name == run or name.startswith(f"{run}-") for name in with_journal)
+    }

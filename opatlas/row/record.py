@@ -32,7 +32,7 @@ class LaunchedCase:
     """The case that a call launched, where the case differs from the row's.
 
     Attributes:
-        kernel_type: the kernel type (a library chooses between sibling types, opatlas/row/siblings.py).
+        kernel_type: the kernel type (a library chooses between sibling types, opatlas/row/slots.py).
         cells: the base columns; empty if they equal the row's.
     """
 

@@ -1,4 +1,4 @@
-"""The status of a row: the result of its last run, and what follows from it."""
+"""The status of a row: the result of its last run, and what follows from it; which rows a session runs."""
 
 from __future__ import annotations
 
@@ -44,3 +44,24 @@ class Status(str, Enum):
 _EXPECTED_TO_FAIL = frozenset(
     {Status.FAILED, Status.INVALID, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR}
 )
+
+
+class UpdateMode(str, Enum):
+    """Which rows a session runs, and whether it appends rows.
+
+    ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration. STALE: rows
+    whose replayed duration was measured with other code, another driver or other versions than the present ones.
+    """
+
+    ALL = "all"
+    MISSING_ONLY = "missing-only"
+    UNREPLAYED = "unreplayed"
+    STALE = "stale"
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether measured records without a row are appended."""
+        return self is UpdateMode.ALL
+
+    def __str__(self) -> str:
+        return self.value

@@ -31,6 +31,7 @@ from opatlas.row.columns import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     NUM_DEVICES,
+    POOLED,
     POOLED_MACHINES,
     POOLED_RUN_DURATIONS,
     POOLED_SPREAD,
@@ -46,12 +47,12 @@ from opatlas.row.columns import (
     STAND_IN,
     STATUS,
     TOPOLOGY_TIER,
+    is_profiling_column,
 )
 from opatlas.row.communication import RowKind, is_communication, row_kind
-from opatlas.row.durations import Duration, Durations, Source
-from opatlas.row.quality import Quality, is_composition, valid_duration
+from opatlas.row.quality import Duration, Durations, Quality, Source, is_composition, valid_duration
+from opatlas.row.roofline import row_sizes
 from opatlas.row.signature import make_case_id, signatures_of
-from opatlas.row.sizes import row_sizes
 from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes
 from opatlas.row.status import Status
 from opatlas.text import parse_real, parse_whole
@@ -107,6 +108,27 @@ class RowTable:
         """Returns the table without some rows."""
         kept = [position for position in range(len(self)) if position not in positions]
         return RowTable(self.kernel_type, self.path, self.arrow.take(position_array(kept)))
+
+    def identities(self) -> list[Mapping[str, str]]:
+        """Returns the rows without durations, replayed or captured, and without statuses; each signature once."""
+        kind = self.kind
+        measured = {*kind.duration_columns, *POOLED}
+        kept = [
+            name
+            for name in self.columns
+            if not (name in measured or kind.is_measured(name) or is_profiling_column(name))
+        ]
+        return [{name: row[name] for name in kept} for row in self.rows(list(self.by_signature.values()))]
+
+    def with_captured(self, captured: RowTable) -> RowTable:
+        """Returns the rows with the captured durations that another table has for them."""
+        first = captured.by_signature
+        columns = {name: self.cells(name) for name in self.columns if not is_profiling_column(name)}
+        for name in filter(is_profiling_column, captured.columns):
+            theirs = captured.cells(name)
+            columns[name] = [theirs[first[each]] if each in first else "" for each in self.signatures]
+        arrays = {name: pa.array(cells, type=pa.string()) for name, cells in columns.items()}
+        return RowTable(self.kernel_type, self.path, pa.table(arrays))
 
     def without_derived(self) -> RowTable:
         """Returns the table without all that was computed from it: it takes less memory until that is asked again."""

@@ -39,6 +39,10 @@ SMALLEST = {
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
+#: Elements that are compared at once, in float64.
+_AT_ONCE = 1 << 24
+
+
 @dataclass(frozen=True)
 class Picks:
     """Expected indices, where ties allow several answers.
@@ -132,7 +136,7 @@ class Comparison:
     actual: torch.Tensor
     expected: Expected
     exact: bool
-    steps: int = 1
+    steps: float = 1
     nan_is_right: bool = False
 
 
@@ -184,8 +188,8 @@ def check(formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], 
     total = sum(result.numel() for result in results if result is not None)
     if not total:
         return Checked(0, 0)
-    keywords = {name: _comparable(value) for name, value in keywords.items()}
-    comparisons = formula.compare(_comparable(arguments), keywords, _comparable(results), seed)
+    keywords = {name: comparable(value) for name, value in keywords.items()}
+    comparisons = formula.compare(comparable(arguments), keywords, comparable(results), seed)
     errors = [
         _compare(comparison, f"result {number}" if len(results) > 1 else "the result", formula.name)
         for number, comparison in enumerate(comparisons)
@@ -199,12 +203,37 @@ def is_checked_on_host(device: torch.device) -> bool:
     return not (device.type == "meta" or kind_named(device.type).has_float64)
 
 
+@dataclass(frozen=True)
+class Errors:
+    """How far the elements of a result are off.
+
+    Attributes:
+        largest: the largest difference as a share of its tolerance; None if the comparison is exact.
+        difference: the largest difference.
+        wrong: number of wrong elements.
+        first: the first wrong element, for a message; "" if all are right.
+    """
+
+    largest: float | None
+    difference: float
+    wrong: int
+    first: str = ""
+
+
 def _compare(comparison: Comparison, name: str, formula: str) -> float | None:
     """Returns the largest error as a share of the tolerance; None for an exact comparison. Raises WrongResult."""
-    actual, expected, relative = comparison.actual, comparison.expected, 0.0
+    found = errors_of(comparison, name, formula)
+    if found.wrong:
+        elements = f"{found.wrong} of {comparison.actual.numel()} checked elements"
+        raise WrongResult(f"{name} differs from the formula {formula} in {elements}: {found.first}")
+    return found.largest
+
+
+def errors_of(comparison: Comparison, name: str, formula: str) -> Errors:
+    """Compares all elements of a result, some at once. Raises WrongResult for impossible indices."""
+    actual, expected, relative, rounding = comparison.actual, comparison.expected, 0.0, 0.0
     if not comparison.exact and actual.is_floating_point():
-        relative = comparison.steps * RELATIVE_TOLERANCE[actual.dtype]
-    rounding = 0.0
+        relative = comparison.steps * RELATIVE_TOLERANCE.get(actual.dtype, 0.0)
     match expected:
         case Picks(values=values):
             actual = expected.select(actual, name, formula)
@@ -214,43 +243,37 @@ def _compare(comparison: Comparison, name: str, formula: str) -> float | None:
             actual, rounding = expected.whole(actual), 0.5 + slack
         case _:
             values = expected
-    values = values.expand(actual.shape)
-    if not (rounding or relative):
-        tolerance = torch.zeros((), device=actual.device)
-        wrong, worst = actual != values, None
-        if comparison.nan_is_right and values.is_floating_point():
-            wrong &= ~(actual.isnan() & values.isnan())
-    else:
+    values, actual = values.expand(actual.shape).reshape(-1), actual.reshape(-1)
+    scale = _root_mean_square(values, actual.dtype) if relative and not rounding else 0.0
+    largest, difference, wrong, first = 0.0, 0.0, 0, ""
+    for start in range(0, actual.numel(), _AT_ONCE):
+        own, want = actual[start : start + _AT_ONCE], values[start : start + _AT_ONCE]
         if rounding:
-            tolerance = torch.full((), rounding, device=actual.device)
-            if actual.is_floating_point():
-                limits, actual = torch.finfo(actual.dtype), actual.to(torch.float64)
+            tolerance = torch.full((), rounding, device=own.device)
+            if own.is_floating_point():
                 # Below a power of two the numbers lie twice as close as above.
-                tolerance = rounding * _spacing(torch.minimum(values.abs(), actual.abs()), limits)
-        else:
-            smallest = SMALLEST.get(actual.dtype, 0.0)
-            values, actual = within_range(values.to(torch.float64), actual.dtype), actual.to(torch.float64)
+                own, limits = own.to(torch.float64), torch.finfo(own.dtype)
+                tolerance = rounding * _spacing(torch.minimum(want.abs(), own.abs()), limits)
+        elif relative:
+            own, want = own.to(torch.float64), within_range(want.to(torch.float64), own.dtype)
             # An infinite value must be met exactly: masked logits are minus infinity.
-            tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0) + smallest
-        errors = (actual - values).abs() / tolerance
-        worst = float(errors.max()) if errors.numel() else 0.0
-        if worst <= 1:
-            return worst
-        # NaN is wrong even where the formula gives NaN, unless the comparison says otherwise. An element that equals an
-        # infinite value, or a value with a tolerance of 0, has the error NaN and is right.
-        right = (errors <= 1) | (actual == values)
+            tolerance = relative * (want.abs() + scale).nan_to_num(posinf=0.0) + SMALLEST.get(actual.dtype, 0.0)
+        else:
+            tolerance = torch.zeros((), device=own.device)
+        right = own == want
         if comparison.nan_is_right:
-            right |= actual.isnan() & values.isnan()
-        wrong, worst = ~right, float(errors.nan_to_num(0.0, posinf=0.0)[right].max()) if bool(right.any()) else 0.0
-    if bool(wrong.any()):
-        count = int(wrong.sum())
-        first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
-        allowed = float(tolerance[first] if tolerance.dim() else tolerance)
-        raise WrongResult(
-            f"{name} differs from the formula {formula} in {count} of {wrong.numel()} checked elements: "
-            f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
-        )
-    return worst
+            right |= own.isnan() & want.isnan()
+        # Any other NaN is wrong, even where the formula gives NaN.
+        off = (own.to(torch.float64) - want.to(torch.float64)).abs().nan_to_num(nan=torch.inf).masked_fill(right, 0.0)
+        shares = (off / tolerance).masked_fill(right, 0.0)
+        is_wrong = ~right & ~(shares <= 1)
+        largest, difference = max(largest, float(shares.max())), max(difference, float(off.max()))
+        if count := int(is_wrong.sum()):
+            place = int(is_wrong.nonzero()[0])
+            allowed = float(tolerance[place] if tolerance.dim() else tolerance)
+            first = first or f"got {own[place].item()}, expected {want[place].item()} within {allowed:.3g}"
+            wrong += count
+    return Errors(largest if relative or rounding else None, difference, wrong, first)
 
 
 def within_range(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -269,22 +292,27 @@ def _spacing(sizes: torch.Tensor, limits: torch.finfo) -> torch.Tensor:
     return torch.ldexp(torch.full_like(sizes, limits.eps), exponent)
 
 
-def _root_mean_square(values: torch.Tensor) -> float:
-    """Returns the root mean square of the finite values."""
-    mean = float(values.square().mean())
-    if not math.isfinite(mean):
-        mean = float(values[values.isfinite()].square().mean().nan_to_num(0.0))
-    return math.sqrt(mean)
+def _root_mean_square(values: torch.Tensor, dtype: torch.dtype) -> float:
+    """Returns the root mean square of the values that are finite in a dtype."""
+    squares, count = 0.0, 0
+    for start in range(0, values.numel(), _AT_ONCE):
+        part = within_range(values[start : start + _AT_ONCE].to(torch.float64), dtype)
+        total, number = float(part.square().sum()), part.numel()
+        if not math.isfinite(total):
+            part = part[part.isfinite()]
+            total, number = float(part.square().sum()), part.numel()
+        squares, count = squares + total, count + number
+    return math.sqrt(squares / count) if count else 0.0
 
 
-def _comparable(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """Returns tensors, also in lists, on a device that computes formulas, in dtypes that torch indexes and compares.
 
     On CUDA torch can neither index nor compare the wider unsigned dtypes. These tensors become signed; their values do
     not change, because replays use small numbers.
     """
     if isinstance(value, (list, tuple)):
-        return [_comparable(item) for item in value]
+        return [comparable(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
     tensor = value.cpu() if is_checked_on_host(value.device) else value

@@ -20,7 +20,7 @@ from opatlas.row.communication import bandwidth_gbps, is_communication
 from opatlas.row.quality import NOISE_LIMIT, Quality, relative_noise
 from opatlas.row.record import Measurement, Record
 from opatlas.row.roofline import PRODUCTS, Peak, achieved_rates, row_work
-from opatlas.row.siblings import base_type
+from opatlas.row.slots import base_type
 from opatlas.show.result import Column, Table
 
 #: Significant digits of durations and rates.

@@ -12,7 +12,6 @@ import numpy as np
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest
-from opatlas.data.row_copy import with_captured
 from opatlas.data.write_back import WriteBackResult
 from opatlas.errors import OpAtlasError
 from opatlas.formats import microseconds, ratio
@@ -164,7 +163,7 @@ def find_gaps(
         try:
             table = database.read(kernel_type)
             if captures is not None:
-                table = with_captured(table, captures.read_or_empty(kernel_type))
+                table = table.with_captured(captures.read_or_empty(kernel_type))
         except OpAtlasError as error:
             problems.append(str(error))
             continue

@@ -13,7 +13,6 @@ import pandas as pd
 
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.pruned import pruned_signatures
 from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES
 from opatlas.row.location import parse_path
 from opatlas.row.roofline import device_peak
@@ -271,7 +270,7 @@ def add_theory_rows(database: Database, kernel: CatalogKernel, request: Request)
     with database.lock():
         # Read again: the plan took some seconds, in which another process may have added rows.
         fold = TableFold(read_table(database, kernel.kernel_type))
-        plan = plan.without({*fold.positions, *pruned_signatures(database, kernel.kernel_type)})
+        plan = plan.without({*fold.positions, *database.pruned(kernel.kernel_type).signatures})
         if plan.signatures:
             for name, cells in zip(plan.signatures, row_cells(plan.frame), strict=True):
                 fold.append(cells, name)

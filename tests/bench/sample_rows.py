@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 
 from opatlas.row.columns import BASE, INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.row.siblings import base_type
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.row.slots import base_type
+from opatlas.run.registry import replays_of_bench
 
 #: So many rows of each form of a pattern are taken from the catalog, where a kernel type has none here.
 CATALOG_ROWS = 3

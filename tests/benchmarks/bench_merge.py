@@ -24,7 +24,7 @@ _MERGE = """
 import sys, time
 from pathlib import Path
 from opatlas.data import journal
-from opatlas.data.update_mode import UpdateMode
+from opatlas.row.status import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.data.database import Database
 database = Database(sys.argv[1])

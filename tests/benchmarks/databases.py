@@ -10,12 +10,11 @@ from pathlib import Path
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.journal import Journal, JournalHeader
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.columns import BASE, PIPE_UTILIZATION, PROFILING_DURATIONS, profiling_counter
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signatures
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 
 
 def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:

@@ -18,13 +18,12 @@ from sample_rows import ROWS
 from written_facts import keep_implementation_proof
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import read_rows
 from opatlas.row.location import ROOT, list_databases, parse_path
-from opatlas.row.siblings import base_type
+from opatlas.row.slots import base_type
 from opatlas.row.status import Status
-from opatlas.run.implementations.catalog import shipped
-from opatlas.run.kernel_facts import read_implementation_proofs, replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.implementation_catalog import shipped
+from opatlas.run.kernel_facts import read_implementation_proofs
+from opatlas.run.registry import replay_spec, replays_of_bench
 
 #: One kernel type of each way in which torch.compile's kernels compute; it takes seconds for each row.
 COMPILED = (
@@ -67,7 +66,7 @@ def databases() -> list[Path]:
 
 def rows_of_databases(kernel_type: str) -> Iterator[dict[str, str]]:
     """The rows of a database of a GPU whose shapes have the fewest characters, which are about the smallest."""
-    rows = [dict(row) for path in databases() for row in read_rows(Database(path), kernel_type)]
+    rows = [dict(row) for path in databases() for row in Database(path).read_or_empty(kernel_type).identities()]
     yield from sorted(rows, key=lambda cells: sum(map(len, cells.values())))[:FROM_DATABASE]
 
 

@@ -14,8 +14,8 @@ from opatlas.cli.main import main
 from opatlas.data import log
 from opatlas.data.combine import DurationCounts
 from opatlas.data.database import Database
-from opatlas.data.edited import edited_rows
 from opatlas.data.journal import JournalHeader
+from opatlas.data.restore import edited_rows
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
 

@@ -16,7 +16,7 @@ from folding import csvs, differences, imported, joined, recovered, restored, ro
 from opatlas.cli.main import main
 from opatlas.data import log
 from opatlas.data.database import Database
-from opatlas.data.edited import edited_rows
+from opatlas.data.restore import edited_rows
 from opatlas.row.columns import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE, RUN_ID, STATUS, STATUS_REASON, STATUS_RUN_ID
 
 KILLED, NEXT = "20251124T120000-aaaaaa", "20251201T120000-aaaaaa"

@@ -10,8 +10,8 @@ from folding import filled, imported, killed
 
 from opatlas.data import log as history
 from opatlas.data.database import Database
-from opatlas.data.edited import clear_edited, edited_rows
 from opatlas.data.journal import JournalHeader
+from opatlas.data.restore import clear_edited, edited_rows
 from opatlas.data.row_history import row_histories
 from opatlas.data.write_back import recover, write_back_run
 from opatlas.row.record import RowName

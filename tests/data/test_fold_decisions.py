@@ -43,10 +43,8 @@ from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.cli.main import main
 from opatlas.data import log
 from opatlas.data.database import Database
-from opatlas.data.edited import clear_edited
-from opatlas.data.restore import unprune
-from opatlas.data.row_copy import add_rows
-from opatlas.data.update_mode import UpdateMode
+from opatlas.data.fold import add_rows
+from opatlas.data.restore import clear_edited, unprune
 from opatlas.data.write_back import recover, write_back
 from opatlas.row.columns import (
     AVERAGE,
@@ -65,7 +63,7 @@ from opatlas.row.columns import (
 )
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import RowChoice, signature
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 
 COUNTER = "MicroBench aic_mac_ratio"
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}

@@ -16,10 +16,10 @@ from opatlas.data import journal
 from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back, write_back_run
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import LaunchedCase, Record
+from opatlas.row.status import UpdateMode
 
 
 def whole_record() -> Record:

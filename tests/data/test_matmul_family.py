@@ -15,12 +15,11 @@ from abs_rows import write as write_rows
 from hypothesis import given
 
 from opatlas.data.database import Database
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.record import Record, RowName
 from opatlas.row.same_case import canonical_form
 from opatlas.row.signature import signature
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 
 
 def failure(kernel_type: str) -> Record:

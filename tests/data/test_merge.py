@@ -12,11 +12,10 @@ from abs_rows import COLUMNS, cells, read, record, write
 from hypothesis import given, settings
 
 from opatlas.data.database import Database
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.errors import OpAtlasError
 from opatlas.row.signature import signature
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import RowTable
 
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]

@@ -14,7 +14,6 @@ from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.pool import pool
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row.columns import (
     AVERAGE,
@@ -24,6 +23,7 @@ from opatlas.row.columns import (
     POOLED_RUNS,
     POOLED_SPREAD,
 )
+from opatlas.row.status import UpdateMode
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 

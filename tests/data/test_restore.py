@@ -15,10 +15,10 @@ from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.journal import JournalHeader
 from opatlas.data.restore import rebuild, unprune
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import recover, write_back, write_back_run
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice, digest, signature
+from opatlas.row.status import UpdateMode
 
 
 @pytest.fixture

@@ -146,6 +146,20 @@ def test_memory_without_values_is_poisoned() -> None:
     poison_free_memory(CPU, 1 << 20)
 
 
+def test_memory_that_holds_nan_of_an_earlier_call_is_no_result() -> None:
+    """Way 2 where the allocator gives back what the guards have filled: poison cannot be told from it."""
+
+    def candidate(x: torch.Tensor) -> torch.Tensor:
+        found = torch.empty_like(x)
+        return found if bool((found == 1).all()) else found.fill_(torch.nan)
+
+    trial, _ = _relu_trial(candidate, 0)
+    trial.first_call()
+    with pytest.raises(CandidateRejected) as caught:
+        trial.examine()
+    assert caught.value.sub_class == "uninitialized"
+
+
 @pytest.mark.parametrize(
     ("dtype", "factor", "same"),
     [

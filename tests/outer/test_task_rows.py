@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import add_rows
+from opatlas.data.fold import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_rows import task_rows

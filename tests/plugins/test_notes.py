@@ -18,10 +18,10 @@ from opatlas.plugins.target import SessionTarget
 from opatlas.plugins.told import plan_lines
 
 from opatlas.data.origin import MeasurementOrigin
-from opatlas.data.update_mode import UpdateMode
+from opatlas.row.status import UpdateMode
 from opatlas.row.table import RowTable
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementation import Implementation
 from opatlas.run.instruments.instrument import MeasureSettings
 
 TARGET = SessionTarget(Implementation("torch"), Path("/data"), MeasurementOrigin())

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.data.database import Database
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import WriteBackResult, write_back
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, Collective
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
 RUN = "20260101T000000-aaaaaa"

@@ -10,12 +10,11 @@ import pytest
 
 from opatlas.data.cells import duration_cells, status_cells
 from opatlas.data.database import Database
-from opatlas.data.update_mode import UpdateMode
 from opatlas.data.write_back import write_back
 from opatlas.row import columns as schema
 from opatlas.row.record import Execution, LaunchedCase, Measurement, Record
 from opatlas.row.signature import signature
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 
 PRODUCT = {
     "Input Shapes": "2,3;4,3",

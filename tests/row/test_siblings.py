@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.row.siblings import base_type, siblings
+from opatlas.row.slots import base_type, siblings
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ from opatlas.row.columns import (
     RUN_ID,
     STAND_IN,
 )
-from opatlas.row.durations import Source
-from opatlas.row.quality import Quality
+from opatlas.row.quality import Quality, Source
 from opatlas.row.table import RowTable
 
 PRODUCT = {

@@ -1,21 +1,17 @@
-"""Groups of two ranks, launched by torchrun's elastic launcher over gloo: the outcome of a row, and of the others."""
+"""Groups of two ranks over gloo: the outcome of a row, and of the others."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-import pickle
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import group_replays
@@ -30,15 +26,11 @@ from opatlas.row.quality import Quality
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.group import RANK_SPREAD
-from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups import running as module
+from opatlas.run.group import RANK_SPREAD, GroupSpec
+from opatlas.run.groups import ranks as module
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.groups.running import end_reason
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.process.channel import Channel, connect, listen
-from opatlas.run.process.messages import NotReady
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),
@@ -66,24 +58,6 @@ def marked(mark: str) -> list[str]:
             if int(directory.name) != os.getpid() and mark.encode() in (directory / "environ").read_bytes():
                 found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
-
-
-def listening_ports(mark: str) -> list[int]:
-    """Ports on which torchrun's launcher, which inherited a mark, waits for connections."""
-    listening = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                listening[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
-    ports = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            launcher = b"opatlas.run.groups.agent" in (process / "cmdline").read_bytes()
-            if launcher and mark.encode() in (process / "environ").read_bytes():
-                links = {os.readlink(fd) for fd in (process / "fd").iterdir()}
-                ports |= {listening[link] for link in links & listening.keys()}
-    return sorted(ports)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +88,7 @@ def test_a_rank_that_hangs_is_named_and_its_stack_shown(group: GroupProcess, cap
 def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
     first = group.run(job(group_replays.GOOD))
     ranks = {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line}
-    assert (group.describe().facts["ranks"], group.describe().facts["threads"], len(ranks)) == (2, 1, 1)
+    assert (group.describe().facts["ranks"], group.describe().facts["threads"], len(ranks)) == (2, 1, 2)
     again = group.run(job(group_replays.OTHER_GOOD))
     assert [outcome.status for outcome in (first, again)] == [Status.MEASURED] * 2
     assert first.measurement is not None
@@ -175,43 +149,6 @@ def test_an_interrupted_wait_ends_the_group(group: GroupProcess) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert not marked(f"{MARK}={os.getpid()}")
-    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
-
-
-def test_the_socket_of_a_group_may_have_a_long_name(tmp_path: Path) -> None:
-    """Longer than the name of a socket may be, where the folder for temporary files has a long name."""
-    folder = tmp_path / ("x" * 120)
-    folder.mkdir()
-    with listen(folder / "ranks", backlog=1) as listener, connect(folder / "ranks") as rank:
-        rank.sendall(b"here")
-        assert listener.accept()[0].recv(4) == b"here"
-
-
-class Touch:
-    """It is unpickled as a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mknod, (str(self._path),)
-
-
-@pytest.mark.slow
-def test_data_sent_to_the_ports_of_a_group_runs_no_code(group: GroupProcess, tmp_path: Path) -> None:
-    """torchrun's launcher unpickles the state of its rendezvous each time that it says it is alive: every 5 s."""
-    from torch.distributed import TCPStore
-
-    group.run(job(group_replays.GOOD))
-    state = base64.b64encode(pickle.dumps(Touch(tmp_path / "ran")))
-    stores = []
-    for port in listening_ports(f"{MARK}={os.getpid()}"):
-        with contextlib.suppress(Exception):
-            # Not every port is that of a store.
-            stores.append(TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=15)))
-            stores[-1].set("torch.rendezvous.opatlas", state)
-    assert stores, "the store of the ranks was not found"
-    assert not wait_for((tmp_path / "ran").exists, seconds=8)
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
 
 
@@ -308,37 +245,12 @@ def test_ranks_that_do_not_meet_with_one_npu_visible_are_shown_all_of_them(monke
     assert wait_for(lambda: not marked(f"{MARK}=meeting"), seconds=300)
 
 
-def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_crashes_after_its_last_row_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, "crashing")
     group = group_of(TWO, "broken_ranks:dies_at_its_end")
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
     group.close()
     assert wait_for(lambda: not marked(f"{MARK}=crashing"), seconds=300)
-    # torchrun's launcher reports a failed rank on stderr.
-    said = capfd.readouterr()
-    assert "exitcode" not in said.out + said.err
-
-
-@pytest.mark.parametrize(
-    ("codes", "named"),
-    [
-        # In the order in which the launcher saw them end: the others it kills itself.
-        ({1: -9, 0: -9}, ["rank 1", "SIGKILL"]),
-        ({1: -11, 0: -15, 2: 3}, ["rank 1", "SIGSEGV", "rank 2", "exit code 3"]),
-        ({}, ["rank 0", "exit code 0"]),
-    ],
-)
-def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], named: list[str]) -> None:
-    reason = end_reason(GroupSpec(3), codes, {0, 1, 2})
-    assert re.findall(r"rank \d|SIG\w+|exit code \d+", reason)[: len(named)] == named
-
-
-def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:
-    rank = [sys.executable, "-m", "opatlas.run.groups.rank_main", str(tmp_path / "gone")]
-    done = subprocess.run(rank, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class Hurried:
@@ -394,24 +306,7 @@ def test_a_group_names_the_missing_nodes_and_gives_up(
         GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.report)).describe()
     assert gone.value.nodes is (nodes > 1)
     assert re.fullmatch(r".*, \d+ s left", clock.messages[-1]), clock.messages
-    assert "launcher" in clock.messages[0]
     assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=300)
-
-
-def test_a_rank_without_torchruns_variables_names_them(tmp_path: Path) -> None:
-    address = str(tmp_path / "ranks")
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "MASTER_PORT")}
-    environment |= {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        rank = subprocess.Popen([sys.executable, "-m", "opatlas.run.groups.rank_main", address], env=environment)
-        channel = Channel(listener.accept()[0])
-        answer = channel.receive(300)
-        channel.close()
-    assert rank.wait(300) == 0
-    assert isinstance(answer, NotReady)
-    assert answer.reason.partition(":")[0] == "RANK, MASTER_PORT"
 
 
 def test_nodes_meet_at_the_port_of_the_first() -> None:

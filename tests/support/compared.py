@@ -32,8 +32,7 @@ from opatlas.row.columns import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.row.durations import Duration, Source
-from opatlas.row.quality import NOISE_LIMIT, Quality
+from opatlas.row.quality import NOISE_LIMIT, Duration, Quality, Source
 from opatlas.row.table import Row, RowTable
 
 

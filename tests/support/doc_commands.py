@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
 from cyclopts import CycloptsError, MissingArgumentError
@@ -32,29 +31,33 @@ PAGES = [
     *DOCS,
     *sorted((ROOT / ".agents").rglob("*.md")),
 ]
-#: How the fence of a block says that its lines are commands; without it, its first line decides.
-SHELL = ("sh", "bash", "shell", "console")
 #: Every shell has them; a line may use them in addition to a program.
-TOOLS = (
-    *("cat", "cd", "column", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "rm", "tail"),
-    "wc",
-)
+TOOLS = ("cat", "cd", "cp", "cut", "echo", "env", "exit", "export", "grep", "head", "ls", "mkdir", "tail", "wc")
 #: Programs of others, which no test here can say anything of.
 FOREIGN = (
-    *(".", "apt-get", "conda", "curl", "docker", "git", "less", "msprof", "mypy", "npu-smi", "nvidia-smi", "rsync"),
-    *("pytest-benchmark", "ruff", "scp", "source", "ssh", "sudo", "tar", "torchrun", "unzip", "uv", "vllm", "wget"),
+    *(
+        ".",
+        "docker",
+        "git",
+        "msprof",
+        "mypy",
+        "npu-smi",
+        "nvidia-smi",
+        "pytest-benchmark",
+        "ruff",
+        "rsync",
+        "scp",
+        "ssh",
+    ),
+    *("source", "tar", "torchrun", "uv", "vllm"),
 )
-PROGRAMS = ("pytest", "python", "python3", "opatlas", "pip", "make", *TOOLS, *FOREIGN)
+#: Arguments of pytest for the commands that run it.
+_PYTEST_COMMANDS = {"bench": "bench/", "shapes": "shapes/", "collectives": "bench/test_collectives.py"}
 
 _FENCE = re.compile(r"^(\s*)(```+)\s*(\w*)")
-#: A command and not a picture of processes, whose words stand apart or have lines between them.
-_COMMAND = re.compile(
-    rf"^(?:\$ )?(?:\w+=\S* )*(?:{'|'.join(map(re.escape, PROGRAMS))})(?:$| (?! |\())[^─│┌└]*$", re.ASCII
-)
 _ASSIGNMENT = re.compile(r"^\w+=")
 _CONTROL = re.compile(r"^[();<>|&]+$")
 _INLINE = re.compile(r"(?<!`)`((?:pytest|python -m (?:bench|database|tests)|opatlas)[^`]* [^`]*)`(?!`)", re.DOTALL)
-_INCOMPLETE = re.compile(r"arguments are required|expected (?:one|at least one) argument")
 #: Says that a reader is to fill something in.
 _ABRIDGED = re.compile(r"\.\.\.|[{\[]|\b[A-Z]/[A-Z]\b")
 
@@ -94,66 +97,37 @@ class Block:
         return f"{self.page}:{self.line}"
 
 
-class UnreadableBlock(ValueError):
-    """A code block that holds commands among other things."""
-
-
 def blocks_of(page: Path) -> list[Block]:
-    """The code blocks of a page that hold commands; of a workflow (.yml), all of its steps. Raises UnreadableBlock."""
-    found = []
-    name = _name(page)
+    """The code blocks of a page that hold commands (sh, console, yaml); of a workflow (.yml), all of its steps."""
+    name, text = _name(page), page.read_text(encoding="utf-8")
     if page.suffix == ".yml":
-        return [Block(name, 1, tuple(_of_workflow(name, 1, page.read_text(encoding="utf-8"))))]
-    for first, language, lines in fenced_blocks(page.read_text(encoding="utf-8")):
-        if language in ("yaml", "yml"):
-            commands = list(_of_workflow(name, first, "\n".join(lines)))
-        elif language in SHELL or (not language and _is_shell(name, first, lines)):
-            typed = [line.startswith("$ ") for line in lines]
-            # With prompts, a line without one is output.
-            numbered = [
-                (first + i, line.removeprefix("$ ")) for i, line in enumerate(lines) if typed[i] or not any(typed)
-            ]
-            commands = list(_of_lines(name, numbered))
-        elif language == "groovy":
-            commands = list(_of_lines(name, list(_of_jenkinsfile(first, lines))))
-        else:
-            continue
-        if commands:
-            found.append(Block(name, first, tuple(commands)))
-    return found
+        return [Block(name, 1, tuple(_of_workflow(name, 1, text)))]
+    found = []
+    for first, language, lines in fenced_blocks(text):
+        numbered = list(enumerate(lines, start=first))
+        if language == "sh":
+            found.append(Block(name, first, tuple(_of_lines(name, numbered))))
+        elif language == "console":
+            typed = [(number, line.removeprefix("$ ")) for number, line in numbered if line.startswith("$ ")]
+            found.append(Block(name, first, tuple(_of_lines(name, typed))))
+        elif language == "yaml":
+            found.append(Block(name, first, tuple(_of_workflow(name, first, "\n".join(lines)))))
+    return [block for block in found if block.commands]
 
 
 def inline_commands(page: Path) -> list[Command]:
     """The commands that stand in the text of a page, whole ones only."""
-    text = page.read_text(encoding="utf-8")
-    for first, _, lines in fenced_blocks(text):
+    lines = page.read_text(encoding="utf-8").split("\n")
+    for first, _, block in fenced_blocks("\n".join(lines)):
         # As many empty lines, so that the others keep their numbers.
-        text = _blank(text, first, len(lines))
-    found = []
-    for match in _INLINE.finditer(text):
-        if not _ABRIDGED.search(match[1]):
-            line = text.count("\n", 0, match.start()) + 1
-            commands = _of_lines(_name(page), [(line, " ".join(match[1].split()))])
-            found += [replace(command, named=True) for command in commands]
-    return found
-
-
-def problems_of(commands: Sequence[Command]) -> dict[Command, str]:
-    """The mistakes of those of these commands that would fail: unknown options, missing files.
-
-    Give all commands at once: pytest, which takes a second to start, is asked once.
-    """
-    of_pytest = {arguments: "" for command in commands if (arguments := _pytest_arguments(command.words)) is not None}
-    refused = dict(zip(of_pytest, _refusals(list(of_pytest)), strict=True))
-    return {
-        command: problem
-        for command in commands
-        if (problem := _problem(command.words, refused)) and not (command.named and _INCOMPLETE.search(problem))
-    }
-
-
-def _name(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+        lines[first - 2 : first + len(block)] = [""] * (len(block) + 2)
+    text = "\n".join(lines)
+    return [
+        replace(command, named=True)
+        for match in _INLINE.finditer(text)
+        if not _ABRIDGED.search(match[1])
+        for command in _of_lines(_name(page), [(text.count("\n", 0, match.start()) + 1, " ".join(match[1].split()))])
+    ]
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[int, str, list[str]]]:
@@ -170,43 +144,6 @@ def fenced_blocks(text: str) -> Iterator[tuple[int, str, list[str]]]:
         elif fence:
             lines.append(line.removeprefix(indent))
     assert not fence, f"the code block from line {first} on has no end"
-
-
-def _blank(text: str, first: int, count: int) -> str:
-    lines = text.split("\n")
-    lines[first - 2 : first + count] = [""] * (count + 2)
-    return "\n".join(lines)
-
-
-def _is_shell(page: str, first: int, lines: Sequence[str]) -> bool:
-    commands = [i for i, line in enumerate(lines) if _COMMAND.match(line)]
-    begin = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
-    if commands and begin not in commands:
-        raise UnreadableBlock(
-            f"{page}:{first + commands[0]}: a command in a code block whose first line is none: "
-            f"write ```sh where all are commands, ```console with `$ ` before each, or ```text where none is"
-        )
-    return bool(commands)
-
-
-def _of_lines(page: str, lines: Sequence[tuple[int, str]], runner: str = "") -> Iterator[Command]:
-    pending, began = "", 0
-    for number, line in lines:
-        began = began if pending else number
-        if line.endswith("\\"):
-            pending += line[:-1].rstrip() + " "
-            continue
-        text, pending = pending + line.strip(), ""
-        for words in commands_of_line(text):
-            yield Command(page, began, words, text, runner)
-
-
-#: The commands that run pytest, and the files that they run.
-_PYTEST_COMMANDS = {
-    "bench": ("bench/",),
-    "shapes": ("shapes/",),
-    "collectives": ("bench/test_collectives.py",),
-}
 
 
 def commands_of_line(text: str) -> Iterator[tuple[str, ...]]:
@@ -227,19 +164,46 @@ def commands_of_line(text: str) -> Iterator[tuple[str, ...]]:
             words.append(word)
 
 
+def problems_of(commands: Sequence[Command]) -> dict[Command, str]:
+    """The mistakes of those of these commands that would fail: unknown options, missing files.
+
+    Give all commands at once: pytest, which takes a second to start, is asked once.
+    """
+    of_pytest = list({words for command in commands if (words := _pytest_arguments(command.words)) is not None})
+    refused = dict(zip(of_pytest, _refusals(of_pytest), strict=True))
+    return {command: problem for command in commands if (problem := _problem(command, refused))}
+
+
+def extras() -> set[str]:
+    """The optional dependencies of the package, by name."""
+    table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    return set(re.findall(r"^(\w+) = ", table, flags=re.MULTILINE))
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
+
+
+def _of_lines(page: str, lines: Sequence[tuple[int, str]], runner: str = "") -> Iterator[Command]:
+    pending, began = "", 0
+    for number, line in lines:
+        began = began if pending else number
+        if line.endswith("\\"):
+            pending += line[:-1].rstrip() + " "
+            continue
+        text, pending = pending + line.strip(), ""
+        for words in commands_of_line(text):
+            yield Command(page, began, words, text, runner)
+
+
 def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
     """The `run:` steps of a GitHub workflow, and the scripts of a GitLab pipeline."""
     workflow = yaml.safe_load(text)
     if not isinstance(workflow, dict):
         return
-    scripts = [
-        (str(step.get("run", "")), str(job.get("runs-on", "")))
-        for job in workflow.get("jobs", {}).values()
-        for step in job.get("steps", [])
-    ]
-    for job in workflow.values():
-        if isinstance(job, dict) and isinstance(job.get("script"), list):
-            scripts += [(line, str(job.get("tags", ""))) for line in job["script"]]
+    jobs = [job for job in [*workflow.get("jobs", {}).values(), *workflow.values()] if isinstance(job, dict)]
+    scripts = [(str(step.get("run", "")), str(job.get("runs-on", ""))) for job in jobs for step in job.get("steps", [])]
+    scripts += [(line, str(job.get("tags", ""))) for job in jobs for line in job.get("script", [])]
     shown = text.splitlines()
     for script, runner in scripts:
         lines = [
@@ -249,24 +213,14 @@ def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
         yield from _of_lines(page, lines, runner)
 
 
-def _of_jenkinsfile(first: int, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The lines of the scripts between triple quotes, and their numbers."""
-    within = False
-    for number, line in enumerate(lines, start=first):
-        if "'''" in line:
-            within = not within
-        elif within:
-            yield number, line
-
-
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
     """The arguments of pytest; None where another program runs."""
-    words = [word for word in words if word != "..."]
-    if words[0] == "opatlas" and len(words) > 1 and words[1] in _PYTEST_COMMANDS:
-        words = ["pytest", *_PYTEST_COMMANDS[words[1]], *words[2:]]
-    if words[0] in ("python", "python3") and words[1:3] == ["-m", "pytest"]:
-        words = words[2:]
-    return tuple(words[1:]) if words[0] == "pytest" else None
+    match [word for word in words if word != "..."]:
+        case ["pytest", *rest] | ["python", "-m", "pytest", *rest]:
+            return tuple(rest)
+        case ["opatlas", name, *rest] if name in _PYTEST_COMMANDS:
+            return _PYTEST_COMMANDS[name], *rest
+    return None
 
 
 def _refusals(arguments: Sequence[Sequence[str]]) -> list[str]:
@@ -284,22 +238,28 @@ def _refusals(arguments: Sequence[Sequence[str]]) -> list[str]:
     return refusals
 
 
-def _problem(words: tuple[str, ...], refused: Mapping[tuple[str, ...], str]) -> str:
-    arguments = _pytest_arguments(words)
+def _problem(command: Command, refused: Mapping[tuple[str, ...], str]) -> str:
+    arguments = _pytest_arguments(command.words)
     if arguments is not None:
         return refused[arguments] or _missing(arguments)
-    program, *rest = [word for word in words if word != "..."]
-    if program == "opatlas":
-        return _of_opatlas(rest)
-    if program in ("python", "python3"):
-        return _of_python(rest)
-    if program == "pip":
-        return _of_pip(rest)
-    if program == "make":
-        return _of_make(rest)
-    if program in (*TOOLS, *FOREIGN):
-        return ""
-    return f"{program!r} is not known: teach it to tests/support/doc_commands.py, or name it in FOREIGN there"
+    match [word for word in command.words if word != "..."]:
+        case ["opatlas", *rest] | ["python", "-m", "opatlas", *rest]:
+            return _of_opatlas(rest)
+        case ["pip", "install", *rest] | ["python", "-m", "pip", "install", *rest]:
+            return _of_pip(rest)
+        case ["python", "-m", "venv", *_] | ["python", "-c", _]:
+            return ""
+        case ["python", "-m", module, *rest]:
+            path = ROOT.joinpath(*module.split("."))
+            return _of_script(path / "__main__.py" if path.is_dir() else path.with_suffix(".py"), rest)
+        case ["python", script, *rest]:
+            return _of_script(ROOT / script, rest)
+        case ["make", *rest]:
+            done = subprocess.run(["make", "--dry-run", *rest], cwd=ROOT, capture_output=True, text=True, check=False)
+            return done.stderr.strip() if done.returncode else ""
+        case [program, *_] if program in (*TOOLS, *FOREIGN):
+            return ""
+    return f"{command.words[0]!r} is not known: teach it to tests/support/doc_commands.py, or name it in FOREIGN there"
 
 
 def _of_opatlas(words: Sequence[str]) -> str:
@@ -322,25 +282,10 @@ def _of_opatlas(words: Sequence[str]) -> str:
     return _missing(words[1:])
 
 
-def _of_python(words: Sequence[str]) -> str:
-    match words:
-        case ["-m", "opatlas", *rest]:
-            return _of_opatlas(rest)
-        case ["-m", "pip", *rest]:
-            return _of_pip(rest)
-        case ["-m", "venv", *_] | ["-c", _] | ["--version"]:
-            return ""
-        case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split(".")).with_suffix(".py")).exists():
-            return _unknown_to_source(path, rest)
-        case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split("."), "__main__.py")).exists():
-            return _unknown_to_source(path, rest)
-        case [script, *rest] if (ROOT / script).is_file():
-            return _unknown_to_source(ROOT / script, rest)
-    return f"python {shlex.join(words)}: no such module or file in the checkout"
-
-
-def _unknown_to_source(path: Path, words: Sequence[str]) -> str:
+def _of_script(path: Path, words: Sequence[str]) -> str:
     """Options that a script does not add to its parser, which it makes only when it is run."""
+    if not path.is_file():
+        return f"no such module or file: {path.relative_to(ROOT)}"
     source = path.read_text(encoding="utf-8")
     if "parse_known_args" in source:
         # It hands unknown arguments to another program.
@@ -358,34 +303,21 @@ def _missing(words: Sequence[str]) -> str:
     for word in words:
         name = word.partition("::")[0].rpartition("=")[2]
         folder = name.partition("/")[0]
-        if "/" in name and (ROOT / folder).is_dir() and folder not in ("", ".", "..") and "*" not in name:
-            kept = not name.startswith("database/data/")
-            if kept and not (ROOT / name).exists():
-                return f"missing file: {name}"
+        is_ours = "/" in name and (ROOT / folder).is_dir() and folder not in ("", ".", "..") and "*" not in name
+        if is_ours and not name.startswith("database/data/") and not (ROOT / name).exists():
+            return f"missing file: {name}"
     return ""
 
 
 def _of_pip(words: Sequence[str]) -> str:
-    if words[:1] != ["install"]:
-        return ""
     for option, name in pairwise(words):
         if option in ("-c", "-r") and not (ROOT / name).exists():
             return f"missing file: {name}"
-    for word in words:
-        for extra in re.findall(r"^(?:\.|opatlas)\[([\w,]+)\]$", word):
-            unknown = set(extra.split(",")) - extras()
-            if unknown:
-                return f"pyproject.toml has no extra {', '.join(sorted(unknown))}"
-    return ""
-
-
-def extras() -> set[str]:
-    """The optional dependencies of the package, by name."""
-    table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
-    return set(re.findall(r"^(\w+) = ", table, flags=re.MULTILINE))
-
-
-def _of_make(words: Sequence[str]) -> str:
-    """The objection of make to its targets; it does nothing but read its rules."""
-    done: Any = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stderr.strip() if done.returncode else ""
+    named = {
+        extra
+        for word in words
+        for found in re.findall(r"^(?:\.|opatlas)\[([\w,]+)\]$", word)
+        for extra in found.split(",")
+    }
+    unknown = named - extras()
+    return f"pyproject.toml has no extra {', '.join(sorted(unknown))}" if unknown else ""

@@ -28,11 +28,9 @@ from opatlas.row.columns import (
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.durations import Durations
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Quality, judge, relative_noise
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Quality, judge, relative_noise
 from opatlas.row.roofline import PRODUCTS, bound_us, row_work
-from opatlas.row.siblings import base_type
-from opatlas.row.slots import optional_inputs, optional_outputs, slot_words
+from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import parse_whole
 

@@ -31,8 +31,7 @@ from opatlas.row.columns import (
     STATUS_REASON,
 )
 from opatlas.row.communication import is_communication, row_kind
-from opatlas.row.durations import Durations
-from opatlas.row.quality import LONGEST_US, names_outliers
+from opatlas.row.quality import LONGEST_US, Durations, names_outliers
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import pluralize

@@ -19,8 +19,7 @@ from opatlas.row.columns import (
     SPAN,
     STATUS_REASON,
 )
-from opatlas.row.durations import Duration, Source, run_medians
-from opatlas.row.quality import AMBIGUOUS_LIMIT, NOISE_LIMIT, Quality, valid_duration
+from opatlas.row.quality import AMBIGUOUS_LIMIT, NOISE_LIMIT, Duration, Quality, Source, run_medians, valid_duration
 from opatlas.row.status import Status
 from opatlas.row.table import Row
 from opatlas.text import parse_whole

@@ -14,7 +14,7 @@ from opatlas.ask.query.result import QueryResult
 from opatlas.errors import OpAtlasError
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.location import database_folder
-from opatlas.row.siblings import MATMUL_FAMILY
+from opatlas.row.slots import MATMUL_FAMILY
 from opatlas.text import suggest
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from opatlas.errors import CellError
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, RUNTIME_PREFIX, TOPOLOGY_TIER
 from opatlas.row.communication import is_communication
-from opatlas.row.roofline import tensor_bytes
-from opatlas.row.sizes import GroupedSizes, attention_sizes, grouped_sizes, product_sizes
+from opatlas.row.roofline import GroupedSizes, attention_sizes, grouped_sizes, product_sizes, tensor_bytes
 from opatlas.row.slots import Slot, known_dtype, row_slots
 from opatlas.text import parse_whole
 

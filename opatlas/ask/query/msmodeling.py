@@ -23,8 +23,7 @@ from opatlas.ask.query.database import OpenDatabase
 from opatlas.ask.query.result import How, NoAnswer, QueryResult
 from opatlas.data.op_mapping import MappedOperator, default_mapping, read_mapping
 from opatlas.errors import OpAtlasError
-from opatlas.row.siblings import MATMUL_FAMILY
-from opatlas.row.slots import known_dtype
+from opatlas.row.slots import MATMUL_FAMILY, known_dtype
 from opatlas.theory.model_calls import call_cells
 
 _INTERFACE = "tensor_cast.performance_model.profiling_database.data_source"

@@ -24,8 +24,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
-from opatlas.row.roofline import PEAKS, Peak, Work, device_peak, row_work
-from opatlas.row.sizes import attention_sizes, grouped_sizes
+from opatlas.row.roofline import PEAKS, Peak, Work, attention_sizes, device_peak, grouped_sizes, row_work
 from opatlas.row.slots import known_dtype, row_slots
 from opatlas.text import suggest
 from opatlas.yaml_file import read_yaml

@@ -7,7 +7,7 @@ static_rules.py   the table of rules on a source, and the judgement by them (L1)
 failures.py       runs a candidate, and finds the class of its failure (L2)
 judged_replay.py  judges a candidate on a row: the steps that all candidates have in common (L2 to L4)
 trial.py          calls a candidate with inputs that change between calls (input_sets.py), and judges the results
-results.py        whether results are plain, written and the same; compare.py compares them with a reference (L3)
+results.py        whether results are plain, written, right (L3), and the same as those of other calls
 process_guard.py  finds replaced parts of the process, and restores the settings of torch
 durations.py      durations that no device can reach, and the share of own kernels
 complexity.py     the classes C1 to C4 of tasks

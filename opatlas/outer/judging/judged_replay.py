@@ -20,13 +20,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from opatlas.outer.judging.compare import Compared
 from opatlas.outer.judging.durations import expect_possible, own_kernel_names, own_share, share_notes
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
 from opatlas.outer.judging.input_sets import InputSets
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.results import Compared, FlatResults
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, Reference
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
@@ -36,12 +35,11 @@ from opatlas.row.roofline import device_peak
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
+from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
-from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome
-from opatlas.run.kernel_call import load_kernel
-from opatlas.run.outcome import error_text, outcome_of, user_traceback
+from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome, error_text, outcome_of, user_traceback
+from opatlas.run.replay import Sampling
 from opatlas.run.result_check import Checked
-from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle, without_build_command
 
 #: Number of sets of inputs.

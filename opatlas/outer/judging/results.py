@@ -1,15 +1,20 @@
-"""Examines results of a candidate: whether they are plain tensors, written in the call, and the same as others."""
+"""The results of a candidate: whether they are plain, written and right, and the same as those of other calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.utils._pytree import tree_leaves, tree_map
 
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.run.call_watch import OperatorMode
-from opatlas.run.result_check import RELATIVE_TOLERANCE
+from opatlas.run.kernel_call import OperatorMode
+from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, comparable, errors_of, within_range
 
 #: Elements that are compared at once: the comparison needs some bytes for each.
 _PART = 1 << 24
@@ -32,26 +37,21 @@ def plain_results(returned: Any) -> FlatResults:
         return tuple(result for value in returned for result in plain_results(value))
     if isinstance(returned, torch.Tensor):
         _expect_plain(returned)
-        returned = resolved(returned)
-    return (returned,)
+    return (_resolved(returned),)
 
 
 def has_views(returned: Any) -> bool:
     """Returns whether a return value holds a conjugate or negative view: torch computes one when it is read."""
-    if type(returned) in _PLAIN:
-        return bool(returned.is_conj() or returned.is_neg())
-    if isinstance(returned, Mapping):
-        returned = list(returned.values())
-    return isinstance(returned, (list, tuple)) and any(map(has_views, returned))
+    return any(type(each) in _PLAIN and (each.is_conj() or each.is_neg()) for each in tree_leaves(returned))
 
 
 def resolved(returned: Any) -> Any:
     """Returns a return value with the values of conjugate and negative views computed."""
-    if type(returned) in _PLAIN:
-        return returned.resolve_conj().resolve_neg()
-    if isinstance(returned, Mapping):
-        return {name: resolved(value) for name, value in returned.items()}
-    return [resolved(value) for value in returned] if isinstance(returned, (list, tuple)) else returned
+    return tree_map(_resolved, returned)
+
+
+def _resolved(value: Any) -> Any:
+    return value.resolve_conj().resolve_neg() if type(value) in _PLAIN else value
 
 
 def _expect_plain(value: torch.Tensor) -> None:
@@ -159,10 +159,15 @@ _LARGEST = 2**62
 class PoisonedAllocations(OperatorMode):
     """Fills each tensor that is allocated without values, while the mode is active."""
 
+    def __init__(self, *, with_nan: bool = True) -> None:
+        """`with_nan`: as `poison` does; else with ones."""
+        super().__init__()
+        self._fill: Callable[[torch.Tensor], object] = poison if with_nan else lambda tensor: tensor.fill_(1)
+
     def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         result = operator(*arguments, **keywords)
         if operator.overloadpacket.__name__ in _ALLOCATIONS:
-            poison(result)
+            self._fill(result)
         return result
 
 
@@ -199,3 +204,153 @@ def poison_free_memory(device: torch.device, size: int) -> None:
     small = [torch.full((_SMALL_BYTES // 4,), torch.nan, device=device) for _ in range(_SMALL_BLOCKS)]
     large = torch.full((max(size, _LEAST_BYTES) // 4,), torch.nan, device=device)
     del small, large
+
+
+#: The limit of the second verdict: the largest difference of any element.
+LIMIT = 1e-3
+#: Elements from which the sub-class of a mismatch is found.
+_CLASSIFIED = 1 << 22
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comparison of all results with the reference.
+
+    Attributes:
+        error: the largest error of an element as a share of its tolerance; 0.0 if all comparisons were exact.
+        difference: the largest difference of an element.
+        elements: number of compared elements.
+        wrong: number and place of the first wrong result ("result 1: 3 of 64 elements ..."); "" if all are right.
+        sub_class: how the first wrong result is wrong.
+    """
+
+    error: float
+    difference: float
+    elements: int
+    wrong: str = ""
+    sub_class: str = ""
+
+    @property
+    def finite_error(self) -> float | None:
+        """The largest error; None if it is not finite."""
+        return self.error if math.isfinite(self.error) else None
+
+    @property
+    def within(self) -> bool:
+        """Whether all elements differ by less than 1e-3."""
+        return self.difference < LIMIT
+
+
+def interface_problem(
+    results: Sequence[Any], expected: Sequence[Any], device: torch.device, checks_dtypes: bool = True
+) -> tuple[str, str]:
+    """Returns sub-class and text of the problem with the form of results; ("", "") without one.
+
+    Args:
+        results: of the candidate.
+        expected: of the reference, in the dtypes of the row.
+        device: where the results must be.
+        checks_dtypes: whether the dtypes must agree.
+    """
+    if len(results) != len(expected):
+        return "count", f"{len(results)} results, not {len(expected)}"
+    for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        name = f"result {number}" if len(results) > 1 else "the result"
+        if result is None and wanted is not None:
+            return "none", f"{name} is None"
+        if not isinstance(wanted, torch.Tensor) or not isinstance(result, torch.Tensor):
+            if isinstance(wanted, torch.Tensor) or type(result) is not type(wanted):
+                return "type", f"{name} is of type {type(result).__name__}, not {type(wanted).__name__}"
+            continue
+        if result.shape != wanted.shape:
+            return "shape", f"{name} has the shape {list(result.shape)}, not {list(wanted.shape)}"
+        if checks_dtypes and result.dtype != wanted.dtype:
+            return "dtype", f"{name} is {result.dtype}, not {wanted.dtype}"
+        if result.device.type != device.type:
+            return "device", f"{name} is on {result.device}, not on {device}"
+    return "", ""
+
+
+def comparison_of(result: torch.Tensor, expected: torch.Tensor, steps: float = 1.0) -> Comparison:
+    """Returns a comparison of all elements, in which NaN is right where it is expected.
+
+    Args:
+        steps: the number of tolerances that an element may be off.
+    """
+    actual, wanted = (comparable(each.detach()) for each in (result, expected.to(result.device)))
+    if result.is_complex():
+        actual, wanted = (torch.view_as_real(each.resolve_conj()) for each in (actual, wanted))
+    return Comparison(actual, wanted, exact=not actual.is_floating_point(), steps=steps, nan_is_right=True)
+
+
+def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: float = 1.0) -> Compared:
+    """Compares results of one set of inputs; all elements are compared.
+
+    Args:
+        results: of the candidate.
+        expected: of the reference in float64, or in the dtypes of the row.
+        limit: the number of tolerances that an element may be off.
+    """
+    worst, difference, elements = 0.0, 0.0, 0
+    for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        name = f"result {number}" if len(results) > 1 else "the result"
+        if not isinstance(wanted, torch.Tensor):
+            # A number that is not a tensor has the tolerance of float32.
+            result, wanted = (torch.as_tensor(each, dtype=torch.float32) for each in (result, wanted))
+        comparison = comparison_of(result, wanted, limit)
+        found = errors_of(comparison, name, "of the reference")
+        worst = max(worst, math.inf if found.wrong and found.largest is None else found.largest or 0.0)
+        difference, elements = max(difference, found.difference), elements + result.numel()
+        if found.wrong:
+            text = f"{name} is wrong in {found.wrong:,} of {result.numel():,} elements: {found.first}"
+            return Compared(worst, difference, elements, text, _sub_class(comparison))
+    return Compared(worst, difference, elements)
+
+
+def _sub_class(comparison: Comparison) -> str:
+    assert isinstance(comparison.expected, torch.Tensor)
+    step = -(-comparison.actual.numel() // _CLASSIFIED)
+    dtype = comparison.actual.dtype
+    result, expected = (each.reshape(-1)[::step].to(torch.float64) for each in (comparison.actual, comparison.expected))
+    tolerance = comparison.steps * RELATIVE_TOLERANCE.get(dtype, 0.0)
+    return mismatch_sub_class(result.cpu().numpy(), within_range(expected, dtype).cpu().numpy(), tolerance)
+
+
+#: A mismatch below this many tolerances is one of precision.
+_PRECISION = 16.0
+
+
+def mismatch_sub_class(result: NDArray[np.float64], expected: NDArray[np.float64], tolerance: float) -> str:
+    """Returns the sub-class of a wrong result.
+
+    The first that fits of: nan, inf, all-zero, constant, permuted, scaled, precision (below 16 tolerances), other.
+
+    Args:
+        result, expected: all elements of one result, or the elements at the same positions, in float64.
+        tolerance: the allowed error as a share of |expected| + rms(expected).
+    """
+    result, expected = result.ravel(), expected.ravel()
+    if np.any(np.isnan(result) & ~np.isnan(expected)):
+        return "nan"
+    if np.any(np.isinf(result) & (result != expected)):
+        return "inf"
+    finite = np.isfinite(result) & np.isfinite(expected)
+    if not finite.any():
+        return "other"
+    result, expected = result[finite], expected[finite]
+    scale = np.abs(expected) + np.sqrt(np.mean(expected**2))
+    allowed = tolerance * np.maximum(scale, np.finfo(np.float64).tiny)
+    if not result.any():
+        return "all-zero"
+    if result.size > 1 and np.ptp(result) == 0 < np.ptp(expected):
+        return "constant"
+    far = np.abs(result - expected) >= _PRECISION * allowed
+    order = np.argsort(expected)
+    # One of many values that is slightly off is near its place in the order, too.
+    if far.sum() > 1 and np.all(np.abs(np.sort(result) - expected[order]) <= allowed[order]):
+        return "permuted"
+    power = float(expected @ expected)
+    factor = float(result @ expected) / power if power else 0.0
+    if expected.size > 1 and factor and np.all(np.abs(result - factor * expected) <= abs(factor) * allowed):
+        return "scaled"
+    return "other" if far.any() else "precision"

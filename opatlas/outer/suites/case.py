@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from opatlas.outer.judging.results import comparison_of
 from opatlas.outer.suites.operators import (
     Call,
     find_overload,
@@ -173,7 +174,7 @@ class TorchFormula:
                 )
             is_index = number == len(expected) - 1
             indices = self._index_comparison(call, result, wanted) if is_index else None
-            comparisons.append(indices or _comparison(result, wanted))
+            comparisons.append(indices or comparison_of(result, wanted))
         return comparisons
 
     def _index_comparison(self, call: Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
@@ -195,12 +196,6 @@ class TorchFormula:
             rows, found, right = (each.reshape(-1, each.shape[-1]) for each in (rows, found, right))
         picks = Picks(rows, rows.gather(-1, right), distinct=operator in _WITH_DIFFERENT_INDICES)
         return Comparison(found, picks, exact=True, nan_is_right=True)
-
-
-def _comparison(result: torch.Tensor, wanted: torch.Tensor) -> Comparison:
-    if result.is_complex():
-        result, wanted = torch.view_as_real(result.resolve_conj()), torch.view_as_real(wanted.resolve_conj())
-    return Comparison(result, wanted, exact=not result.is_floating_point(), nan_is_right=True)
 
 
 def _precise(value: Any) -> Any:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import add_rows
+from opatlas.data.fold import add_rows
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.outer.suites.score import read_score
@@ -35,9 +35,9 @@ from opatlas.row.columns import (
 from opatlas.row.location import default_database_of, suite_path
 from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementation import Implementation
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.row_source import RowSource
+from opatlas.run.registry import RowSource
 from opatlas.show.result import Fields
 from opatlas.text import suggest
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.outer.tasks.task import MODEL, MODEL_NEW, Task, part_of_name
-from opatlas.run.implementations.directory import Finder, KernelInFile
+from opatlas.run.implementation_catalog import Finder, KernelInFile
 
 _LARGEST_BYTES = 4 << 20
 #: The function of a candidate in AKG's form has a name that ends so.

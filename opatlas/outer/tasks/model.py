@@ -14,9 +14,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.judging.compare import compare_results
 from opatlas.outer.judging.judged_replay import ReferenceFailed
-from opatlas.outer.judging.results import FlatResults, plain_results
+from opatlas.outer.judging.results import FlatResults, compare_results, plain_results
 from opatlas.outer.judging.trial import CALL_SEED
 from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
 from opatlas.text import exception_line

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from opatlas.outer.judging.compare import Compared, compare_results, interface_problem
 from opatlas.outer.judging.failures import Phase
 from opatlas.outer.judging.input_sets import InputSets, Variant
 from opatlas.outer.judging.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
 from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.outer.tasks.model import (
     Reference,

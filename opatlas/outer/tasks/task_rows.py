@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.data.database import Database
-from opatlas.data.row_copy import read_rows
 from opatlas.errors import OpAtlasError
 from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
@@ -26,7 +25,7 @@ from opatlas.row.location import tasks_path
 from opatlas.row.slots import dtype_of_torch
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.row_source import Rows, RowSource
+from opatlas.run.registry import Rows, RowSource
 from opatlas.text import exception_line, pluralize, suggest
 
 #: Deadline of one task, in seconds. Inputs have no values, so that only files that compute something take long.
@@ -90,7 +89,7 @@ def _stored(task: Task, database: Database | None) -> list[Mapping[str, str]]:
     """Returns the rows of a task that a database has, in the order of the inputs."""
     if database is None or not database.csv_path(task.kernel_type).exists():
         return []
-    rows = [row for row in read_rows(database, task.kernel_type) if row.get(TASK_DIGEST) == task.digest]
+    rows = [row for row in database.read_or_empty(task.kernel_type).identities() if row.get(TASK_DIGEST) == task.digest]
     columns = (*BASE, TASK_DIGEST, TASK_INPUTS)
     cells = [{name: row[name] for name in columns if name in row} for row in rows]
     return sorted(cells, key=lambda row: int(row[TASK_INPUTS]))

@@ -1,6 +1,5 @@
-"""Rows that need several devices at once: groups of processes, one for each device.
+"""Rows that need several devices at once: groups of processes, one for each device, that all run the same jobs.
 
-torchrun's elastic launcher (agent.py) starts the ranks (rank_main.py), and all ranks run the same jobs. pytest launches
-a group and talks to its ranks (running.py), combines their answers into the outcome of a row (process.py), and chooses
-the group of each row (pool.py). Only agent.py and rank_main.py import torch.
+pytest starts the ranks of a node (ranks.py), combines their answers into the outcome of a row (process.py), and chooses
+the group of each row (pool.py). Only the process of a rank (rank_main.py) imports torch.
 """

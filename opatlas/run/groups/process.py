@@ -18,16 +18,14 @@ from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
-from opatlas.run.group_spec import GroupSpec
-from opatlas.run.groups.running import RanksDied, RunningGroup, UnexpectedMessage
+from opatlas.run.group import GroupSpec
+from opatlas.run.groups.ranks import Ranks, RanksDied, UnexpectedMessage
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import ProcessDied, RanTooLong
-from opatlas.run.process.channel import ChannelBroken
+from opatlas.run.job import Job, ProcessDied, RanTooLong, RowOutcome
 from opatlas.run.process.child import PAUSES_S, TRIES
 from opatlas.run.process.device_process import Launcher, Opened
 from opatlas.run.process.fresh_python import import_paths
-from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Start, StepReport, Waiting
+from opatlas.run.process.messages import ChannelBroken, Finished, LockTaken, NotReady, OfJob, Start, StepReport, Waiting
 
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0
@@ -67,7 +65,7 @@ class GroupProcess(Opened):
         #: Why each rank sees all devices; "" while it sees only its own.
         self._all_visible = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
-        self._running: RunningGroup | None = None
+        self._ranks: Ranks | None = None
         self._began = 0.0
         self.failed_after_s = math.inf
         self.late_step = 0
@@ -75,47 +73,45 @@ class GroupProcess(Opened):
     def is_idle(self) -> bool:
         """Returns whether all ranks of this node have joined, and wait for a job."""
         try:
-            if self._running is not None:
-                self._running.expect_idle()
+            if self._ranks is not None:
+                self._ranks.expect_idle()
         except (ChannelBroken, EOFError, OSError):
             return False
-        return self._running is not None
+        return self._ranks is not None
 
     def _run(self, job: Job) -> RowOutcome:
         with self._end_if_interrupted, self._waits:
             for _ in range(TRIES):
-                running = self._running or self._open()
+                ranks = self._ranks or self._open()
                 try:
-                    running.expect_idle()
-                    running.send(job)
+                    ranks.expect_idle()
+                    ranks.send(job)
                 except (ChannelBroken, EOFError, OSError):
                     # A rank died before it took the job; the row did not cause it.
-                    self._end(running)
+                    self._end()
                     continue
-                with running.used():
-                    return self._wait_for_answers(job, running)
+                with ranks.used():
+                    return self._wait_for_answers(job, ranks)
         raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {TRIES} times")
 
     def close(self) -> None:
         """Waits for the ranks to end by themselves, and then kills the remaining processes."""
-        if self._running is not None:
-            self._running.wait_for_end()
-            self._kill()
+        if self._ranks is not None:
+            self._ranks.end()
+            self._ranks = None
 
-    def _end(self, running: RunningGroup) -> None:
+    def _end(self) -> None:
         """Ends a group whose ranks cannot run the next job; launchers (msprof) still write their records."""
-        if self._launcher is not None:
-            running.kill_ranks()
-            running.wait_for_end()
-        self._kill()
+        if self._ranks is not None:
+            self._ranks.end(at_once=True)
+            self._ranks = None
 
     def _kill(self) -> None:
-        """Ends all processes of the group, if any, and waits until their devices are free."""
-        if self._running is not None:
-            self._running.kill()
-            self._running = None
+        if self._ranks is not None:
+            self._ranks.kill()
+            self._ranks = None
 
-    def _wait_for_answers(self, job: Job, running: RunningGroup) -> RowOutcome:
+    def _wait_for_answers(self, job: Job, ranks: Ranks) -> RowOutcome:
         """Waits for the answers of all ranks to a job, and combines them; ends the group if a rank has failed.
 
         Raises:
@@ -133,20 +129,20 @@ class GroupProcess(Opened):
             waits = [] if failed else list(waiting.values())
             if now >= deadline and not waits:
                 if failed:
-                    return self._combine(running, outcomes)
-                self._timed_out(job, running, steps, outcomes)
+                    return self._combine(outcomes)
+                self._timed_out(job, ranks, steps, outcomes)
             try:
-                messages = running.messages(min((lock.left_s() for lock in waits), default=deadline - now))
+                messages = ranks.messages(min((lock.left_s() for lock in waits), default=deadline - now))
             except RanksDied as died:
-                self._died(running, died.local_ranks)
+                self._died(ranks, died.local_ranks)
             except UnexpectedMessage as message:
-                self._misunderstood(running, message)
+                self._misunderstood(message)
             for lock in waits:
                 if not messages and lock.left_s() == 0:
                     lock.check_limit()
             for local_rank, answer in messages:
                 if not isinstance(answer, OfJob) or answer.job_id != job.id or local_rank in outcomes:
-                    self._misunderstood(running, UnexpectedMessage(local_rank, "an unexpected answer"))
+                    self._misunderstood(UnexpectedMessage(local_rank, "an unexpected answer"))
                 if isinstance(answer, Waiting):
                     waiting[local_rank] = self._waits.begin(answer.holder)
                 elif isinstance(answer, LockTaken):
@@ -160,12 +156,12 @@ class GroupProcess(Opened):
                     if answer.outcome.status is not Status.MEASURED:
                         self._note_failure()
                         deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)
-        return self._combine(running, outcomes)
+        return self._combine(outcomes)
 
     def _note_failure(self) -> None:
         self.failed_after_s = min(self.failed_after_s, time.monotonic() - self._began)
 
-    def _combine(self, running: RunningGroup, outcomes: dict[int, RowOutcome]) -> RowOutcome:
+    def _combine(self, outcomes: dict[int, RowOutcome]) -> RowOutcome:
         """Combines the outcomes of the ranks, some of which may be missing; ends the group unless all are ready."""
         statuses = {outcome.status for outcome in outcomes.values()}
         is_ready = len(outcomes) == self.spec.local_ranks and len(statuses) == 1 and statuses <= _READY_STATUSES
@@ -175,7 +171,7 @@ class GroupProcess(Opened):
         name = self.spec.rank_name
         changed = tuple(f"{name(rank)} {change}" for rank in sorted(outcomes) for change in outcomes[rank].changed)
         if not is_ready or changed:
-            self._end(running)
+            self._end()
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
             if len({outcome.pending for outcome in outcomes.values()}) > 1:
@@ -197,25 +193,20 @@ class GroupProcess(Opened):
             return replace(outcome, changed=changed)
         return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
 
-    def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> NoReturn:
+    def _died(self, ranks: Ranks, local_ranks: Sequence[int]) -> NoReturn:
         self._note_failure()
-        # A launcher does not report how its rank ended.
-        how = (
-            running.describe_ends(local_ranks)
-            if self._launcher is None
-            else f"{self.spec.rank_names(local_ranks)} died"
-        )
-        self._end(running)
+        how = ranks.describe_ends(local_ranks)
+        self._end()
         raise ProcessDied(f"{how}; the group was ended")
 
-    def _misunderstood(self, running: RunningGroup, message: UnexpectedMessage) -> NoReturn:
+    def _misunderstood(self, message: UnexpectedMessage) -> NoReturn:
         self._note_failure()
-        self._end(running)
+        self._end()
         who = self.spec.rank_name(message.local_rank)
         raise ProcessDied(f"{who}: {message.text}; the group was ended")
 
     def _timed_out(
-        self, job: Job, running: RunningGroup, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
+        self, job: Job, ranks: Ranks, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
     ) -> NoReturn:
         left = {rank: step for rank, step in sorted(steps.items()) if rank not in outcomes}
         self._note_failure()
@@ -224,28 +215,28 @@ class GroupProcess(Opened):
         who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.rank_names(late)
         others = "; the others wait" if len(late) < self.spec.local_ranks else ""
         where = " or ".join(dict.fromkeys(left[rank].text for rank in late))
-        running.write_stacks(left)
-        self._end(running)
+        ranks.write_stacks(left)
+        self._end()
         raise RanTooLong(
             f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
             "the output)"
         )
 
     def _is_open(self) -> bool:
-        return self._running is not None
+        return self._ranks is not None
 
-    def _open(self) -> RunningGroup:
+    def _open(self) -> Ranks:
         """Launches the group; every device passes its probe. Raises DeviceGone after the last try."""
         for pause_s in (*PAUSES_S, 0.0):
-            self._running = running = RunningGroup(self.spec, self._starts, self._waits, self._launcher)
+            self._ranks = ranks = Ranks(self.spec, self._starts, self._waits, self._launcher)
             try:
-                answer = running.launch()
+                answer = ranks.launch()
             except OSError as error:
                 # No more processes or files can be made.
                 answer = NotReady(str(error))
             if not isinstance(answer, NotReady):
                 self._device = self._described(answer)
-                return running
+                return ranks
             failure = answer
             self._kill()
             if answer.did_not_meet and not self._all_visible and self._make_all_visible(answer.reason):

@@ -1,7 +1,7 @@
 """The process of a rank: owns one device, joins the group, and runs the same jobs as the other ranks.
 
-torchrun's launcher (agent.py) runs `opatlas.run.groups.rank_main ADDRESS [--under-launcher]`, and sets the
-variables below. ADDRESS is the socket on which pytest waits for the rank. The rank ends when that socket is closed.
+Run as `opatlas.run.groups.rank_main FD MEETING [--under-launcher]` with torchrun's variables, where FD is its end of a
+socket pair, and MEETING where the ranks meet, as torch names it. The rank ends when the other end is closed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import signal
+import socket
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,21 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
-from opatlas.run.devices.device import device_environment, kind_named
+from opatlas.run.devices.device import kind_named
 from opatlas.run.devices.device_lock import LockHolder
 from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import outcome_of
-from opatlas.run.process.channel import ChildChannel, connect
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.run.process.messages import (
+    ChildChannel,
     DeviceOpened,
     Finished,
     LockTaken,
     NotReady,
-    RankHello,
     Ready,
     Start,
     StepReport,
@@ -45,12 +44,9 @@ if TYPE_CHECKING:
     from opatlas.run.group import Group
     from opatlas.run.runner import Runner
 
-#: Variables that torchrun sets for a rank, and that a rank needs.
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-
-def main(address: str, *, under_launcher: bool) -> None:
-    """Runs the jobs that come from the socket at `address`.
+def main(fd: int, meeting: str, *, under_launcher: bool) -> None:
+    """Joins the group, and runs the jobs that arrive over `fd` until the connection is closed.
 
     Args:
         under_launcher: whether a launcher such as msprof, and not the keeper, is the parent of this process.
@@ -60,52 +56,40 @@ def main(address: str, *, under_launcher: bool) -> None:
         die_with_parent()
     show_stacks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        channel = ChildChannel(connect(Path(address)))
-    except (FileNotFoundError, ConnectionRefusedError, EOFError):
-        # pytest has given up the group, and has reported why.
-        return
-    with channel:
-        missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
-        if missing:
-            channel.send(
-                NotReady(f"{', '.join(missing)}: not set; torchrun sets them, through which agent.py starts each rank")
-            )
-            return
-        rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
-        channel.send(RankHello(local_rank, os.getpid()))
+    with ChildChannel(socket.socket(fileno=fd)) as channel:
         start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
-        # Before torch, or a module that it loads, looks for devices.
-        os.environ.update(device_environment(start.spec))
+        ranks_share = kind_named(start.spec.kind).ranks_share
         try:
             from opatlas.run.runner import Runner
 
-            runner = Runner(
-                start.spec,
-                _with_shared_cores(start.settings) if kind_named(start.spec.kind).ranks_share else start.settings,
-            )
+            runner = Runner(start.spec, _with_shared_cores(start.settings) if ranks_share else start.settings)
             runner.probe()
-            channel.send(DeviceOpened())
+            channel.send(DeviceOpened(os.getpid()))
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
             return
         try:
             messages = _JobMessages(channel)
-            group = _join_group(rank, size, runner.torch_device, messages.step)
+            group = _join_group(meeting, runner.torch_device, messages.step)
             runner.join(group)
             channel.send(Ready(runner.describe(), os.getpid()))
         except Exception as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", did_not_meet=True))
+            channel.send(NotReady(_why_not_joined(error), did_not_meet=True))
             return
-        locks_device = not kind_named(start.spec.kind).ranks_share or _is_first_of_host(group)
-        _serve(channel, messages, runner, group, locks_device=locks_device)
+        _serve(channel, messages, runner, group, locks_device=not ranks_share or _is_first_of_host(group))
     if not under_launcher:
         exit_without_cleanup()
 
 
-def _join_group(rank: int, size: int, device: torch.device, report: Callable[[int, str], None]) -> Group:
-    """Joins the group that the launcher's variables describe, with the device that this process has opened.
+def _why_not_joined(error: Exception) -> str:
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    port = os.environ.get("MASTER_PORT")
+    return f"port {port} is in use: name another, or leave it out on one node" if "EADDRINUSE" in text else text
+
+
+def _join_group(meeting: str, device: torch.device, report: Callable[[int, str], None]) -> Group:
+    """Joins the group that torchrun's variables describe, with the device that this process has opened.
 
     Raises:
         RuntimeError and others, as torch.distributed does: the group did not come together.
@@ -117,10 +101,14 @@ def _join_group(rank: int, size: int, device: torch.device, report: Callable[[in
 
     from opatlas.run.group import BARRIER_ELEMENTS, Group
 
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     # One backend for each type of device; the ranks agree over that of the host.
     backends = {type_: kind_named(type_).backend for type_ in ("cpu", device.type) if kind_named(type_).backend}
     distributed.init_process_group(
         ",".join(f"{type_}:{backend}" for type_, backend in backends.items()),
+        init_method=meeting,
+        rank=rank,
+        world_size=size,
         # Rows have deadlines of their own, which name the rank that is late.
         timeout=datetime.timedelta(days=1),
     )
@@ -268,4 +256,4 @@ def _leave_group() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], under_launcher=UNDER_LAUNCHER in sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2], under_launcher=UNDER_LAUNCHER in sys.argv[3:])

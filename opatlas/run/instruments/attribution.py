@@ -21,9 +21,8 @@ from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.record import LaunchedCase
 from opatlas.row.same_case import LaunchComparison, compare_launch
-from opatlas.row.siblings import base_type, siblings
 from opatlas.row.signature import normalized_kernel_type, signature
-from opatlas.row.slots import split_cell
+from opatlas.row.slots import base_type, siblings, split_cell
 from opatlas.text import parse_whole
 from opatlas.typed_json import Count
 

@@ -1,12 +1,8 @@
 """Runs a command, and ends all its descendants when the command ends, on pytest's signal, or when pytest dies.
 
-Run as `python -m opatlas.run.process.keeper PARENT FD FOLDER COMMAND...`. The command inherits FD, and the keeper ends
+Run as `python -m opatlas.run.process.keeper PARENT FD COMMAND...`. The command inherits FD, and the keeper ends
 with the command's exit code, but for KILLED. Linux makes the keeper the parent of every descendant whose own parent has
 ended, so that the keeper finds all descendants, in any process group or session.
-
-FOLDER is that of the launcher of a group's ranks, "" for other commands. torchrun's launcher ends all ranks as soon as
-one of them ends with an error, and a rank of HCCL may die of a segmentation fault while it shuts down, when other ranks
-or their profilers still write their records: after `mark_group_ended` the keeper of a rank ends with 0.
 """
 
 from __future__ import annotations
@@ -33,17 +29,11 @@ _PARENT_DIED = signal.SIGCONT
 _WATCHED = (END, _PARENT_DIED, signal.SIGTERM, signal.SIGCHLD)
 #: The exit code of a keeper whose command was killed. A keeper that ends by SIGKILL was killed itself.
 KILLED = 128 + signal.SIGKILL
-_GROUP_ENDED = "over"
 #: Maximum wait for the end of the command after a SIGTERM, which the whole group may have received.
 _TERM_TIMEOUT_S = 1.0
 
 
-def mark_group_ended(folder: Path) -> None:
-    """Makes all later exit codes of ranks count as 0. Raises OSError."""
-    (folder / _GROUP_ENDED).touch()
-
-
-def main(parent: int, fd: int, folder: str, command: list[str]) -> NoReturn:
+def main(parent: int, fd: int, command: list[str]) -> NoReturn:
     """Runs `command`, and ends with the exit code or signal of the command; see above."""
     # Others than those that it waits for end the keeper by a mistake of a kernel.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -61,10 +51,8 @@ def main(parent: int, fd: int, folder: str, command: list[str]) -> NoReturn:
         elif number != END and kept.is_running() and os.getppid() == parent:
             continue
         kept.end_all()
-        if kept.exit_code is not None and folder and Path(folder, _GROUP_ENDED).exists():
-            end_as(0)
         code = -signal.SIGKILL if kept.exit_code is None else kept.exit_code
-        end_as(KILLED if code == -signal.SIGKILL and not folder else code)
+        end_as(KILLED if code == -signal.SIGKILL else code)
 
 
 class _Descendants:
@@ -235,4 +223,4 @@ def flush_streams() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

@@ -24,8 +24,7 @@ from opatlas.row.columns import (
     STATUS_REASON,
 )
 from opatlas.row.communication import BY_KERNEL_TYPE
-from opatlas.row.durations import Source
-from opatlas.row.quality import Quality
+from opatlas.row.quality import Quality, Source
 from opatlas.row.roofline import row_work
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.row.table import Row

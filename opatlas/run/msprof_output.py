@@ -24,17 +24,15 @@ from opatlas.capture.single_launches import Launch, read_launches
 from opatlas.data import journal
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
-from opatlas.data.update_mode import UpdateMode
 from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import UnsafePath, read_safely, safe_file
 from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.row.record import Measurement, Record
 from opatlas.row.signature import signature
-from opatlas.row.status import Status
+from opatlas.row.status import Status, UpdateMode
 from opatlas.run.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledRow, ProfiledSamples, attribute
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import add_profiled_samples, outcome_of
+from opatlas.run.job import Job, RowOutcome, add_profiled_samples, outcome_of
 from opatlas.text import last_line
 from opatlas.typed_json import DecodeError, decode, json_line
 
