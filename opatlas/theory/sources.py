@@ -24,12 +24,14 @@ class Targets:
         models: the architectures.
         tp_sizes, ep_sizes: sizes of tensor and expert parallelism; each model uses those that divide its parts.
         generic: whether sizes of no particular model are wanted too.
+        lm_head: whether of the linear layers the LM head alone is wanted, or all but it; None: all.
     """
 
     models: Sequence[ModelFacts]
     tp_sizes: Sequence[int] = TP_SIZES
     ep_sizes: Sequence[int] = EP_SIZES
     generic: bool = False
+    lm_head: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,8 @@ def _origins(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple
         return
     for tp in (1,) if source in _WHOLE else model.tp_sizes(targets.tp_sizes):
         for sources, part, sizes, calls in _parts(model, tp):
+            if "linears" in source and targets.lm_head is not None and targets.lm_head != (part == "lm_head"):
+                continue
             if source in sources.split():
                 yield sizes, ShapeOrigin(model.name, part, "" if source in _WHOLE else f"tp {tp}", calls)
 
