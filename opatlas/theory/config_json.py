@@ -28,9 +28,9 @@ from opatlas.theory.model_kinds import (
     Cycle,
     EveryKind,
     Experts,
+    IndexedLayers,
     LayerKinds,
     ModelKind,
-    Selection,
     SharedKeys,
     Stored,
 )
@@ -146,7 +146,7 @@ def _facts(name: str, text: Mapping[str, Any], whole: Mapping[str, Any]) -> Mode
     else:
         latent = part(Latent)
         kv_heads, head_dim = heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        indexer = _indexer(part(Indexer), part(Selection), layers) if kind.attention == "indexed" else None
+        indexer = _indexer(part(Indexer), part(IndexedLayers), layers) if kind.attention == "indexed" else None
         _expect(latent.q_lora_rank or kind.attention == "latent", "q_lora_rank")
     delta = msgspec.structs.replace(part(DeltaNet), layers=kinds.count(LINEAR)) if kind.other == LINEAR else None
     experts = _experts(part(Experts), base, kind) if kind.width else None
@@ -249,7 +249,7 @@ def _rotated(shared: SharedKeys, head_dim: int, text: Mapping[str, Any]) -> int:
     return shared.rotary_dim or int(head_dim * factor)
 
 
-def _indexer(indexer: Indexer, chosen: Selection, layers: int) -> Indexer:
+def _indexer(indexer: Indexer, chosen: IndexedLayers, layers: int) -> Indexer:
     known = ("full", "shared", "F", "S")
     kinds = _each_layer("indexer_types", chosen.indexer_types, layers, known)
     kinds = kinds or _each_layer("index_topk_pattern", chosen.index_topk_pattern, layers, known)

@@ -58,7 +58,7 @@ class Cycle(msgspec.Struct):
     full_attention_interval: Size
 
 
-class Selection(msgspec.Struct):
+class IndexedLayers(msgspec.Struct):
     """The layers with an indexer."""
 
     indexer_types: LayerKinds = ""
