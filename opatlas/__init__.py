@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opatlas.row.table import Row, RowTable
     from opatlas.row.versions import Versions
     from opatlas.run.formula import per_element, per_row, pointwise
-    from opatlas.run.implementations.implementation import Prepared, implements
+    from opatlas.run.implementation import Prepared, implements
     from opatlas.run.registry import replays
 
 __all__ = [
@@ -63,14 +63,14 @@ _MODULES = {
     "OpAtlasError": "errors",
     "OpenDatabase": "ask.query.database",
     "PartCost": "ask.query.model_cost",
-    "Prepared": "run.implementations.implementation",
+    "Prepared": "run.implementation",
     "QueryResult": "ask.query.result",
     "Row": "row.table",
     "RowTable": "row.table",
     "Unsupported": "row.errors",
     "Versions": "row.versions",
     "default_path": "row.location",
-    "implements": "run.implementations.implementation",
+    "implements": "run.implementation",
     "list_databases": "row.location",
     "open": "ask.query.database",
     "per_element": "run.formula",

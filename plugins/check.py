@@ -14,7 +14,7 @@ from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
 from opatlas.ask.checks.results import CheckResults, read_known
 from opatlas.data.database import expect_tables
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 from opatlas.text import pluralize, printable
 
 #: The file that pytest is told to collect: this one. `CasesPlugin` makes the cases.

@@ -23,12 +23,12 @@ from opatlas.row.columns import RUN_ID, STATUS_REASON
 from opatlas.row.signature import digest, make_case_id, signature
 from opatlas.row.status import UpdateMode
 from opatlas.row.table import Row
-from opatlas.run.implementations.implementation import Implementation
-from opatlas.run.row_source import Rows
+from opatlas.run.implementation import Implementation
+from opatlas.run.registry import Rows
 from opatlas.text import printable, suggest
 
 from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
-from .pytest_internals import Expression
+from .reports import Expression
 from .where import Where, slugs
 
 #: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each

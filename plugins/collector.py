@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from opatlas.row.errors import ReplayError
+from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.row.signature import case_id_in
-from opatlas.run.kernel_facts import WITHOUT_REPLAY, replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.kernel_facts import WITHOUT_REPLAY
+from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.text import suggest
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
@@ -219,3 +220,33 @@ def _group_key(item: pytest.Item, options: argparse.Namespace) -> tuple[object, 
     except ReplayError:
         # The row is refused when pytest reaches it.
         return ()
+
+
+def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
+    """Sorts the rows by their expected time, the longest first; equally long ones keep their order.
+
+    The duration that the database has tells it, or else what the peaks of the device allow. Of several implementations
+    the slowest counts, so that they stay together. Other tests come first, and rows of groups last, in their order.
+    """
+    peak = device_peak(device_name)
+    rows = [row for item in items if not needs_group(item) and (row := row_of(item)) is not None]
+    longest_ms: dict[str, int] = {}
+    for row in rows:
+        longest_ms[row.row_id] = max(longest_ms.get(row.row_id, 0), _expected_ms(row, peak))
+
+    def key(item: pytest.Item) -> float:
+        if needs_group(item):
+            return float("inf")
+        row = row_of(item)
+        return -float("inf") if row is None else -longest_ms[row.row_id]
+
+    items.sort(key=key)
+
+
+def _expected_ms(row: SessionCase, peak: Peak) -> int:
+    """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
+    replayed = row.row.replayed
+    expected_us = replayed.us if replayed is not None else row.captured_us
+    if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
+        expected_us = bound_us(work, peak, cold=True)
+    return int((expected_us or 0.0) / 1000)

@@ -15,10 +15,10 @@ from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions
 from opatlas.run.collectives import options as collectives
 from opatlas.run.devices.device import DeviceSpec, available_devices, device_kinds
-from opatlas.run.group_spec import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
+from opatlas.run.group import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
-from opatlas.run.msprof.sessions import METRICS
+from opatlas.run.msprof_sessions import METRICS
 from opatlas.text import parse_whole
 
 from .choice import Shard

@@ -17,23 +17,22 @@ from opatlas.row.columns import FUNCTIONAL
 from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
-from opatlas.run.implementations.implementation import Implementation, KernelSource
+from opatlas.run.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.sessions import msprof_on_device, msprof_on_group
-from opatlas.run.outcome import RanTooLong, outcome_of
+from opatlas.run.job import Job, RanTooLong, RowOutcome, outcome_of
+from opatlas.run.msprof_sessions import msprof_on_device, msprof_on_group
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replay_spec
 from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler, SingleOrGroup
 from opatlas.text import exception_line
 
 from .cases import SessionCase, needs_group, row_of, will_run
-from .cluster import cluster_of
-from .pytest_internals import take_output
+from .reports import take_output
 from .session_context import SessionContext
+from .target import cluster_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelRuns
@@ -94,9 +93,8 @@ class RowRunner:
             return Profiles(self.samples(), settings.devices[0].name)
         if settings.in_process:
             return InProcess(settings.devices[0], settings.measure, context.waits)
-        shared = context.shared_if_made
-        excluded = ExcludedDevices(shared.path if shared is not None else None)
-        first, size = context.place % len(settings.devices), settings.rows_at_once
+        excluded = ExcludedDevices(context.shared_path)
+        first, size = context.place % len(settings.devices), settings.msprof_rows or 1
         single = OnDevices(settings.devices[first:] + settings.devices[:first], self._of_device, excluded, size)
         groups = GroupPool(GroupNodes(settings.devices), settings.measure, excluded, self._of_group, size)
         return groups if settings.source.scope is Scope.COLLECTIVES else SingleOrGroup(single, groups)
@@ -302,13 +300,13 @@ class RowRunner:
         settings, waits, msprof = self._context.settings, self._context.waits, self._context.msprof
         if msprof is None:
             return DeviceProcess(spec, settings.measure, waits=waits)
-        return msprof_on_device(spec, settings.measure, msprof.folder, waits)
+        return msprof_on_device(spec, settings.measure, msprof, waits)
 
     def _of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Scheduler:
         msprof = self._context.msprof if measure.instrument == MSPROF else None
         if msprof is None:
             return GroupProcess(spec, devices, measure, self._context.waits)
-        return msprof_on_group(spec, devices, measure, msprof.folder, self._context.waits)
+        return msprof_on_group(spec, devices, measure, msprof, self._context.waits)
 
 
 def _instrument(row: SessionCase) -> str:

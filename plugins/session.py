@@ -20,21 +20,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
 
 import pytest
 
+from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import ERROR_CLASS
-from opatlas.row.record import Record
+from opatlas.row.errors import MissingPrecondition
+from opatlas.row.record import Record, RowName
 from opatlas.row.roofline import device_peak
-from opatlas.row.signature import case_id_in, make_case_id
+from opatlas.row.signature import case_id_in, digest, make_case_id, signature
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
-from opatlas.run.job import RowOutcome
+from opatlas.run.job import RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
 from opatlas.show.row_summary import RowSummary, summarize_row
 from opatlas.show.session_report import Gap
@@ -53,17 +55,13 @@ from .cases import (
     row_of,
 )
 from .choice import requested_rows
-from .cluster import host_of
 from .collector import Collector, lacks_replay
-from .interrupts import STOPPED, Interrupts
 from .plan import check_replaced, plan_session
-from .prof_path import UncollectedSamples
-from .records import (
+from .records import SessionJournal, SessionRecords
+from .reports import (
     DURATION_US,
     STORED_US,
     RowNote,
-    SessionJournal,
-    SessionRecords,
     cut_printed,
     note_of,
     outcome_of_report,
@@ -96,7 +94,6 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         self.context = context = SessionContext(config)
-        self.interrupts = Interrupts(context)
         self.collector = Collector(context, self.plan, self.run)
         self.journal = SessionJournal(context)
         self.records = SessionRecords(context, self.journal)
@@ -105,9 +102,8 @@ class Session:
         self.unaccounted: list[str] = []
         self.unreported: list[str] = []
         self._runner = RowRunner(context, self._launched, self._take_arrived)
-        self.profile_rest = (
-            UncollectedSamples(context, self.collector, self.records, self._runner) if config.option.prof_path else None
-        )
+        #: Signatures of --prof-path without a row, by kernel type.
+        self.unmatched: Counter[str] = Counter()
         #: The cases that may be collected, by id; None before pytest has selected them.
         self._by_id: dict[str, SessionCase] | None = None
         #: The devices of the records so far, by identity, and the last of them.
@@ -235,7 +231,7 @@ class Session:
         if outcome is None:
             return note
         arrived = item.stash.get(_ARRIVED, None) if is_call else None
-        record = arrived[0] if arrived else self._new_record(row, outcome)
+        record = arrived[0] if arrived else self._record_of(row, outcome)
         note["record"] = record.to_json()
         device = self.rows().describe() if is_call else None
         if is_call:
@@ -314,17 +310,17 @@ class Session:
             if arrived is not None:
                 self.records.add_arrived(*arrived, row.target if row is not None else 0)
             elif row is not None:
-                self.records.add(self._new_record(row, outcome), self._device, row.target)
+                self.records.add(self._record_of(row, outcome), self._device, row.target)
         if not self.context.is_worker:
             self._set_exit_status(session)
-            if self.profile_rest is not None:
-                self.profile_rest.take(session)
+            if self.context.runs_rows and self.context.profile is not None:
+                self._add_unmatched(session)
 
     def merge(self) -> None:
         """Step 6: merges the records into the CSVs. A worker leaves its journal to the controller."""
         if self.context.is_worker:
             self.records.hand_over(self.context.worker_output)
-        elif self.interrupts.now:
+        elif self.context.stopped_now:
             self.records.close_journals()
         elif self.context.runs_rows:
             merged = self.records.merge()
@@ -337,7 +333,7 @@ class Session:
 
     def report(self, session: pytest.Session) -> None:
         """Step 7: writes the report files, and decides the exit status of the session."""
-        if self.context.is_worker or self.interrupts.now or not self.context.runs_rows:
+        if self.context.is_worker or self.context.stopped_now or not self.context.runs_rows:
             return
         write_reports(self)
         problems = [*self.records.problems, *self.unaccounted, *self.unreported]
@@ -346,7 +342,7 @@ class Session:
         if is_wrong and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         # pytest calls any early end "interrupted"; here the word means Ctrl-C.
-        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.stop_reason not in ("", STOPPED):
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.failed_early:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def not_replayable(self) -> Counter[str]:
@@ -385,18 +381,47 @@ class Session:
             ):
                 session.exitstatus = pytest.ExitCode.OK
 
+    def _add_unmatched(self, session: pytest.Session) -> None:
+        """Adds the records of the requested samples of --prof-path that belong to no row."""
+        context, settings, codes = self.context, self.context.settings, pytest.ExitCode
+        is_whole = session.exitstatus in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
+        if not is_whole or session.shouldfail or session.shouldstop:
+            return
+        for sample in self.samples().unmatched():
+            name, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
+            # Of a file that cannot be read the rows are unknown.
+            is_unread = name not in self.plan().tables and context.database.csv_path(name).exists()
+            is_elsewhere = settings.shard is not None and not settings.shard.holds(row_digest)
+            case_id = make_case_id(name, sample.signature, row_digest)
+            if (settings.ops and name not in settings.ops) or is_unread or is_elsewhere:
+                continue
+            if not self.is_requested(name, case_id):
+                continue
+            self.unmatched[name] += 1
+            if settings.mode.adds_rows and settings.where is None:
+                outcome = RowOutcome(Status.MEASURED, measurement=sample.measurement)
+                record = self._new_record(name, sample.signature, sample.cells, outcome)
+                self.records.add(record, self._runner.describe())
+            else:
+                self.records.reported_only.append(RowName(name, sample.signature))
+        if session.exitstatus == codes.NO_TESTS_COLLECTED and self.unmatched:
+            session.exitstatus = codes.OK
+
+    def samples(self) -> ProfileMatcher:
+        """Returns the samples that the profiles of --prof-path have for the rows."""
+        return self._runner.samples()
+
     def _outcome(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowOutcome | None:
         """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
         if call.when != "call":
             is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
-            is_skipped = is_skipped and not lacks_replay(item.nodeid)
-            return RowOutcome(Status.SKIPPED, str(call.excinfo.value)) if call.excinfo and is_skipped else None
+            if call.excinfo is None or not is_skipped or lacks_replay(item.nodeid):
+                return None
+            return outcome_of(MissingPrecondition(str(call.excinfo.value)))
         outcome = item.stash.get(_OUTCOME, None)
-        is_stopped = self.context.stop_reason not in ("", STOPPED)
-        if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
+        is_ended = row.given_up or self.context.failed_early
+        if outcome is None and self.context.settings.in_process and call.excinfo and not is_ended:
             # With --in-process the body's own exception reaches pytest, for a debugger.
-            from opatlas.run.outcome import outcome_of
-
             outcome = outcome_of(call.excinfo.value)
             if outcome.status is Status.DEVICE_ERROR:
                 self.context.stop("the device reported an error, and --in-process cannot replace its process")
@@ -406,14 +431,21 @@ class Session:
         """Writes an outcome of a cluster to the journal, before pytest reaches its row."""
         row = row_of(item)
         assert row is not None
-        record = self._new_record(row, outcome, host_of(device))
+        # Its host is a fact of a device of a cluster.
+        record = self._record_of(row, outcome, str(device.facts.get("host", "")))
         item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
 
-    def _new_record(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
+    def _record_of(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
+        cells = row.cells
+        return self._new_record(row.kernel_type, signature(row.kernel_type, cells), cells, outcome, host)
+
+    def _new_record(
+        self, kernel_type: str, row_signature: str, cells: Mapping[str, str], outcome: RowOutcome, host: str = ""
+    ) -> Record:
         return Record(
-            kernel_type=row.kernel_type,
-            signature=row.signature,
-            cells=row.cells,
+            kernel_type=kernel_type,
+            signature=row_signature,
+            cells=cells,
             status=outcome.status,
             reason=outcome.explanation,
             run_id=self.context.run_id,

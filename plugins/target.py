@@ -14,6 +14,7 @@ from opatlas.data.comparable import captured_elsewhere
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
+from opatlas.extensions import SCHEDULERS, extensions
 from opatlas.files import absolute_path, expect_folder
 from opatlas.options import Scope
 from opatlas.row.kind import kind_of, native_kind
@@ -29,17 +30,18 @@ from opatlas.row.location import (
 from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, kind_named
 from opatlas.run.devices.system import available_cores
-from opatlas.run.implementations.catalog import find_implementations
-from opatlas.run.implementations.implementation import Implementation
-from opatlas.run.row_source import RowSource
+from opatlas.run.implementation import Implementation
+from opatlas.run.implementation_catalog import find_implementations
+from opatlas.run.registry import RowSource
 
-from .cluster import cluster_of
 from .options import named, refuse
 
 if TYPE_CHECKING:
+    from opatlas.outer.cluster.ray_cluster import RayCluster
     from opatlas.outer.generation.session_models import ModelSettings
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
+_CLUSTER = pytest.StashKey["RayCluster"]()
 
 
 @dataclass(frozen=True)
@@ -64,23 +66,49 @@ class SessionTarget:
     captures: Path | None = None
 
 
+@dataclass
 class TargetDatabase:
     """The database of a target in one process of a session.
 
     Attributes:
-        target: the target.
-        database: its database.
         provenance: what the durations of the database were measured on; read with the plan.
         lock: the lock of the database, taken with the plan.
         left_behind: journals of earlier sessions that could not be merged.
     """
 
-    def __init__(self, target: SessionTarget) -> None:
-        self.target = target
-        self.database = Database(target.path)
-        self.provenance: Provenance | None = None
-        self.lock: SessionLock | None = None
-        self.left_behind: Collection[Path] = ()
+    target: SessionTarget
+    provenance: Provenance | None = None
+    lock: SessionLock | None = None
+    left_behind: Collection[Path] = ()
+
+    @property
+    def database(self) -> Database:
+        return Database(self.target.path)
+
+
+def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:
+    """Returns the cluster of --ray, joined at the first call and left when pytest ends.
+
+    Args:
+        own: the devices that a conftest.py gives each host; empty: devices are looked for.
+
+    Raises:
+        OpAtlasError: there is no cluster, it has no device that fits, or its devices differ.
+    """
+    if _CLUSTER not in config.stash:
+        registered = extensions(SCHEDULERS).get("ray")
+        if registered is None:
+            raise OpAtlasError("--ray: this installation has no scheduler of clusters")
+        # Sessions without a cluster import nothing of it.
+        join = registered.load()
+        cluster = config.stash[_CLUSTER] = join(config.option.ray, config.option.device, own, mixed=config.option.mixed)
+        config.add_cleanup(cluster.close)
+    return config.stash[_CLUSTER]
+
+
+def cluster_notes(config: pytest.Config) -> list[str]:
+    """Returns which hosts a session does not use; none without a cluster."""
+    return config.stash[_CLUSTER].notes if _CLUSTER in config.stash else []
 
 
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:

@@ -27,7 +27,7 @@ from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 
 from .options import OPTIONS, THEORY_ROWS, outside, refuse
-from .pytest_internals import write_parts
+from .reports import write_parts
 from .session import SESSION
 from .settings import has_replays, has_theory_rows
 from .target import devices_of, refuse_useless_versions

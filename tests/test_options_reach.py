@@ -15,7 +15,7 @@ from opatlas.data.origin import MeasurementOrigin
 from opatlas.options import Scope
 from opatlas.row.status import UpdateMode
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementation import Implementation
 from opatlas.run.instruments.instrument import MeasureSettings
 
 #: Fields of Settings that the manifest has under another name.

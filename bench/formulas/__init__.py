@@ -4,6 +4,6 @@ They are written apart from `opatlas.bench.implementations`, so that neither can
 has a module; `formulas.NAME` is the formula of that name in any module.
 """
 
-from opatlas.run.function_lookup import functions_of_modules
+from opatlas.run.registry import functions_of_modules
 
 __getattr__ = functions_of_modules(__name__, __path__)

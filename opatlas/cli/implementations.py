@@ -17,11 +17,10 @@ from opatlas.extensions import KERNEL_TEMPLATES, extensions
 from opatlas.installation import require_extra
 from opatlas.row.slots import base_type
 from opatlas.run.devices.device import device_kinds
-from opatlas.run.implementations.catalog import every_implementation, named_implementations
-from opatlas.run.implementations.directory import is_overload
-from opatlas.run.implementations.implementation import TORCH, Implementation, KernelSource
-from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs, replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.implementation import TORCH, Implementation, KernelSource
+from opatlas.run.implementation_catalog import every_implementation, is_overload, named_implementations
+from opatlas.run.kernel_facts import proof_of, read_calls, read_implementation_proofs
+from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest

@@ -27,7 +27,7 @@ from opatlas.formats import change, microseconds, percent
 from opatlas.progress import progress
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.versions import Versions, detect
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 from opatlas.show.output import print_note
 from opatlas.show.parameters import reads
 from opatlas.show.result import Column, Fields, Part, Result, Table

@@ -20,8 +20,8 @@ from opatlas.errors import UsageError
 from opatlas.formats import percent
 from opatlas.row.location import ROOT, expect_database, list_databases
 from opatlas.run.devices.device import device_kinds
-from opatlas.run.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls
+from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest

@@ -1,17 +1,18 @@
-"""A group of ranks as one rank sees it, and the instrument that keeps the ranks synchronized.
+"""Groups of ranks: which one a row needs and on which nodes, and how one rank sees its own.
 
-opatlas/run/groups starts the processes; `rank_main.py` there makes the Group of a rank.
+opatlas/run/groups starts the processes; `join_group` there makes the Group of a rank.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from opatlas.options import Scope, at_least, between, declare
 from opatlas.row.communication import row_kind
 from opatlas.row.errors import ReplayError
 
@@ -19,6 +20,190 @@ if TYPE_CHECKING:
     import torch
 
     from opatlas.run.instruments.instrument import Instrument, Rule, Samples
+
+
+LOOPBACK = "127.0.0.1"
+#: Ranks import torch (and torch_npu) from a disk that may be cold. HCCL itself gives up after 120 s, and names ranks.
+JOIN_TIMEOUT_S = 180.0
+#: A user starts the same command on one node after the other.
+NODES_JOIN_TIMEOUT_S = 300.0
+#: Maximum number of ranks that a message names.
+_MOST_NAMED = 3
+#: Prefixes of the environment variables of the libraries that communicate.
+_VARIABLE_PREFIXES = ("NCCL_", "HCCL_", "GLOO_")
+#: NVIDIA's containers set it to the installed version; NCCL does not read it.
+_OTHER_VARIABLES = ("NCCL_VERSION",)
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A group of ranks, one rank for each device. With several nodes the same session runs on each node.
+
+    Attributes:
+        ranks: total number of ranks on all nodes.
+        nnodes: number of nodes; each has the same number of ranks.
+        node_rank: number of this node, from 0.
+        in_cluster: whether the session launches the ranks of all nodes itself; else the user does on each node.
+        master_addr: address of node 0.
+        master_port: port of node 0; None on a single node: a free port.
+        nproc_per_node: maximum number of ranks on a node; None: one for each device of the node, and two on a CPU.
+        members: the devices of the ranks, in order of the ranks, counted from 0 through all nodes; None: the first
+            devices of each node.
+        join_timeout_s: seconds that the group may take to start; None: JOIN_TIMEOUT_S or NODES_JOIN_TIMEOUT_S.
+        hccl_buffer_mib: HCCL_BUFFSIZE of the ranks, unless the user has set that variable; None: HCCL's default.
+    """
+
+    ranks: int
+    nnodes: int = 1
+    node_rank: int = 0
+    in_cluster: bool = False
+    master_addr: str = LOOPBACK
+    master_port: int | None = None
+    nproc_per_node: int | None = None
+    members: tuple[int, ...] | None = None
+    join_timeout_s: float | None = None
+    hccl_buffer_mib: int | None = None
+
+    def __str__(self) -> str:
+        nodes = f" on {self.nnodes} nodes" if self.nnodes > 1 else ""
+        chosen = self.members is not None and self.members != tuple(range(self.ranks))
+        devices = f" (devices {', '.join(map(str, self.members or ()))})" if chosen else ""
+        return f"group of {self.ranks} rank{'s' * (self.ranks != 1)}{nodes}{devices}"
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Returns a key that sorts rows so that groups change least often: larger buffers serve smaller rows too."""
+        return self.ranks, self.members or (), -(self.hccl_buffer_mib or 0)
+
+    def serves(self, needed: GroupSpec) -> bool:
+        """Returns whether a row that needs the group `needed` can run in this group, which may have a larger buffer."""
+        own, other = self.hccl_buffer_mib, needed.hccl_buffer_mib
+        return replace(self, hccl_buffer_mib=other) == needed and (own or 0) >= (other or 0)
+
+    @property
+    def local_ranks(self) -> int:
+        """Returns the number of ranks on this node."""
+        return self.ranks // self.nnodes
+
+    @property
+    def join_limit_s(self) -> float:
+        """Returns the seconds that the group may take to start."""
+        return self.join_timeout_s or (JOIN_TIMEOUT_S if self.nnodes == 1 else NODES_JOIN_TIMEOUT_S)
+
+    @property
+    def other_nodes(self) -> str:
+        """Returns the other nodes and the address where they meet: "node 1 at 10.0.0.1:29500"."""
+        others = [str(node) for node in range(self.nnodes) if node != self.node_rank]
+        return f"node{'s' * (len(others) > 1)} {', '.join(others)} at {self.master_addr}:{self.master_port}"
+
+    def rank_of(self, local_rank: int) -> int:
+        """Returns the number of a rank of this node within the whole group."""
+        return self.node_rank * self.local_ranks + local_rank
+
+    def rank_name(self, local_rank: int) -> str:
+        """Returns the name of a rank of this node: "rank 1 of 2"."""
+        return f"rank {self.rank_of(local_rank)} of {self.ranks}"
+
+    def rank_names(self, local_ranks: Sequence[int]) -> str:
+        """Returns the names of ranks of this node: "rank 0 of 2 and rank 1 of 2"; for many ranks their number."""
+        if len(local_ranks) > _MOST_NAMED:
+            return f"{len(local_ranks)} of {self.ranks} ranks, {self.rank_name(local_ranks[0])} among them,"
+        return " and ".join(map(self.rank_name, local_ranks))
+
+    def local_members(self, per_node: int) -> tuple[int, ...]:
+        """Returns the devices of this node that its ranks own, if each node has `per_node` devices."""
+        return tuple(member % per_node for member in self.members or () if member // per_node == self.node_rank)
+
+    def placement_problem(self, per_node: int, shared_cores: int | None = None) -> str:
+        """Returns why the members cannot be ranks of nodes with `per_node` devices each; "" if they can.
+
+        Args:
+            per_node: number of devices of a node, or of ranks that the cores of a node may hold.
+            shared_cores: cores of a node whose ranks share them; None if each rank has a device of its own.
+        """
+        members = self.members or ()
+        there = per_node * self.nnodes
+        if max(members) >= there and shared_cores is not None:
+            nodes = f" of {self.nnodes} nodes" if self.nnodes > 1 else ""
+            cores = f"{shared_cores * self.nnodes} core{'s' * (there > per_node or shared_cores > 1)}{nodes}"
+            hold = "holds" if cores == "1 core" else "hold"
+            return f"needs {max(members) + 1} ranks; {cores} {hold} {there} ({per_node // shared_cores} a core)"
+        if max(members) >= there:
+            which = "" if max(members) < self.ranks else f" (its ranks own {', '.join(map(str, members))}, from 0)"
+            return f"needs {max(members) + 1} devices{which}, {there} {'is' if there == 1 else 'are'} there"
+        shares = [sum(member // per_node == node for member in members) for node in range(self.nnodes)]
+        if len(set(shares)) > 1:
+            return (
+                f"takes {' + '.join(map(str, shares))} devices of the {self.nnodes} nodes, but a group of several "
+                "nodes takes equally many of each: measure it on one node, or name another --num-devices"
+            )
+        return ""
+
+
+def communication_variables() -> dict[str, str]:
+    """Returns the variables of this process that the libraries that communicate read, sorted by name."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLE_PREFIXES) and name not in _OTHER_VARIABLES
+    }
+
+
+_SCOPE = Scope.RUNNING
+#: Options for the nodes of groups, for collectives and for kernels of expert parallelism.
+NODE_OPTIONS = (
+    declare(
+        "--nnodes",
+        _SCOPE,
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="number of nodes of each group; run the same command on each node (default: %(default)s)",
+    ),
+    declare(
+        "--node-rank",
+        _SCOPE,
+        type=at_least(0),
+        default=0,
+        metavar="I",
+        help="number of this node, from 0 (default: %(default)s)",
+    ),
+    declare("--master-addr", _SCOPE, default=LOOPBACK, metavar="HOST", help="address of node 0 (default: %(default)s)"),
+    declare(
+        "--master-port",
+        _SCOPE,
+        type=between(1, 65535),
+        metavar="PORT",
+        help="port of node 0, needed with several nodes (default: a free port)",
+    ),
+)
+
+
+def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:
+    """Returns the group of `ranks` ranks on the nodes that the options name; `more` are fields of GroupSpec.
+
+    A group may take as long to start as its rows may run, and at least the default of GroupSpec.
+    """
+    limit_s, least_s = options.case_timeout, GroupSpec(ranks, nnodes=options.nnodes).join_limit_s
+    return GroupSpec(
+        ranks,
+        nnodes=options.nnodes,
+        node_rank=options.node_rank,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        join_timeout_s=limit_s if limit_s is not None and limit_s > least_s else None,
+        **more,
+    )
+
+
+def node_options_problem(options: Any) -> str:
+    """Returns why the node options contradict each other, and the remedy; "" if the options are consistent."""
+    if options.node_rank >= options.nnodes:
+        return f"--node-rank {options.node_rank}: there are {options.nnodes} nodes, numbered from 0"
+    if options.nnodes > 1 and options.master_port is None:
+        return f"--nnodes {options.nnodes}: name a port of node 0 with --master-port"
+    return ""
+
 
 #: Counter of a measurement: difference between the largest and the smallest median of the ranks.
 RANK_SPREAD = "Rank Spread(us)"

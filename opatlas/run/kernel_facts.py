@@ -6,45 +6,11 @@ Tests with torch_npu and with a GPU write the JSON files in bench/facts (tests/s
 from __future__ import annotations
 
 import json
-import pkgutil
-import sys
-from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from opatlas.row.communication import is_communication
 from opatlas.run.devices.npu_operators import OR
-from opatlas.run.registry import replay_spec
-from opatlas.text import exception_line, printable_lines
-
-
-@cache
-def replays_of_bench() -> dict[str, Callable[..., Any]]:
-    """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
-
-    Collectives are excluded: their rows are messages in separate databases. A file that cannot be imported is named and
-    left out.
-    """
-    found: dict[str, Callable[..., Any]] = {}
-    for module_info in pkgutil.iter_modules(import_module("opatlas.bench").__path__):
-        if module_info.name.startswith("test_"):
-            try:
-                module = import_module(f"opatlas.bench.{module_info.name}")
-            except Exception as error:
-                path = Path(import_module("opatlas.bench").__path__[0], f"{module_info.name}.py")
-                said = (
-                    f"{path} cannot be imported ({exception_line(error)}): its kernel types count as without a replay"
-                )
-                print(printable_lines(said), file=sys.stderr)
-                continue
-            for function in vars(module).values():
-                spec = replay_spec(function)
-                if spec is not None and not any(map(is_communication, spec.kernel_types)):
-                    found |= dict.fromkeys(spec.kernel_types, function)
-    return found
-
 
 _COLLECTIVE = "a collective of several devices: its row records no shapes"
 _RANDOM = "its results are random, so no formula can check them"

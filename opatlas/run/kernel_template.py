@@ -16,9 +16,8 @@ from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_DTYPES, OUTPU
 from opatlas.row.errors import Unsupported
 from opatlas.run.group import ALONE
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.outcome import translated_pytest_exceptions
-from opatlas.run.registry import replay_spec, select_arguments
+from opatlas.run.job import translated_pytest_exceptions
+from opatlas.run.registry import replay_spec, replays_of_bench, select_arguments
 from opatlas.text import shortened
 
 #: Items of a list, and characters of a value, that a comment shows.

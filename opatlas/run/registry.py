@@ -1,27 +1,39 @@
-"""Marks functions as replays with `@replays`, and imports the function of a job. torch is imported with a job only."""
+"""What registers itself: functions as replays (`@replays`), functions that are found by name, sources of rows.
+
+torch is imported with the function of a job only.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import inspect
 import operator
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from opatlas.run.group_spec import GroupSpec
+from opatlas.options import Scope
+from opatlas.row.communication import is_communication
+from opatlas.row.versions import Component, Versions
+from opatlas.run.group import GroupSpec
 from opatlas.run.job import Job, RowOutcome
+from opatlas.text import exception_line, printable_lines, suggest
 
 if TYPE_CHECKING:
+    from opatlas.data.database import Database
     from opatlas.run.devices.device import Device
     from opatlas.run.group import Group
     from opatlas.run.instruments.instrument import Instrument, MeasureSettings
+
 
 _ATTRIBUTE = "opatlas_replays"
 
@@ -150,3 +162,121 @@ def _import(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: str) -> Callable[[str], Any]:
+    """Returns a module `__getattr__` that finds a name in the package's modules, then in `fallbacks`.
+
+    Args:
+        fallbacks: dotted names of modules and classes that are searched last, such as "torch.nn.functional".
+
+    Raises (when called):
+        AttributeError: the name is not found, two modules define it, or it is the name of a module.
+    """
+
+    @cache
+    def modules() -> list[ModuleType]:
+        return [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(search_path)]
+
+    @cache
+    def find(name: str) -> Any:
+        if name.startswith("_"):
+            # pytest asks every object of a test module for private attributes, to find fixtures.
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if any(module.__name__ == f"{package}.{name}" for module in modules()):
+            raise AttributeError(f"{package}.{name} is a module, not a function: rename the function")
+        holders = [module for module in modules() if name in vars(module)]
+        if len({id(vars(module)[name]) for module in holders}) > 1:
+            names = " and ".join(module.__name__ for module in holders)
+            raise AttributeError(f"{package}.{name} is defined twice: in {names}")
+        others = [pkgutil.resolve_name(each) for each in fallbacks]
+        for module in [*holders, *others]:
+            if hasattr(module, name):
+                return getattr(module, name)
+        known = {each for module in [*modules(), *others] for each in vars(module) if not each.startswith("_")}
+        places = ", ".join([package, *fallbacks])
+        raise AttributeError(f"there is no function {name} in {places}{suggest(name, known)}")
+
+    return find
+
+
+@cache
+def replays_of_bench() -> dict[str, Callable[..., Any]]:
+    """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
+
+    Collectives are excluded: their rows are messages in separate databases. A file that cannot be imported is named and
+    left out.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for module_info in pkgutil.iter_modules(import_module("opatlas.bench").__path__):
+        if module_info.name.startswith("test_"):
+            try:
+                module = import_module(f"opatlas.bench.{module_info.name}")
+            except Exception as error:
+                path = Path(import_module("opatlas.bench").__path__[0], f"{module_info.name}.py")
+                said = (
+                    f"{path} cannot be imported ({exception_line(error)}): its kernel types count as without a replay"
+                )
+                print(printable_lines(said), file=sys.stderr)
+                continue
+            for function in vars(module).values():
+                spec = replay_spec(function)
+                if spec is not None and not any(map(is_communication, spec.kernel_types)):
+                    found |= dict.fromkeys(spec.kernel_types, function)
+    return found
+
+
+#: The cells of rows, by kernel type.
+Rows = Mapping[str, Sequence[Mapping[str, str]]]
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """The rows of a session, and what follows from where they come from.
+
+    A source registers itself as an entry point (`extensions.ROW_SOURCES`) under the name of its option: a function of
+    pytest's options and the devices of the session, which returns a RowSource and raises OpAtlasError.
+
+    Attributes:
+        options: the options of pytest, with the grid that collectives use; they choose the group of a row.
+        naming: returns the software whose versions name a database, by the kind of the device.
+        default_database: returns the folder of the CSVs by device and versions. Raises OpAtlasError if one of these is
+            unknown.
+        scope: the kind of session.
+        unit, verb: the noun for a row, and the verb for what happens to it.
+        rows: returns the rows that options list, given a database that may have them, and notes; None: the rows of
+            the database. Raises OpAtlasError.
+        starter: fills a database without rows, and returns the number of rows; None: it stays empty.
+        starter_unlisted: why --co cannot list the starter of an empty database; "": it can.
+        is_listed: whether the rows are written into a database that is made for them.
+        counts_missing: whether rows without a function of an implementation are run, with a status that says so.
+        subfolder: the folder of this machine in the database: all nodes of a group may see the same disk.
+        ops: returns the kernel types to run, from the names of --ops; empty: all.
+        subjects: what a row is about and its cells do not hold (`Job.subject`), by kernel type.
+        find: finds the candidates for these among the files of a folder (`read_directory`).
+        scores: returns figures for the end of a session, given the implementations and their databases.
+        notes: lines that tell the user what was chosen.
+    """
+
+    options: argparse.Namespace
+    naming: Callable[[str], Sequence[Component]]
+    default_database: Callable[[str, Versions], Path]
+    scope: Scope = Scope.KERNELS
+    unit: str = "row"
+    verb: str = "replay"
+    rows: Callable[[Database], tuple[Rows, Sequence[str]]] | None = None
+    starter: Callable[[Database], int] | None = None
+    starter_unlisted: str = ""
+    is_listed: bool = False
+    counts_missing: bool = False
+    subfolder: str = ""
+    ops: Callable[[Sequence[str]], frozenset[str]] = frozenset
+    subjects: Mapping[str, Any] = field(default_factory=dict)
+    find: Callable[..., Any] | None = None
+    scores: Callable[[Sequence[tuple[Any, Path]]], list[Any]] = lambda targets: []
+    notes: Sequence[str] = ()
+
+    @property
+    def needs_database(self) -> bool:
+        """Whether the rows are those of a database, which must exist where it is named."""
+        return not self.is_listed and self.scope is not Scope.COLLECTIVES

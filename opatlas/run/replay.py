@@ -1,10 +1,12 @@
-"""Implements `replay`, which a replay function calls: runs and times the kernel, and checks the result."""
+"""`replay`, which a replay function calls: runs and times the kernel, and checks the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
@@ -14,20 +16,133 @@ import torch
 from opatlas.row.columns import OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.row.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
-from opatlas.row.record import Execution
+from opatlas.row.record import Execution, Measurement
 from opatlas.row.slots import known_dtype
-from opatlas.run.call_watch import InputWatch, count_operators, may_be_compiled
+from opatlas.row.status import Status
 from opatlas.run.devices.cpu import host_available_bytes
 from opatlas.run.devices.device import Device
 from opatlas.run.group import ALONE, Group
-from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.implementation import KernelSource, expect_parameters, load_kernel
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.job import RowOutcome
-from opatlas.run.kernel_call import KernelCall, expect_parameters, load_kernel
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
+from opatlas.run.job import RowOutcome, add_profiled_samples, describe_stand_in
+from opatlas.run.kernel_call import InputWatch, KernelCall, count_operators, may_be_compiled
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
-from opatlas.run.sampling import Sampling
+from opatlas.run.result_check import Checked, Formula, Results, check, is_checked_on_host
+
+
+class Sampling:
+    """Takes the samples of one row on one device. The ranks of a group take equally many samples."""
+
+    def __init__(
+        self,
+        kernel_type: str,
+        cells: Mapping[str, str],
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group,
+    ) -> None:
+        """
+        Args:
+            kernel_type, cells: the row.
+            device, instrument, settings: device, instrument and settings of the measurement.
+            group: the group of this process.
+        """
+        self._kernel_type = kernel_type
+        self._cells = cells
+        self._device = device
+        self._instrument = instrument
+        self._settings = settings
+        self._group = group
+
+    def expect_memory(self, needed_bytes: float) -> None:
+        """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
+        available = self._device.available_bytes()
+        if needed_bytes > available:
+            raise OutOfMemory(
+                f"needs about {needed_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
+            )
+
+    def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
+        """Calls at most `most_calls` times, and not after the time `until` of `time.monotonic`."""
+        for _ in range(most_calls):
+            if self._group.first_rank_decides(monotonic() < until):
+                call()
+
+    def take(
+        self,
+        call: Callable[[], object],
+        restore: Callable[[], object] | None,
+        touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
+    ) -> Samples:
+        """Takes samples of `call` according to the settings, and waits for the device.
+
+        Args:
+            call: launches the kernel.
+            restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
+            touched: returns the tensors that a call reads and writes; None if the tensors are not known.
+        """
+        cold = self._settings.cache == "cold"
+
+        def before_each() -> None:
+            if restore is not None:
+                restore()
+            if cold:
+                self._device.flush_cache(touched())
+
+        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
+        samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
+        self._device.synchronize()
+        return samples
+
+    def outcome(
+        self,
+        samples: Samples,
+        checked: Checked,
+        *,
+        execution: Execution | None = None,
+        calls: int = 0,
+        assumed: Sequence[str] = (),
+        noted: Sequence[str] = (),
+        operators: Sequence[str] = (),
+    ) -> RowOutcome:
+        """Returns the outcome of a row with these samples; FAILED if a profile should have the samples and does not.
+
+        Args:
+            samples: the samples.
+            checked: the comparison of the results with the formula.
+            execution: the implementation and its set-up; None: unknown.
+            calls: total number of calls of the kernel; 0: not counted.
+            assumed: assumptions about the row.
+            noted: remarks for the reason, besides those of the instrument.
+            operators: operators of torch that one call used in place of the kernel.
+        """
+        notes = (*samples.notes, *noted)
+        measurement = Measurement(
+            samples_us=samples.durations_us,
+            instrument=self._instrument.name,
+            cache_state=self._settings.cache,
+            device_kernels=samples.device_kernels,
+            calls_per_sample=samples.calls_per_sample,
+            checked_elements=checked.elements,
+            total_elements=checked.total,
+            execution=replace(
+                execution or Execution(),
+                kernel_names=samples.kernel_names,
+                span_us=median(samples.spans_us) if samples.spans_us else None,
+                max_error=checked.error,
+            ),
+            assumptions=tuple(assumed),
+            throttled=samples.throttled,
+            stand_in=describe_stand_in(operators, samples.device_kernels),
+        )
+        pending = replace(samples.pending, calls=calls) if samples.pending else None
+        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=pending)
+        if samples.profiled is not None:
+            outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
+        return outcome
+
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
 _MEMORY_FACTOR = 2.0

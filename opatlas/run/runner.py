@@ -18,8 +18,7 @@ from opatlas.run.group import ALONE, Group, SynchronizedInstrument
 from opatlas.run.inputs.replay_row import ReplayRow
 from opatlas.run.inputs.row_slots import RowSlots
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import outcome_of, translated_pytest_exceptions
+from opatlas.run.job import Job, RowOutcome, outcome_of, translated_pytest_exceptions
 from opatlas.run.process_state import OF_LIBRARIES, ProcessState, changes
 from opatlas.run.registry import Binding, ReplaySpec, load_function, replay_spec, select_arguments
 from opatlas.run.replay import Replay

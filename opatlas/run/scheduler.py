@@ -2,7 +2,7 @@
 
 in this process   `InProcess` below (--in-process)
 device processes  opatlas/run/process/device_process.py; of a group opatlas/run/groups/process.py
-under msprof      opatlas/run/msprof/sessions.py
+under msprof      opatlas/run/msprof_sessions.py
 on a cluster      opatlas/outer/cluster/dealer.py (Ray)
 no device at all  `Profiles` below (--prof-path)
 """
@@ -28,8 +28,7 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import outcome_of
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.text import exception_line
 
 if TYPE_CHECKING:

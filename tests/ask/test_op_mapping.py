@@ -12,7 +12,7 @@ from opatlas.ask.checks.check import CheckedDatabase
 from opatlas.ask.checks.op_mapping_checks import OP_MAPPING
 from opatlas.data.op_mapping import MAPPING, write_default_mapping
 from opatlas.row.location import DEFAULT_NPU_DEVICE
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from opatlas.row.errors import WrongResult
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import outcome_of
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
 from opatlas.run.replay import Replay
 from opatlas.run.runner import Runner

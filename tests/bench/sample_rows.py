@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opatlas.row.columns import BASE, INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.slots import base_type
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 
 #: So many rows of each form of a pattern are taken from the catalog, where a kernel type has none here.
 CATALOG_ROWS = 3

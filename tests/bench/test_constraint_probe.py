@@ -15,7 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.outer.doctor.shape_probe import ShapeProbe, ShapeSearch
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.theory.refused_shapes import (

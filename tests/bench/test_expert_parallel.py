@@ -17,7 +17,7 @@ from opatlas.cli.app import run_tool
 from opatlas.options import add_all
 from opatlas.outer.doctor.shape_probe import probe
 from opatlas.row.errors import InvalidRow, MissingPrecondition
-from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec, group_on_nodes, node_options_problem
+from opatlas.run.group import NODE_OPTIONS, GroupSpec, group_on_nodes, node_options_problem
 from opatlas.run.inputs.experts import (
     OPTIONS,
     Exchange,

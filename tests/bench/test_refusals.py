@@ -11,7 +11,7 @@ from replaying import cells_of, job_of, replay_row, runner, types_of_replays
 from sample_rows import ROWS
 
 from opatlas.row.status import Status
-from opatlas.run.outcome import outcome_of
+from opatlas.run.job import outcome_of
 from opatlas.run.registry import replays
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"

@@ -10,7 +10,7 @@ from replaying import job_of, runner
 from sample_rows import ROWS
 
 from opatlas.row.status import Status
-from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.implementation import KernelSource
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler for the CPU"

@@ -199,7 +199,7 @@ def opatlas_durations(calls: Sequence[ComparedCall], device: str = "cuda") -> It
     from opatlas.run.devices.device import available_devices
     from opatlas.run.instruments.instrument import MeasureSettings
     from opatlas.run.job import Job
-    from opatlas.run.kernel_facts import replays_of_bench
+    from opatlas.run.registry import replays_of_bench
     from opatlas.run.runner import Runner
 
     runner = Runner(available_devices(device)[0], MeasureSettings(repeat_count=_SAMPLES))

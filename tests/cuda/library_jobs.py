@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from replaying import replay_of
 
-from opatlas.run.implementations.catalog import shipped
+from opatlas.run.implementation_catalog import shipped
 from opatlas.run.job import Job
 
 #: The first call may compile the kernel with nvcc.

@@ -13,7 +13,7 @@ from sample_rows_moe import FP8_GROUPS
 from sample_rows_quantized import E4M3, E5M2
 
 from opatlas.row.status import Status
-from opatlas.run.implementations.catalog import shipped
+from opatlas.run.implementation_catalog import shipped
 
 TORCH, COMPILED, FLASHINFER, FLAG_GEMS = "torch", "torch_compile", "flashinfer", "flag_gems"
 #: Kernels of a grouped product of torch: the first computes the addresses of the groups.

@@ -21,9 +21,9 @@ from opatlas.data.database import Database
 from opatlas.row.location import ROOT, list_databases, parse_path
 from opatlas.row.slots import base_type
 from opatlas.row.status import Status
-from opatlas.run.implementations.catalog import shipped
-from opatlas.run.kernel_facts import read_implementation_proofs, replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.implementation_catalog import shipped
+from opatlas.run.kernel_facts import read_implementation_proofs
+from opatlas.run.registry import replay_spec, replays_of_bench
 
 #: One kernel type of each way in which torch.compile's kernels compute; it takes seconds for each row.
 COMPILED = (

@@ -19,7 +19,7 @@ from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import DeviceSpec, kind_named, open_device
 from opatlas.run.instruments.instrument import MeasureSettings, StopRule
 from opatlas.run.instruments.npu_profilers import profiling
-from opatlas.run.msprof.sessions import METRICS
+from opatlas.run.msprof_sessions import METRICS
 
 SPEC = DeviceSpec("npu", 3, pinned=(kind_named("npu").visible, "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (

@@ -18,7 +18,7 @@ from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
 from opatlas.row.status import Status
 from opatlas.run.devices.npu import TorchNpuMissing, import_torch_npu
-from opatlas.run.msprof.sessions import METRICS
+from opatlas.run.msprof_sessions import METRICS
 
 HERE = Path(__file__).parent
 

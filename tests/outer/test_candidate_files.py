@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.outer.tasks.task_rows import find_candidates
-from opatlas.run.implementations.directory import KernelInFile
+from opatlas.run.implementation_catalog import KernelInFile
 
 TASK = "class Model: ...\ndef get_inputs(): return []\n"
 

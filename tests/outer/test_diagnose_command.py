@@ -18,7 +18,7 @@ from opatlas.errors import UsageError
 from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.peaks import known_peaks, read_peaks
 from opatlas.outer.diagnosis.prompt import prompt_text
-from opatlas.run.implementations.directory import read_directory
+from opatlas.run.implementation_catalog import read_directory
 from tests.ask.tables import RUN, product_rows, write_table
 from tests.outer.planted import PIPES, capture, kernel
 

@@ -17,8 +17,7 @@ import pytest
 
 from opatlas.outer.doctor.probe import State, Target, Verdict
 from opatlas.run.devices.npu_operators import OR
-from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.registry import replay_spec
+from opatlas.run.registry import replay_spec, replays_of_bench
 
 REPOSITORY = Path(__file__).parents[2]
 _PROBE = """

@@ -12,7 +12,7 @@ from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, ru
 from opatlas.outer.judging.judgement import Judgement, Level
 from opatlas.outer.judging.results import mismatch_sub_class
 from opatlas.row.status import Status
-from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.implementation import KernelSource
 from opatlas.run.job import Job, RowOutcome
 
 IMPORT, MADE, CALL, LATER = Phase.IMPORT, Phase.CONSTRUCTION, Phase.FIRST_CALL, Phase.LATER_CALL

@@ -19,7 +19,7 @@ from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
-from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.implementation import KernelSource
 from opatlas.run.job import RowOutcome
 
 TASK = "class Model:\n    pass\n\n\ndef get_inputs():\n    return []\n"

@@ -15,7 +15,8 @@ from opatlas.outer.judging.rules import judge_source
 from opatlas.row.status import Status
 from opatlas.run import result_check
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.instruments import kernel_records, timers
+from opatlas.run.instruments import instrument as timers
+from opatlas.run.instruments import kernel_records
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.runner import Runner

@@ -14,7 +14,7 @@ from opatlas.outer.tasks.task import Task, read_tasks
 from opatlas.outer.tasks.task_rows import TaskRows, find_candidates, task_rows
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.directory import read_directory
+from opatlas.run.implementation_catalog import read_directory
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.runner import Runner

@@ -13,8 +13,8 @@ from opatlas.outer.judging.judgement import Judgement, Level
 from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.implementation import KernelSource
-from opatlas.run.instruments import timers
+from opatlas.run.implementation import KernelSource
+from opatlas.run.instruments import instrument as timers
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.runner import Runner

@@ -21,7 +21,7 @@ from opatlas.data.origin import MeasurementOrigin
 from opatlas.row.status import UpdateMode
 from opatlas.row.table import RowTable
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementation import Implementation
 from opatlas.run.instruments.instrument import MeasureSettings
 
 TARGET = SessionTarget(Implementation("torch"), Path("/data"), MeasurementOrigin())

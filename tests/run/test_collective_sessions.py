@@ -15,7 +15,7 @@ from sessions import ROOT, Sessions
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome

@@ -22,7 +22,7 @@ from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid
 from opatlas.run.devices import nvml
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvml import group_islands
-from opatlas.run.group_spec import NODE_OPTIONS, GroupSpec
+from opatlas.run.group import NODE_OPTIONS, GroupSpec
 from opatlas.run.groups.pool import GroupNodes
 
 GRIDS = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple).map(Grid).filter(lambda grid: grid.size > 1)

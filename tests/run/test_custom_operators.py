@@ -20,7 +20,7 @@ from opatlas.run.devices.npu_operators import (
     operator_environment,
     registration_obstacle,
 )
-from opatlas.run.outcome import outcome_of
+from opatlas.run.job import outcome_of
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"
 

@@ -15,8 +15,7 @@ from replaying import job_of, runner
 from opatlas.row.errors import InvalidRow
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
-from opatlas.run.job import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL
-from opatlas.run.outcome import error_text, outcome_of
+from opatlas.run.job import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, error_text, outcome_of
 from opatlas.run.registry import replays
 
 # As torch 2.11 with CUDA 13.0 raised them on an H100; torch 2.6 to 2.8 leave out the line about the search.
@@ -375,4 +374,4 @@ def test_a_misspelt_function_gets_a_suggestion_with_the_line_of_the_replay():
     assert outcome.status is Status.FAILED
     assert "negate" in outcome.reason
     files = [line.split('"')[1] for line in outcome.detail.splitlines() if line.startswith("  File")]
-    assert [file.rpartition("/")[2] for file in files] == ["test_device_errors.py", "function_lookup.py"]
+    assert [file.rpartition("/")[2] for file in files] == ["test_device_errors.py", "registry.py"]

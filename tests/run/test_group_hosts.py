@@ -8,7 +8,7 @@ from opatlas.outer.cluster.ray_group import HostAnswer, combined, in_order
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.job import RowOutcome
 

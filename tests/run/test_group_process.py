@@ -26,8 +26,7 @@ from opatlas.row.quality import Quality
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.group import RANK_SPREAD
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import RANK_SPREAD, GroupSpec
 from opatlas.run.groups import ranks as module
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings

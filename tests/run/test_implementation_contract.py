@@ -13,8 +13,8 @@ from replaying import job_of
 from opatlas import Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.implementations.directory import read_directory
-from opatlas.run.implementations.implementation import KernelSource, Support
+from opatlas.run.implementation import KernelSource, Support
+from opatlas.run.implementation_catalog import read_directory
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.runner import Runner
 

@@ -13,18 +13,18 @@ from sample_rows import ROWS
 
 from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
-from opatlas.run.implementations.catalog import (
+from opatlas.run.implementation import Implementation
+from opatlas.run.implementation_catalog import (
     default_implementation,
     find_implementations,
     named_implementations,
+    read_directory,
+    read_marks,
     shipped,
 )
-from opatlas.run.implementations.directory import read_directory, read_marks
-from opatlas.run.implementations.implementation import Implementation
 from opatlas.run.kernel_call import flat_tensors
-from opatlas.run.kernel_facts import replays_of_bench
 from opatlas.run.kernel_template import arguments_of_replay, template
-from opatlas.run.registry import replay_spec
+from opatlas.run.registry import replay_spec, replays_of_bench
 
 ONE = '@implements("RmsNorm")\ndef norm(x): ...\n'
 

@@ -27,8 +27,7 @@ from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import RANK_SPREAD, Group, SynchronizedInstrument
 from opatlas.run.groups.rank_main import combine_ranks
 from opatlas.run.instruments.attribution import NoSamples
-from opatlas.run.instruments.instrument import MeasureSettings, Samples, StopRule
-from opatlas.run.instruments.timers import WallClock
+from opatlas.run.instruments.instrument import MeasureSettings, Samples, StopRule, WallClock
 from opatlas.run.job import RowOutcome
 
 DTYPES = ["DT_BF16", "DT_FLOAT16", "DT_FLOAT", "DT_INT8"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.row.errors import DeviceGone
-from opatlas.run.msprof.sessions import accepts_profiles, msprof_command
+from opatlas.run.msprof_sessions import accepts_profiles, msprof_command
 
 
 def test_without_msprof_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

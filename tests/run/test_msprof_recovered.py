@@ -16,11 +16,10 @@ from opatlas.data.database import Database
 from opatlas.row.quality import Quality
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
+from opatlas.run import msprof_output as pending
 from opatlas.run.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof import pending
-from opatlas.run.msprof.pending import recover_profiles
-from opatlas.run.stand_in import describe_stand_in
+from opatlas.run.job import Job, RowOutcome, describe_stand_in
+from opatlas.run.msprof_output import recover_profiles
 
 RUN = "20261121T163006-1f0c9a"
 

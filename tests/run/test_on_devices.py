@@ -11,11 +11,11 @@ from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.run.devices.device import available_devices, kind_named
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.run.job import Job
-from opatlas.run.msprof.sessions import msprof_on_group
+from opatlas.run.msprof_sessions import msprof_on_group
 from opatlas.run.scheduler import Scheduler
 
 DEVICES = [device for device in available_devices(None) if device.kind != "cpu"]

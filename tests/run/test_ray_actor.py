@@ -14,7 +14,7 @@ from opatlas.outer.cluster.ray_cluster import differing_cpus
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.system import processor
-from opatlas.run.implementations.implementation import KernelSource, content_digest
+from opatlas.run.implementation import KernelSource, content_digest
 from opatlas.run.job import Job
 
 TASK = """

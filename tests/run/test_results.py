@@ -14,10 +14,10 @@ from opatlas.outer.judging.results import compare_results
 from opatlas.outer.suites.opinfo import opinfos
 from opatlas.row.errors import ChangedInput, ReplayError, WrongResult
 from opatlas.row.status import Status
-from opatlas.run.call_watch import COMPARED_BYTES, InputWatch
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.formula import per_element, pointwise
 from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.kernel_call import COMPARED_BYTES, InputWatch
 from opatlas.run.registry import replays
 from opatlas.run.result_check import Comparison, Formula, check
 from opatlas.run.runner import Runner

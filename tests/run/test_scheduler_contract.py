@@ -20,13 +20,12 @@ from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.attribution import PendingSamples
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.sessions import MsprofBatches, MsprofSession
-from opatlas.run.outcome import ProcessDied, RanTooLong
+from opatlas.run.job import Job, ProcessDied, RanTooLong, RowOutcome
+from opatlas.run.msprof_sessions import MsprofBatches, MsprofSession
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.process.messages import decode, encode
 from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, InTurn, OnDevices, Scheduler, SingleOrGroup

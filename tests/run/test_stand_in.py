@@ -11,13 +11,13 @@ from replaying import job_of
 
 from opatlas.row.quality import Quality
 from opatlas.row.status import Status
-from opatlas.run.call_watch import count_operators
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.formula import pointwise
 from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.job import REST, describe_stand_in
+from opatlas.run.kernel_call import count_operators
 from opatlas.run.registry import replays
 from opatlas.run.runner import Runner
-from opatlas.run.stand_in import REST, describe_stand_in
 
 ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
 

@@ -8,9 +8,17 @@ from itertools import repeat
 
 import pytest
 
-from opatlas.run.instruments import timers as wall_clock
-from opatlas.run.instruments.instrument import LEAST_SAMPLES, MOST_SAMPLES, SETTLED_WINDOW, Samples, StopRule
-from opatlas.run.instruments.timers import DeviceEvents, UnthrottledInstrument, WallClock
+from opatlas.run.instruments import instrument as wall_clock
+from opatlas.run.instruments.instrument import (
+    LEAST_SAMPLES,
+    MOST_SAMPLES,
+    SETTLED_WINDOW,
+    DeviceEvents,
+    Samples,
+    StopRule,
+    UnthrottledInstrument,
+    WallClock,
+)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 from opatlas.bench import formulas
 
 from opatlas.row.errors import InvalidRow
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.registry import replays
 
 GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT, WAITS = range(10, 21)

@@ -21,8 +21,7 @@ from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.channel import ChildChannel, frame
-from opatlas.run.process.messages import Finished, Ready
+from opatlas.run.process.messages import ChildChannel, Finished, Ready, frame
 
 #: The size of the row before which nothing is odd.
 ODD = 2.0

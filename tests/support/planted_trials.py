@@ -13,7 +13,7 @@ import pytest
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.row.columns import TASK_DIGEST, TASK_INPUTS
-from opatlas.run.implementations.implementation import KernelSource
+from opatlas.run.implementation import KernelSource
 from opatlas.run.job import Job, RowOutcome
 
 PLANTED = Path(__file__).parents[1] / "candidates" / "planted"

@@ -67,7 +67,7 @@ from opatlas.run.devices.device import pin_devices
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.outer.cluster import dealer
 from opatlas.run.process import device_process
-from opatlas.run.msprof import sessions
+from opatlas.run import msprof_sessions as sessions
 
 # Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))

@@ -6,7 +6,7 @@ from opatlas.bench.implementations import torch as impl
 from opatlas.bench.test_expert_parallel import test_moe_distribute_combine as replay_combine
 from opatlas.bench.test_expert_parallel import test_moe_distribute_dispatch as replay_dispatch
 
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.registry import replays
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests_of_shapes import catalog_of
 
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 from opatlas.theory.catalog import PATH, CatalogError, built_in_catalog
 
 GOOD = """

@@ -52,7 +52,7 @@ from opatlas.row.communication import BY_NAME, Collective, is_communication
 from opatlas.row.location import communication_library, device_kind, newness, parse_path
 from opatlas.row.signature import row_cells, signature
 from opatlas.row.slots import known_dtype
-from opatlas.run.implementations.implementation import default_name
+from opatlas.run.implementation import default_name
 from opatlas.text import parse_whole
 
 if TYPE_CHECKING:

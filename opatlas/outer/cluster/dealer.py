@@ -19,8 +19,7 @@ from typing import Protocol
 
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import ProcessDied, outcome_of
+from opatlas.run.job import Job, ProcessDied, RowOutcome, outcome_of
 from opatlas.run.scheduler import Done, Scheduler
 
 #: A device answers after this time, in seconds, and then gets as many jobs as fill it.

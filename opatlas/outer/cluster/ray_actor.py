@@ -26,7 +26,7 @@ from opatlas.row.versions import detect
 from opatlas.run.devices.device import DeviceSpec, Islands, available_devices, kind_named
 from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.run.devices.system import available_cores, processor
-from opatlas.run.implementations.implementation import content_digest
+from opatlas.run.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.child import print_to_stderr

@@ -22,12 +22,11 @@ from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.group_spec import GroupSpec, communication_variables
+from opatlas.run.group import GroupSpec, communication_variables
 from opatlas.run.groups.pool import GroupNodes
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import ProcessDied
+from opatlas.run.job import Job, ProcessDied, RowOutcome
 from opatlas.run.process.child import EndIfInterrupted
 from opatlas.run.scheduler import InTurn
 

@@ -19,7 +19,7 @@ from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.row.communication import is_communication
 from opatlas.row.errors import ReplayError
 from opatlas.row.location import meant_device, named_folder
-from opatlas.run.kernel_facts import replays_of_bench
+from opatlas.run.registry import replays_of_bench
 from opatlas.show.parameters import Count, reads
 from opatlas.show.result import Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage

@@ -24,9 +24,8 @@ from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.msprof.pending import msprof_executable
-from opatlas.run.registry import replay_spec
+from opatlas.run.msprof_output import msprof_executable
+from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.text import exception_line, first_line, last_line, pluralize
 
 from .probe import Target, Verdict, failed, passed, skipped

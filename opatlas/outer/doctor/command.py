@@ -24,7 +24,7 @@ from opatlas.files import TemporaryFolder
 from opatlas.progress import note_after, track
 from opatlas.run.devices import cuda, npu
 from opatlas.run.devices.device import available_devices, device_environment, device_kinds, kind_named
-from opatlas.run.msprof.pending import PARSE_TIMEOUT_S
+from opatlas.run.msprof_output import PARSE_TIMEOUT_S
 from opatlas.show.result import Fields, Part, Result, Table
 
 from . import ascend, machine, measure

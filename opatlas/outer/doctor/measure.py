@@ -27,16 +27,15 @@ from opatlas.row.errors import DeviceGone
 from opatlas.row.quality import relative_noise, typical_mean
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named
-from opatlas.run.group import RANK_SPREAD
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import RANK_SPREAD, GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.kernel_facts import replays_of_bench
-from opatlas.run.msprof.pending import KEPT, MsprofOutput, read_output
-from opatlas.run.msprof.sessions import MsprofSession, msprof_on_group
+from opatlas.run.msprof_output import KEPT, MsprofOutput, read_output
+from opatlas.run.msprof_sessions import MsprofSession, msprof_on_group
 from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.registry import replays_of_bench
 from opatlas.run.scheduler import ExcludedDevices, Scheduler
 
 from .probe import Target, Verdict, failed, passed, skipped

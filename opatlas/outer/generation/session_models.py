@@ -22,8 +22,8 @@ from opatlas.outer.tasks.task import MODEL_NEW, Task, complexity_of_task
 from opatlas.outer.tasks.task_rows import candidate_function
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
-from opatlas.run.implementations.catalog import ALL, shipped
-from opatlas.run.implementations.implementation import Implementation, KernelSource, content_digest, default_devices
+from opatlas.run.implementation import Implementation, KernelSource, content_digest, default_devices
+from opatlas.run.implementation_catalog import ALL, shipped
 from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line

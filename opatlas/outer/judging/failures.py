@@ -22,8 +22,7 @@ from opatlas.outer.judging.rules import judge_source
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import outcome_of
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.text import Word
 
 

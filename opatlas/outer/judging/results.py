@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves, tree_map
 
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.run.call_watch import OperatorMode
+from opatlas.run.kernel_call import OperatorMode
 from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, comparable, errors_of, within_range
 
 #: Elements that are compared at once: the comparison needs some bytes for each.

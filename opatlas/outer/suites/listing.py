@@ -35,9 +35,9 @@ from opatlas.row.columns import (
 from opatlas.row.location import default_database_of, suite_path
 from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.implementations.implementation import Implementation
+from opatlas.run.implementation import Implementation
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.row_source import RowSource
+from opatlas.run.registry import RowSource
 from opatlas.show.result import Fields
 from opatlas.text import suggest
 

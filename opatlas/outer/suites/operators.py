@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from opatlas.outer.suites.texts import ABBREVIATIONS, ArgumentsText, SlotText, TensorText, TorchConstant
-from opatlas.run.implementations.implementation import Prepared
+from opatlas.run.implementation import Prepared
 
 #: Why an overload is no operator of a suite, by what torch says of it.
 RANDOM, VIEW, NO_TENSOR, NOT_ATEN = "random", "view", "no-tensor", "not-aten"

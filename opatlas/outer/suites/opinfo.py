@@ -37,7 +37,7 @@ from opatlas.outer.suites.operators import (
     variants_of,
 )
 from opatlas.outer.suites.texts import OPINFO, ArgumentsText, ListedCase
-from opatlas.run.call_watch import OperatorMode
+from opatlas.run.kernel_call import OperatorMode
 
 #: Cases of an operator for each dtype: spread over the samples of OpInfo, which has up to 1,440 of one.
 MOST_CASES: Mapping[str, int] = {"float32": 12, "bfloat16": 12, "int64": 4, "bool": 4}

@@ -15,9 +15,8 @@ from opatlas.outer.suites.operators import Call, computed_by, derive, find_overl
 from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.errors import ReplayError, Unsupported
 from opatlas.run.devices.device import device_kinds, kind_named
-from opatlas.run.implementations.directory import read_directory
-from opatlas.run.implementations.implementation import Implementation, KernelSource, Prepared
-from opatlas.run.kernel_call import load_kernel
+from opatlas.run.implementation import Implementation, KernelSource, Prepared, load_kernel
+from opatlas.run.implementation_catalog import read_directory
 
 #: Overrides that are not undone. Kept here, because torch drops an override that has no reference.
 _ACTIVE: set[use] = set()

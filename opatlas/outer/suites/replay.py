@@ -24,15 +24,14 @@ from opatlas.row.errors import ChangedInput, Unsupported, WrongResult
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
 from opatlas.row.status import Status
-from opatlas.run.call_watch import InputWatch
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
-from opatlas.run.implementations.implementation import KernelSource, Prepared
+from opatlas.run.implementation import KernelSource, Prepared, load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.kernel_call import KernelCall, load_kernel
+from opatlas.run.kernel_call import InputWatch, KernelCall
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.sampling import Sampling
+from opatlas.run.replay import Sampling
 from opatlas.text import exception_line
 
 #: Calls of the warm-up, and its longest time in seconds.

@@ -28,9 +28,9 @@ from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES,
 from opatlas.row.location import tasks_path
 from opatlas.row.slots import dtype_of_torch
 from opatlas.run.devices.device import DeviceSpec, kind_named
-from opatlas.run.implementations.directory import Finder, KernelInFile
+from opatlas.run.implementation_catalog import Finder, KernelInFile
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.row_source import Rows, RowSource
+from opatlas.run.registry import Rows, RowSource
 from opatlas.text import exception_line, pluralize, suggest
 
 #: Deadline of one task, in seconds. Inputs have no values, so that only files that compute something take long.

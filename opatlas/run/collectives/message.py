@@ -25,8 +25,8 @@ from opatlas.run.devices.system import available_cores
 from opatlas.run.group import RANK_SPREAD, Group, ranks_of_node, slowest_us, spread_us
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import RowOutcome
+from opatlas.run.replay import Sampling
 from opatlas.run.result_check import Checked
-from opatlas.run.sampling import Sampling
 from opatlas.text import parse_whole
 
 #: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 of them exactly, in any order.
@@ -253,7 +253,7 @@ class TimedCollective:
     def _slowest_rank(self, outcome: RowOutcome) -> RowOutcome:
         """Returns the outcome of the rank with the largest median, on every rank.
 
-        Samples in a profile are compared when pytest reads the profiles (opatlas/run/msprof/pending.py).
+        Samples in a profile are compared when pytest reads the profiles (opatlas/run/msprof_output.py).
         """
         if outcome.pending is not None:
             return outcome

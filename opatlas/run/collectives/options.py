@@ -18,7 +18,7 @@ from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions
 from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices.device import DeviceSpec, Islands
-from opatlas.run.group_spec import communication_variables, node_options_problem
+from opatlas.run.group import communication_variables, node_options_problem
 from opatlas.run.groups.pool import GroupNodes
 from opatlas.text import suggest
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from opatlas.row.columns import NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.row.communication import TIERS, Collective
 from opatlas.run.devices.device import DeviceSpec, Islands, kind_named
-from opatlas.run.group_spec import GroupSpec, group_on_nodes
+from opatlas.run.group import GroupSpec, group_on_nodes
 from opatlas.run.groups.pool import RANKS_PER_CORE
 from opatlas.run.job import Job
 from opatlas.run.registry import Function, ReplaySpec, replays

@@ -40,7 +40,7 @@ class Cpu(DeviceKind):
     opener = "opatlas.run.devices.cpu:CpuDevice"
     backend = "gloo"
     ranks_share = True
-    instruments: ClassVar[Mapping[str, str]] = {"wall-clock": "opatlas.run.instruments.timers:open_wall_clock"}
+    instruments: ClassVar[Mapping[str, str]] = {"wall-clock": "opatlas.run.instruments.instrument:open_wall_clock"}
     resource = "CPU"
     dispatch_key = "CPU"
     has_float64 = True

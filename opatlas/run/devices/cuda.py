@@ -121,7 +121,7 @@ class Cuda(DeviceKind):
     instruments: ClassVar[Mapping[str, str]] = {
         "cupti": "opatlas.run.instruments.cupti:open_cupti",
         "kineto": "opatlas.run.instruments.kernel_records:open_kineto",
-        "cuda-events": "opatlas.run.instruments.timers:open_device_events",
+        "cuda-events": "opatlas.run.instruments.instrument:open_device_events",
     }
     events = "cuda-events"
     resource = "GPU"
@@ -282,7 +282,7 @@ class CudaDevice(Accelerator):
         )
 
     def instrument(self) -> Instrument:
-        from opatlas.run.instruments.timers import UnthrottledInstrument
+        from opatlas.run.instruments.instrument import UnthrottledInstrument
 
         return UnthrottledInstrument(super().instrument(), self._nvml.throttles)
 

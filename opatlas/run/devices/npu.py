@@ -130,7 +130,7 @@ class Npu(DeviceKind):
     instruments: ClassVar[Mapping[str, str]] = {
         "msprof": "opatlas.run.instruments.npu_profilers:open_msprof",
         "torch-npu-profiler": "opatlas.run.instruments.npu_profilers:open_torch_npu_profiler",
-        "npu-events": "opatlas.run.instruments.timers:open_device_events",
+        "npu-events": "opatlas.run.instruments.instrument:open_device_events",
     }
     events = "npu-events"
     default_device = DEFAULT_NPU_DEVICE

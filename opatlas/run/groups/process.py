@@ -18,16 +18,14 @@ from opatlas.row.errors import DeviceGone, ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, kind_named
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.ranks import Ranks, RanksDied, UnexpectedMessage
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import ProcessDied, RanTooLong
-from opatlas.run.process.channel import ChannelBroken
+from opatlas.run.job import Job, ProcessDied, RanTooLong, RowOutcome
 from opatlas.run.process.child import PAUSES_S, TRIES
 from opatlas.run.process.device_process import Launcher, Opened
 from opatlas.run.process.fresh_python import import_paths
-from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Start, StepReport, Waiting
+from opatlas.run.process.messages import ChannelBroken, Finished, LockTaken, NotReady, OfJob, Start, StepReport, Waiting
 
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0

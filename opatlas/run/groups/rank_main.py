@@ -23,12 +23,11 @@ from opatlas.run.devices.device import kind_named
 from opatlas.run.devices.device_lock import LockHolder
 from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import outcome_of
-from opatlas.run.process.channel import ChildChannel
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup, flush_streams
 from opatlas.run.process.messages import (
+    ChildChannel,
     DeviceOpened,
     Finished,
     LockTaken,

@@ -21,15 +21,14 @@ from opatlas.files import TemporaryFolder
 from opatlas.row.errors import GroupTimeout
 from opatlas.run.devices.device import DeviceDescription, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.job import Job
-from opatlas.run.process.channel import ChannelBroken
 from opatlas.run.process.child import UNDER_LAUNCHER, Child, open_pidfd, write_stacks
 from opatlas.run.process.device_process import PROFILED_END_TIMEOUT_S, Launcher
 from opatlas.run.process.fresh_python import module_command
 from opatlas.run.process.keeper import END
-from opatlas.run.process.messages import RANK_PLACEHOLDER, DeviceOpened, NotReady, Ready, Run, Start
+from opatlas.run.process.messages import RANK_PLACEHOLDER, ChannelBroken, DeviceOpened, NotReady, Ready, Run, Start
 
 #: When the user first sees the reason of the wait of a starting group; most groups have started by then.
 SHOWN_AFTER_S = 10.0

@@ -18,7 +18,7 @@ from opatlas.options import Scope, at_least, declare
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import InvalidRow, MissingPrecondition
 from opatlas.row.slots import ALL_SLOTS, Slot, row_slots, slot_words
-from opatlas.run.group_spec import GroupSpec, group_on_nodes, node_options_problem
+from opatlas.run.group import GroupSpec, group_on_nodes, node_options_problem
 from opatlas.text import parse_whole
 
 #: Number of slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.

@@ -1,4 +1,8 @@
-"""Starts and ends a process so that neither the process nor its descendants outlive pytest; describes its end."""
+"""A process that pytest starts, which neither outlives pytest nor leaves descendants, and the channel to it.
+
+Its kernels may misuse any descriptor: pytest never waits for the rest of a frame, and processes that the process forks
+or executes do not inherit its end of the channel.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,113 @@ import contextlib
 import faulthandler
 import os
 import re
+import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from opatlas.run.devices.system import read_text
-from opatlas.run.process.channel import Channel
 from opatlas.run.process.fresh_python import import_environment, module_command, remove_changed_caches
 from opatlas.run.process.keeper import END, END_TIMEOUT_S, KILLED, adopt_orphans, end_orphans, own_children
+from opatlas.run.process.messages import READ_BYTES, TO_PYTEST, TOKEN_BYTES, Frames, ProcessMessage, frame
 from opatlas.text import printable_lines
+
+#: Maximum time in which a process reads a message.
+_SEND_TIMEOUT_S = 60.0
+#: Messages that a process sent before its end arrive within this time after its end.
+_LAST_WORDS_S = 0.2
+
+
+class Channel:
+    """pytest's end of a channel. No call waits longer than its limit."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Takes over a connected stream socket. Raises OSError if the other end is closed."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._socket = end
+        self._socket.setblocking(False)
+        self._token = token
+        self._frames = Frames(token, TO_PYTEST)
+        self._write(token)
+
+    def fileno(self) -> int:
+        """Returns the descriptor, for `multiprocessing.connection.wait`."""
+        return self._socket.fileno()
+
+    def send(self, message: ProcessMessage) -> None:
+        """Sends a message. Raises OSError if the other end is closed, or does not read the message in time."""
+        self._write(frame(self._token, message))
+
+    def take(self) -> Any | None:
+        """Returns the next message if it has arrived completely, else None.
+
+        Raises:
+            EOFError: the other end was closed.
+            OSError: the other end was closed before it had read everything.
+            ChannelBroken: the arrived bytes are not a message.
+        """
+        while (message := self._frames.next()) is None:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise EOFError
+            self._frames.add(data)
+        return message
+
+    def receive(self, limit_s: float | None, ends: Sequence[int] = ()) -> Any | None:
+        """Waits for the next message, and returns None if the message does not arrive completely in time.
+
+        Args:
+            limit_s: longest wait in seconds; None: no limit.
+            ends: descriptors of which one becomes readable when the other process has ended; the channel alone does
+                not show the end if a fork of the process holds the channel open.
+
+        Raises:
+            EOFError: the other end was closed, or the process has ended.
+            OSError, ChannelBroken: as in `take`.
+        """
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        own = self.fileno()
+        while (message := self.take()) is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            ready = wait([own, *ends], left_s)
+            if ready and own not in ready and not wait([own], _LAST_WORDS_S):
+                raise EOFError
+        return message
+
+    def is_silent(self) -> bool:
+        """Returns whether nothing has arrived since the last message. Raises as `take`."""
+        return self.take() is None and not self._frames
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _write(self, data: bytes) -> None:
+        view, deadline = memoryview(data), time.monotonic() + _SEND_TIMEOUT_S
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except BlockingIOError:
+                _wait_for_room(self._socket, deadline - time.monotonic())
+
+
+def _wait_for_room(end: socket.socket, limit_s: float) -> None:
+    writable = select.poll()
+    writable.register(end, select.POLLOUT)
+    if not writable.poll(max(limit_s, 0) * 1000):
+        raise TimeoutError(f"the other end has not read a message within {_SEND_TIMEOUT_S:g} s")
+
 
 #: Pauses between attempts to start a process, in seconds: a driver may need time to reset a device.
 PAUSES_S = (1.0, 4.0)

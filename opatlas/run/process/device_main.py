@@ -17,10 +17,9 @@ from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy
 from opatlas.row.status import Status
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.process.channel import ChildChannel
 from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup, flush_streams
-from opatlas.run.process.messages import Finished, LockTaken, NotReady, Ready, Start, Waiting
+from opatlas.run.process.messages import ChildChannel, Finished, LockTaken, NotReady, Ready, Start, Waiting
 
 if TYPE_CHECKING:
     from opatlas.run.runner import Runner

@@ -19,13 +19,12 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import DeviceWaits, LockWait
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import ProcessDied, RanTooLong
-from opatlas.run.process.channel import Channel, ChannelBroken
+from opatlas.run.job import Job, ProcessDied, RanTooLong, RowOutcome
 from opatlas.run.process.child import (
     PAUSES_S,
     TRIES,
     UNDER_LAUNCHER,
+    Channel,
     Child,
     EndIfInterrupted,
     open_pidfd,
@@ -33,7 +32,7 @@ from opatlas.run.process.child import (
     write_stacks,
 )
 from opatlas.run.process.fresh_python import import_paths, module_command
-from opatlas.run.process.messages import Finished, LockTaken, NotReady, OfJob, Ready, Run, Start, Waiting
+from opatlas.run.process.messages import ChannelBroken, Finished, LockTaken, NotReady, OfJob, Ready, Run, Start, Waiting
 from opatlas.run.scheduler import InTurn
 
 #: Maximum time that a process takes to start. Imports of torch (and torch_npu) from a cold disk take tens of seconds.

@@ -1,14 +1,24 @@
-"""The messages between pytest and the processes that it starts, as bytes; reading them runs no code."""
+"""The messages between pytest and the processes that it starts, as bytes, and the end of a process.
+
+A frame is a random token of the channel, the length of the message, and the message. The token distinguishes messages
+from bytes that a kernel writes to a wrong descriptor. Reading a message runs no code.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
-from collections.abc import Mapping
+import socket
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -194,3 +204,159 @@ def _of_kind(kind: type, value: Any) -> object:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise NotImplementedError(f"{kind.__name__} is of no message")
+
+
+TOKEN_BYTES = 16
+
+
+_LENGTH = struct.Struct("!I")
+
+
+#: Longest message, in bytes. A message of a million samples is less than a tenth as long.
+_MOST_BYTES = 256 << 20
+
+
+READ_BYTES = 1 << 16
+
+
+class ChannelBroken(Exception):
+    """The channel cannot be used any more, because bytes arrived that are not a valid message."""
+
+
+class Frames:
+    """Parses messages from bytes."""
+
+    def __init__(self, token: bytes, kinds: Any) -> None:
+        self._token = token
+        self._kinds = kinds
+        self._bytes = bytearray()
+
+    def __len__(self) -> int:
+        """Returns the number of bytes that are not parsed yet."""
+        return len(self._bytes)
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+
+    def next(self) -> Any | None:
+        """Returns the next message; None if its frame is incomplete. Raises ChannelBroken."""
+        if not self._token.startswith(self._bytes[:TOKEN_BYTES]):
+            raise ChannelBroken("bytes that are not a message came over the connection")
+        header = TOKEN_BYTES + _LENGTH.size
+        if len(self._bytes) < header:
+            return None
+        (length,) = _LENGTH.unpack_from(self._bytes, TOKEN_BYTES)
+        if length > _MOST_BYTES:
+            raise ChannelBroken(f"a message of {length} bytes came over the connection")
+        if len(self._bytes) < header + length:
+            return None
+        content = bytes(self._bytes[header : header + length])
+        del self._bytes[: header + length]
+        try:
+            return decode(content, self._kinds)
+        except (ValueError, RecursionError) as error:
+            raise ChannelBroken(f"an unreadable message came over the connection ({error!r})") from error
+
+
+def frame(token: bytes, message: ProcessMessage) -> bytes:
+    """Returns a message as it goes over the channel with this token."""
+    content = encode(message)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"a message of {len(content)} bytes exceeds the limit of {_MOST_BYTES} bytes")
+    return token + _LENGTH.pack(len(content)) + content
+
+
+class ChildChannel:
+    """The process's end of a channel, which forked and executed processes do not inherit.
+
+    A fork made in a kernel that returns ends as soon as it uses the channel.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        """Takes over a connected stream socket. Raises EOFError if the other end is closed."""
+        end.set_inheritable(False)
+        end.setblocking(True)
+        self._socket = end
+        self._identity = _identity(end.fileno())
+        self._pid = os.getpid()
+        os.register_at_fork(after_in_child=self._close_in_fork)
+        self._token = self._read(TOKEN_BYTES)
+        self._frames = Frames(self._token, TO_PROCESS)
+
+    def send(self, message: ProcessMessage) -> None:
+        """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""
+        self._expect_own()
+        self._socket.sendall(frame(self._token, message))
+
+    def receive(self) -> Any:
+        """Waits for the next message.
+
+        Raises:
+            EOFError: the other end was closed.
+            ChannelBroken: other code has read from this descriptor.
+        """
+        while (message := self._frames.next()) is None:
+            self._frames.add(self._read(READ_BYTES, at_least=1))
+        return message
+
+    @contextmanager
+    def end_forks(self) -> Iterator[None]:
+        """Returns a context at whose end a fork of this process ends, if the fork was made inside the context."""
+        try:
+            yield
+        finally:
+            if os.getpid() != self._pid:
+                os._exit(1)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> ChildChannel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, most: int, at_least: int | None = None) -> bytes:
+        """Reads `most` bytes, or `at_least` to `most` bytes."""
+        data = b""
+        while len(data) < (at_least or most):
+            self._expect_own()
+            try:
+                more = self._socket.recv(most - len(data))
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                raise EOFError
+            data += more
+        return data
+
+    def _expect_own(self) -> None:
+        if os.getpid() != self._pid:
+            os._exit(1)
+        if _identity(self._socket.fileno()) != self._identity:
+            _end_process("a kernel closed this process's connection to pytest")
+
+    def _close_in_fork(self) -> None:
+        # Closed only if a kernel has not replaced the descriptor.
+        if _identity(self._socket.fileno()) == self._identity:
+            self._socket.close()
+
+
+def _identity(fd: int) -> tuple[int, int] | None:
+    """Returns device and inode of the file behind a descriptor; None if the descriptor is closed."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _end_process(why: str) -> NoReturn:
+    """Ends this process immediately, because its descriptors were changed."""
+    try:
+        print(f"opatlas: {why}", file=sys.__stderr__, flush=True)
+    finally:
+        os._exit(1)

@@ -1,14 +1,22 @@
-"""What an implementation is: its name and version, the function of each kernel type, and what that returns."""
+"""What an implementation is: its name and version, the function of each kernel type, and the import of a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opatlas.row.errors import Unsupported
+from opatlas.row.errors import ReplayError, Unsupported
 from opatlas.row.kind import Kind, kinds
 from opatlas.row.location import implementation_label
 
@@ -177,3 +185,138 @@ class Support:
             dtype = getattr(value, "dtype", value)
             own, *others = (str(each).removeprefix("torch.") for each in (dtype, *supported))
             self.expect(dtype in supported, f"{name} in {own}", " or ".join(others))
+
+
+#: The beginning of the names of modules of users' files.
+_MODULE = "opatlas_implementation_"
+
+
+def load_kernel(source: KernelSource, torch_function: Callable[..., Any]) -> Callable[..., Any]:
+    """Imports the function of an implementation; a `wrap` is called with the torch function.
+
+    Raises:
+        ReplayError: the module cannot be imported, or lacks the function.
+        Unsupported: `wrap` refuses the torch function.
+    """
+    try:
+        module = importlib.import_module(source.module) if source.module else _import_file(replace(source, function=""))
+        function: Callable[..., Any] = getattr(module, source.function)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f":{frame.lineno}" for frame in reversed(frames) if frame.filename == source.path), "")
+        raise ReplayError(
+            f"{source.implementation} cannot be imported ({type(error).__name__}: {error}): see {source.path}{line}"
+        ) from error
+    if not source.wraps:
+        return function
+    wrapped: Callable[..., Any] = function(torch_function)
+    return wrapped
+
+
+def expect_parameters(
+    name: str,
+    kernel: Callable[..., Any],
+    replaced: Callable[..., Any],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> None:
+    """Raises ReplayError if a kernel of an implementation cannot be called with the arguments of the replay.
+
+    Args:
+        name: the name of the kernel, for the message.
+        replaced: the torch function of the replay, whose parameters name the arguments.
+    """
+    signature = _signature(kernel)
+    if signature is None:
+        return
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        parameters = _signature(replaced)
+        names = list(parameters.parameters) if parameters is not None else []
+        passed = [*(names + ["..."] * len(arguments))[: len(arguments)], *(f"{each}=" for each in keywords)]
+        raise ReplayError(f"{name} takes {signature}, and the replay passes ({', '.join(passed)}): {error}") from None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature of a function without its annotations; None if it has none, as built-in ones."""
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
+    return found.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+
+
+@cache
+def _import_file(source: KernelSource) -> ModuleType:
+    """Imports a file under a name of its own, so that it replaces no other module. Writes no bytecode next to it.
+
+    Raises:
+        ReplayError: the file or a helper has other contents than when the session began, so that its durations would
+            count as those of the former file; or the file imports a kernel of the folder.
+    """
+    if source.digest and content_digest((source.path, *source.helpers)) != source.digest:
+        raise ReplayError("a file of the folder was changed after the session had begun: run the session again")
+    name = f"{_MODULE}{sha256(source.path.encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, Path(source.path))
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"{source.path} is not a Python file", path=source.path)
+    module = importlib.util.module_from_spec(spec)
+    writes_bytecode = sys.dont_write_bytecode
+    sys.modules[name], sys.dont_write_bytecode = module, True
+    try:
+        with _importable_helpers(source):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+    return module
+
+
+@contextmanager
+def _importable_helpers(source: KernelSource) -> Iterator[None]:
+    """Makes the helpers next to a file, and in its folder, importable by their names while the file is imported.
+
+    Raises:
+        ReplayError: the file imported a module of the folder that is not a helper, and so not part of the version.
+    """
+    if not source.folder:
+        yield
+        return
+    before, folder = sys.path[:], Path(source.folder)
+    places = list(dict.fromkeys((str(Path(source.path).parent), source.folder)))
+    helpers = [
+        Path(helper).relative_to(place)
+        for helper in source.helpers
+        for place in places
+        if helper.startswith(f"{place}/")
+    ]
+    names = {helper.parts[0].removesuffix(".py") for helper in helpers}
+    for name, path in _imported_files():
+        # A helper of another folder may have the same name. Its folder is not on the path.
+        if name.partition(".")[0] in names:
+            place = path.parents[name.count(".") + (path.stem == "__init__")]
+            if str(place) not in (*before, *places):
+                del sys.modules[name]
+    sys.path[:0] = places
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+    known = {source.path, *source.helpers}
+    for name, path in _imported_files():
+        if path.is_relative_to(folder) and str(path) not in known and not name.startswith(_MODULE):
+            del sys.modules[name]
+            raise ReplayError(
+                f"it imports {path}, a kernel that is not part of its version: move shared code to _NAME.py"
+            )
+
+
+def _imported_files() -> list[tuple[str, Path]]:
+    """Returns the imported modules that have a file, with the path of the file."""
+    modules = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    return [(name, Path(file).absolute()) for name, file in modules if file]

@@ -32,8 +32,7 @@ from opatlas.row.signature import signature
 from opatlas.row.status import Status, UpdateMode
 from opatlas.run.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledRow, ProfiledSamples, attribute
-from opatlas.run.job import Job, RowOutcome
-from opatlas.run.outcome import add_profiled_samples, outcome_of
+from opatlas.run.job import Job, RowOutcome, add_profiled_samples, outcome_of
 from opatlas.text import last_line
 from opatlas.typed_json import DecodeError, decode, json_line
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
-from opatlas.run.group_spec import GroupSpec
+from opatlas.run.group import GroupSpec
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledRow
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.msprof.pending import (
+from opatlas.run.msprof_output import (
     PARSE_TIMEOUT_S,
     clear_pending,
     complete_outcomes,

@@ -1,0 +1,383 @@
+"""Rows in pytest: what their reports carry, and what becomes of it in files and lists of pytest and pytest-benchmark.
+
+The private parts of pytest that sessions use are here, and pyproject.toml bounds pytest's version because of these:
+
+| part | why pytest's public parts do not do |
+| --- | --- |
+| `Expression` | -k selects rows before they are collected, by pytest's own rules |
+| `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
+| `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
+| `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
+| `_file` of the terminal writer | tables are wrapped on a terminal only |
+| `_fixtureinfo` | fixtures of a session are made once, and not looked up for each of thousands of rows |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypedDict
+from xml.etree.ElementTree import Element, SubElement
+
+import pytest
+from _pytest._code.code import ReprFileLocation
+from _pytest.junitxml import LogXML, xml_key
+from _pytest.mark.expression import Expression
+
+from opatlas import formats
+from opatlas.data.cells import helpers_cell, stored_us
+from opatlas.row.record import Record
+from opatlas.row.signature import case_id_in
+from opatlas.run.devices.device_lock import DeviceWaits
+from opatlas.run.registry import replay_spec
+from opatlas.show.render import UNLIMITED
+from opatlas.show.result import Part
+from opatlas.text import cut_middle, parse_real, pluralize
+
+from .cases import CaseResult, Fate, of_fate, row_of
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Expression", "LogXML", "xml_key"]
+
+#: Properties of a measured row's report, which JUnit shows too.
+STORED_US, DURATION_US, STD_US = "stored_us", "duration_us", "duration_std_us"
+#: Keys of `RowNote.waited`: for rows of other sessions, and for other workers of the same session.
+FOR_OTHERS, FOR_OWN = "others", "own"
+
+_ATTRIBUTE = "opatlas"
+#: The most characters that are kept of a row's output. Its start has the first error, its end the crash.
+_MOST_PRINTED = 40_000
+
+
+class RowNote(TypedDict, total=False):
+    """A note on a row. The values are plain, because xdist sends the reports of workers as plain values.
+
+    Attributes:
+        record: the result of `Record.to_json`; absent in setup and teardown, and for rows that were not run.
+        figures: the result of `RowSummary.to_json`; absent for rows that were not measured.
+        not_saved: why the record is in no journal; "" if a journal has the record.
+        device: name and facts of the device; absent if the previous row ran on the same device.
+        waited: seconds that the row waited for its device, by FOR_OTHERS and FOR_OWN.
+        given_up: present if the row fails without being run (--strict).
+    """
+
+    record: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    not_saved: str
+    device: Mapping[str, Any]
+    waited: dict[str, float]
+    given_up: bool
+
+
+def attach_note(report: pytest.TestReport, note: RowNote) -> None:
+    """Attaches the note to the report of a row, and takes the wait for the device out of the row's times."""
+    setattr(report, _ATTRIBUTE, note)
+    if waited_s := sum(note.get("waited", {}).values()):
+        report.duration = max(report.duration - waited_s, 0.0)
+        report.start = report.stop - report.duration
+
+
+def note_of(report: pytest.TestReport) -> RowNote | None:
+    """Returns the note of a row's report; None for the reports of other tests."""
+    note: RowNote | None = getattr(report, _ATTRIBUTE, None)
+    return note
+
+
+def outcome_of_report(report: pytest.TestReport) -> str:
+    """Returns pytest's word for a report: "passed", "failed", "error", "skipped", "xfailed" or "xpassed"."""
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return "error" if report.failed and report.when != "call" else report.outcome
+
+
+def waited_by(waits: DeviceWaits) -> dict[str, float]:
+    """Returns the seconds that the rows of this process have waited so far, by FOR_OTHERS and FOR_OWN."""
+    return {FOR_OTHERS: waits.others_s, FOR_OWN: waits.own_s}
+
+
+def set_properties(item: pytest.Item, properties: list[tuple[str, object]]) -> None:
+    """Sets the user properties of a row; replaces the properties of an earlier run of the row."""
+    names = {name for name, _ in properties}
+    item.user_properties[:] = [each for each in item.user_properties if each[0] not in names]
+    item.user_properties += properties
+
+
+def properties_of(record: Record, captured_us: float | None) -> list[tuple[str, object]]:
+    """Returns what JUnit shows of a row; `captured_us` is the duration that a capture has of the row."""
+    properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
+    if record.host:
+        properties.append(("host", record.host))
+    properties += [(name.lower().replace(" ", "_"), cell) for name, cell in record.judged.items() if cell]
+    if record.measurement is None:
+        return [*properties, ("reason", record.reason)]
+    summary = record.measurement.summary
+    # Rounded as in the CSV.
+    stored, mean = round(stored_us(record), 4), round(summary.mean_us, 4)
+    properties.append((DURATION_US, stored))
+    if mean != stored:
+        properties.append(("duration_mean_us", mean))
+    properties += [
+        ("duration_median_us", round(summary.median_us, 4)),
+        ("duration_min_us", round(summary.min_us, 4)),
+        (STD_US, round(summary.std_us, 4)),
+        ("samples", summary.count),
+        ("instrument", record.measurement.instrument),
+        ("cache_state", record.measurement.cache_state),
+        ("quality", record.measurement.verdict.quality.value),
+    ]
+    if record.measurement.assumptions:
+        properties.append(("assumptions", "; ".join(record.measurement.assumptions)))
+    if record.measurement.helper_kernels:
+        properties.append(("helper_kernels", helpers_cell(record.measurement.helper_kernels)))
+    if captured_us is not None:
+        ratio = summary.median_us / captured_us
+        properties += [("captured_us", captured_us), ("ratio_to_captured", round(ratio, 4))]
+    return properties
+
+
+def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Shortens the captured output of a row, which pytest keeps until the session ends.
+
+    Removes the output of a row that passed, unless an option shows such output.
+    """
+    is_kept = call.when != "call" or call.excinfo is not None or _shows_passed(item.config)
+    sections = captured_sections(item)
+    sections[:] = [(when, name, cut_middle(text, _MOST_PRINTED)) for when, name, text in sections] if is_kept else []
+
+
+def _shows_passed(config: pytest.Config) -> bool:
+    """Returns whether an option shows the output of rows that passed."""
+    return bool({"P", "A"}.intersection(getattr(config.option, "reportchars", ""))) or (
+        bool(getattr(config.option, "xmlpath", None)) and config.getini("junit_logging") != "no"
+    )
+
+
+def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> None:
+    """Writes parts of a result as wide as the terminal that pytest writes to; unbroken lines where it is none."""
+    from opatlas.show.render import text
+
+    writer = terminal.config.get_terminal_writer()
+    is_limited = writer._file.isatty() or bool(os.environ.get("COLUMNS"))
+    shown = text(parts, writer.fullwidth if is_limited else UNLIMITED, styled=bool(writer.hasmarkup))
+    if shown:
+        terminal.write_line(shown)
+
+
+def shorten_message(report: pytest.TestReport) -> None:
+    """Leaves of a failure's message the first line, without the name of pytest's exception; its text stays.
+
+    JUnit shows the message above the text. Where `CI` is set, so does pytest's short summary.
+    """
+    crash: ReprFileLocation | None = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = crash.message.partition("\n")[0].removeprefix("Failed: ")
+
+
+def take_output(item: pytest.Item) -> None:
+    """Moves the output that pytest has captured since it last looked to the call of a test."""
+    capture = item.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None:
+        for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
+            item.add_report_section("call", name, text)
+
+
+def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:
+    """Returns the output that pytest keeps of a test, as phase, stream and text. Changes of the list take effect."""
+    return item._report_sections
+
+
+def skip_made_fixtures(item: pytest.Item) -> None:
+    """Keeps pytest from asking for the fixtures of a row, where all of them are made for the whole session already.
+
+    The body gets its arguments in the device process.
+    """
+    if not isinstance(item, pytest.Function) or replay_spec(item.function) is None:
+        return
+    fixtures = item._fixtureinfo.name2fixturedefs
+    of_session = [fixtures[name][-1] for name in item.fixturenames if name in fixtures and name != "row"]
+    made = [each.scope == "session" and each.cached_result for each in of_session]
+    if all(result and result[2] is None for result in made):
+        item.fixturenames = []
+
+
+#: pytest's name of the suite if no ini option names it.
+_DEFAULT_SUITE = "pytest"
+
+
+class JUnit:
+    """Completes the JUnit file that pytest writes in the main process.
+
+    Jenkins and GitLab show class, name, time, failure and `system-out` of a case, but no properties. So rows are
+    grouped by kernel type, have a line of numbers, and fail with their status as type.
+    """
+
+    def __init__(self, session: Session, xml: LogXML) -> None:
+        self._session = session
+        self._context = session.context
+        self._records = session.records
+        self._xml = xml
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Completes the cases after the last report, before pytest writes the file."""
+        plan = self._context.plan
+        if plan is None or plan.error:
+            return
+        for name, value in self._run_properties():
+            self._xml.add_global_property(name, value)
+        if self._xml.suite_name == _DEFAULT_SUITE and self._records.device_name:
+            self._xml.suite_name = f"opatlas {self._records.device_name}"
+        rows = {row.id: row for row in of_fate(self._session.cases, Fate.TO_RUN)}
+        for reporter in self._xml.node_reporters_ordered:
+            case = reporter.to_xml()
+            row = rows.get(case_id_in(case.get("name", "")))
+            if row is not None:
+                case.set("classname", ".".join(filter(None, (self._xml.prefix, row.kernel_type))))
+                self._complete(case, row.result)
+
+    def _complete(self, case: Element, result: CaseResult | None) -> None:
+        properties = {each.get("name"): each.get("value", "") for each in case.iter("property")}
+        for failure in (*case.findall("failure"), *case.findall("error")):
+            failure.set("type", properties.get("status", "error"))
+        figures = result.figures if result is not None else None
+        # The figures are of the last run of a row. A plugin that runs rows again may leave a case of an earlier run.
+        if figures is None or "duration_us" not in properties:
+            return
+        # junit_logging makes a system-out too, and readers use only the first.
+        out = case.find("system-out")
+        if out is None:
+            out = SubElement(case, "system-out")
+        line, stored_us = figures.line(), parse_real(properties.get("stored_us", ""))
+        if stored_us:
+            factor = formats.ratio(float(properties["duration_us"]) / stored_us)
+            line += f", stored {formats.duration(stored_us)} ({factor})"
+        out.text = "\n".join(filter(None, (line, out.text)))
+
+    def _run_properties(self) -> Iterator[tuple[str, str]]:
+        manifest = self._context.manifest(self._records.devices)
+        yield "run_id", manifest.run_id
+        yield "database", str(self._context.settings.database)
+        yield "host", manifest.host
+        yield "python", manifest.python
+        yield from manifest.packages.items()
+        for number, device in enumerate((manifest.device, *manifest.other_devices), start=1):
+            of_device = "device" if number == 1 else f"device_{number}"
+            if device:
+                yield of_device, str(device["name"])
+                yield from ((f"{of_device}.{name}", str(value)) for name, value in device["facts"].items())
+        for name, value in manifest.options.items():
+            yield f"option.{name}", value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+#: Options of pytest-benchmark that need the rows; without them its table would only repeat the summary.
+_NEED_ROWS = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
+
+
+class LastFailed:
+    """Makes --lf and --ff count rows that are xfail as failed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Adds a row that is xfail, after pytest removed it from its list."""
+        plugin = self._config.pluginmanager.get_plugin("lfplugin")
+        if plugin is not None and "record" in (note_of(report) or {}) and outcome_of_report(report) == "xfailed":
+            # Since pytest 9.2 the keys are not text.
+            plugin.lastfailed[getattr(report, "id", report.nodeid)] = True
+
+
+class RowsAreBenchmarks:
+    """Makes --benchmark-only and --benchmark-skip take rows for tests with pytest-benchmark's fixture."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> Generator[None, None, None]:
+        """Gives rows the fixture while pytest-benchmark looks at the items, and not when they run."""
+        own = [(item, item.fixturenames) for item in items if row_of(item) is not None and hasattr(item, "callspec")]
+        for item, fixtures in own:
+            item.fixturenames = [*fixtures, "benchmark"]
+        yield
+        for item, fixtures in own:
+            item.fixturenames = fixtures
+
+
+class BenchmarkFeed:
+    """Adds each measured row to the session of pytest-benchmark, as a benchmark with the samples of the row."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._pytest_session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._pytest_session = session
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+        """Fails the session if rows are slower than allowed; the error of pytest-benchmark would end pytest."""
+        from pytest_benchmark.session import PerformanceRegression
+
+        try:
+            return (yield)
+        except PerformanceRegression:
+            assert self._pytest_session is not None
+            self._pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            slower = pluralize(len(_benchmark_session(self._config).performance_regressions), "row")
+            terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        note = note_of(report) or {}
+        if "record" in note:
+            record = Record.from_json(note["record"])
+            if record.measurement is not None:
+                _benchmark_session(self._config).benchmarks.append(_benchmark(report.nodeid, record))
+
+
+def _benchmark(nodeid: str, record: Record) -> Any:
+    """Returns the benchmark of a measured row."""
+    from pytest_benchmark.stats import Metadata
+
+    measurement = record.measurement
+    assert measurement is not None
+    case_id = case_id_in(nodeid)
+    fixture = SimpleNamespace(
+        name=nodeid.partition("::")[2],
+        fullname=nodeid,
+        group=record.kernel_type,
+        param=case_id,
+        params={"row": case_id},
+        extra_info={
+            "kernel_type": record.kernel_type,
+            "signature": record.signature,
+            "instrument": measurement.instrument,
+            "cache_state": measurement.cache_state,
+            "run_id": record.run_id,
+        },
+        cprofile_stats=None,
+        has_error=False,
+    )
+    options = {"disable_gc": True, "timer": measurement.instrument, "min_rounds": 1, "warmup": True}
+    options |= {"max_time": 0.0, "min_time": 0.0}
+    benchmark: Any = Metadata(fixture, iterations=measurement.calls_per_sample, options=options)
+    for sample_us in measurement.samples_us:
+        benchmark.update(sample_us * 1e-6 * measurement.calls_per_sample)
+    return benchmark
+
+
+def benchmark_plugins(config: pytest.Config, *, is_worker: bool) -> list[object]:
+    """Returns the plugins that options of pytest and pytest-benchmark need."""
+    found: list[object] = [LastFailed(config)]
+    if any(getattr(config.option, name, False) for name in ("benchmark_only", "benchmark_skip")):
+        found.append(RowsAreBenchmarks())
+    if not is_worker and any(getattr(config.option, name, None) for name in _NEED_ROWS):
+        found.append(BenchmarkFeed(config))
+    return found
+
+
+def _benchmark_session(config: Any) -> Any:
+    """Returns pytest-benchmark's session, which it may make after OpAtlas is configured."""
+    return config._benchmarksession
