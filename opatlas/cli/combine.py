@@ -94,7 +94,7 @@ def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
     for each in filter(None, recovered):
         print_note(str(each))
     edited = clear_edited(target, COMBINE)
-    outcome = combine_databases(target, opened.sources, opened.manifests)
+    outcome = combine_databases(target, opened)
     if outcome.ingests:
         _pool_captures(target, outcome)
     outcome.edited += edited.count
@@ -134,7 +134,7 @@ def _pool_captures(target: Database, outcome: CombineResult) -> None:
 def _json(opened: CombineSources, done: _Combined) -> dict[str, Any]:
     left_out = {"mapping", "problems"}
     counts = {each.name: getattr(done.outcome, each.name) for each in fields(done.outcome) if each.name not in left_out}
-    sources = {"databases": opened.databases, "journals": opened.journals}
+    sources = {"databases": len(opened.sources) - opened.journals, "journals": opened.journals}
     return {**sources, **counts, "pooled": done.pooled, "problems": done.problems}
 
 
@@ -147,7 +147,7 @@ def _parts(target: Path, opened: CombineSources, done: _Combined) -> Iterator[Pa
     )
     yield Fields(
         {
-            "databases": opened.databases or None,
+            "databases": (len(opened.sources) - opened.journals) or None,
             "journals": opened.journals or None,
             "kernel types": (len(found.kernel_types), f"{len(found.new):,} new"),
             "rows added": _counted(found.added),
@@ -161,9 +161,6 @@ def _parts(target: Path, opened: CombineSources, done: _Combined) -> Iterator[Pa
             "ingests": found.ingests or None,
             "rows with pooled captures": found.captures_pooled or None,
             "conflicts": (len(conflicts), _listed(kinds)),
-            "unknown dtypes": (found.unknown_dtypes.total(), _listed(found.unknown_dtypes))
-            if found.unknown_dtypes
-            else None,
             "rows in TARGET": _counted(found.target_rows),
         },
         title=str(target),
