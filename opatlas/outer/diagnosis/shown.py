@@ -232,7 +232,7 @@ def ranked_as_json(found: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
 
 
 #: The columns of a table of changes.
-_CHANGES = {
+_CHANGES: Mapping[str, Column | str] = {
     "rank": "#",
     "kernel_type": "kernel type",
     "shapes": SHAPES,
