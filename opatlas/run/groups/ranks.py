@@ -38,6 +38,8 @@ SHOWN_EVERY_S = 30.0
 _END_TIMEOUT_S = 20.0
 #: Time within which a rank that has closed its connection ends by itself.
 _LAST_WORDS_S = 5.0
+#: The variable of the port of the first node, where ranks meet that have no file.
+MASTER_PORT = "MASTER_PORT"
 #: Stands for the descriptor of a rank in the command of a launcher, which is made once for all ranks.
 _FD = "${fd}"
 #: The remedy for the user where other nodes do not join, by whether the session launches their ranks (`--ray`).
@@ -100,7 +102,10 @@ class Ranks:
         """
         began = time.monotonic()
         self._folder = TemporaryFolder("group")
-        command = module_command("opatlas.run.groups.rank_main", _FD, self._meeting())
+        # On one node the ranks meet in a file of this user: a port is open to everybody who reaches this machine.
+        of_one_node = self._spec.nnodes == 1 and self._spec.master_port is None
+        meeting = str(self._folder.path / "store") if of_one_node else MASTER_PORT
+        command = module_command("opatlas.run.groups.rank_main", _FD, meeting)
         if self._launcher is not None:
             command = self._launcher.command([*command, UNDER_LAUNCHER])
         for local_rank, start in enumerate(self._starts):
@@ -214,17 +219,6 @@ class Ranks:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(end, signal.SIGKILL)
 
-    def _meeting(self) -> str:
-        """Returns where the ranks meet, as torch names it: a file of this user on one node, else a port of the first.
-
-        A store on a port is open to everybody who reaches this machine.
-        """
-        assert self._folder is not None
-        if self._spec.nnodes == 1 and self._spec.master_port is None:
-            return f"file://{self._folder.path / 'store'}"
-        host = self._spec.master_addr
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{self._spec.master_port}"
-
     def _variables(self, local_rank: int) -> dict[str, str]:
         """Returns the variables that torchrun sets for a rank, which kernels may read."""
         spec = self._spec
@@ -236,7 +230,7 @@ class Ranks:
             "MASTER_ADDR": spec.master_addr,
         }
         if spec.master_port is not None:
-            variables["MASTER_PORT"] = str(spec.master_port)
+            variables[MASTER_PORT] = str(spec.master_port)
         if spec.hccl_buffer_mib is not None and HCCL_BUFFER_VARIABLE not in os.environ:
             variables[HCCL_BUFFER_VARIABLE] = str(spec.hccl_buffer_mib)
         return variables
