@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.ask.query.export import COLUMNS, long_table
 from opatlas.cli.main import main
+from opatlas.cli.query import COLUMNS, long_table
 from tests.ask.tables import product_rows, write_table
 
 SIZES = [(16, 512, 1024), (32, 512, 1024)]

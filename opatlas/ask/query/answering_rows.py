@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opatlas.arrays import Floats, Mask, Positions
-from opatlas.ask.query.question import FORM, Question
-from opatlas.ask.query.result import machine_floor, measured_half_widths
+from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
