@@ -78,7 +78,7 @@ def write_back(
     """
     result = WriteBackResult()
     known = Log(database)
-    records = list(records)
+    records = log.with_same_rows(database, list(records))
     appending = {record.run_id for record in records} if mode.adds_rows else frozenset[str]()
     order = run_order(database)
     with nullcontext() if rehearse else database.lock(), gc_paused():
