@@ -412,39 +412,9 @@ def is_file_name(kernel_type: str) -> bool:
 
 #: The counters of the profiler's metric group PipeUtilization, which an NPU's captures usually have.
 PIPE_UTILIZATION = (
-    *(
-        "aicore_time(us)",
-        "aic_total_cycles",
-        "aic_mac_time(us)",
-        "aic_mac_ratio",
-        "aic_scalar_time(us)",
-    ),
-    *(
-        "aic_scalar_ratio",
-        "aic_mte1_time(us)",
-        "aic_mte1_ratio",
-        "aic_mte2_time(us)",
-        "aic_mte2_ratio",
-    ),
-    *(
-        "aic_fixpipe_time(us)",
-        "aic_fixpipe_ratio",
-        "aic_icache_miss_rate",
-        "aiv_time(us)",
-        "aiv_total_cycles",
-    ),
-    *(
-        "aiv_vec_time(us)",
-        "aiv_vec_ratio",
-        "aiv_scalar_time(us)",
-        "aiv_scalar_ratio",
-        "aiv_mte2_time(us)",
-    ),
-    *(
-        "aiv_mte2_ratio",
-        "aiv_mte3_time(us)",
-        "aiv_mte3_ratio",
-        "aiv_icache_miss_rate",
-        "cube_utilization(%)",
-    ),
+    *("aicore_time(us)", "aic_total_cycles"),
+    *(f"aic_{pipe}_{what}" for pipe in ("mac", "scalar", "mte1", "mte2", "fixpipe") for what in ("time(us)", "ratio")),
+    *("aic_icache_miss_rate", "aiv_time(us)", "aiv_total_cycles"),
+    *(f"aiv_{pipe}_{what}" for pipe in ("vec", "scalar", "mte2", "mte3") for what in ("time(us)", "ratio")),
+    *("aiv_icache_miss_rate", "cube_utilization(%)"),
 )
