@@ -37,10 +37,7 @@ _MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2":
 
 
 @replays(
-    "DispatchFFNCombine",
-    "DispatchFFNCombineBF16",
-    npu="torch.ops._C_ascend.dispatch_ffn_combine",
-    group=group_of_layer,
+    "DispatchFFNCombine", "DispatchFFNCombineBF16", npu="torch.ops._C_ascend.dispatch_ffn_combine", group=group_of_layer
 )
 def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     """Reads a layer of experts.

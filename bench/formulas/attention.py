@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
 
@@ -18,9 +19,7 @@ from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
 _MOST_READ = 1 << 23
 
 
-def attention_of(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_of(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Returns o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j.
 
     Shapes: (D,), (T, D) and (T, Dv).
@@ -32,9 +31,7 @@ def attention_of(
     return powers @ values.double() / total, highest + total.log()
 
 
-def attention_of_each(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_of_each(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Returns the results of `attention_of` for P queries, of which each sees its first `seen` keys.
 
     Shapes: (P, D), (P, T, D), (P, T, Dv) and (P,); results (P, Dv) and (P,).
@@ -68,15 +65,15 @@ def batches(seen: Sequence[int], width: int) -> Iterator[tuple[slice, int]]:
 @parts()
 def fused_infer_attention_score(
     draw: Draw,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
     actual_seq_lengths: Sequence[int] | None = None,
     actual_seq_lengths_kv: Sequence[int],
-    block_table: torch.Tensor | None = None,
-    query_rope: torch.Tensor | None = None,
-    key_rope: torch.Tensor | None = None,
+    block_table: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
     num_heads: int,
     scale: float,
     input_layout: str,
@@ -112,7 +109,7 @@ def fused_infer_attention_score(
         seen = kv - queries + i + 1 if sparse_mode == 3 else kv
         return token, n, number, i, n // (num_heads // num_key_value_heads), first, seen
 
-    def read(cache: torch.Tensor, own: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def read(cache: Tensor, own: tuple[Tensor, ...]) -> Tensor:
         """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
         if block_table is not None and cache.dim() == 3:
             block, head, offset = own
@@ -127,7 +124,7 @@ def fused_infer_attention_score(
         token, n, number, i, head, first, seen = index_of(rows[batch], query.device)
         # Values behind the keys that a query sees are not read.
         j = torch.arange(most, device=query.device).minimum(seen.unsqueeze(-1) - 1)
-        own: tuple[torch.Tensor, ...] = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
+        own: tuple[Tensor, ...] = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
         if block_table is not None:
             own = (block_table[number.unsqueeze(-1), j // block_size].long(), head.unsqueeze(-1), j % block_size)
         at = (token, n) if tnd else (number, n, i)
@@ -138,7 +135,7 @@ def fused_infer_attention_score(
         outs.append(out)
         sums.append(lse)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
-    where: tuple[torch.Tensor, ...] = (token, n) if tnd else (n, number, i)
+    where: tuple[Tensor, ...] = (token, n) if tnd else (n, number, i)
     found = Part(where, torch.cat(outs))
     if not softmax_lse_flag:
         return (found,)
@@ -148,18 +145,18 @@ def fused_infer_attention_score(
 @parts()
 def ring_mla(
     draw: Draw,
-    q_nope: torch.Tensor,
-    q_rope: torch.Tensor,
-    k_nope: torch.Tensor,
-    k_rope: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    seqlen: torch.Tensor,
+    q_nope: Tensor,
+    q_rope: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    seqlen: Tensor,
     head_num: int,
     kv_head_num: int,
     *,
-    pre_out: torch.Tensor | None = None,
-    prev_lse: torch.Tensor | None = None,
+    pre_out: Tensor | None = None,
+    prev_lse: Tensor | None = None,
     qk_scale: float,
     mask_type: str,
     **unused: Any,
@@ -203,23 +200,21 @@ def ring_mla(
     return Part((tokens, heads), torch.cat(outs)), Part((heads, tokens), torch.cat(sums))
 
 
-def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
+def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, ...]:
     """Returns elements of a tensor as an index tensor for each axis."""
-    axes: tuple[torch.Tensor, ...] = torch.tensor(rows, device=device).unbind(-1)
+    axes: tuple[Tensor, ...] = torch.tensor(rows, device=device).unbind(-1)
     return axes
 
 
 @per_element()
-def _merge_results(
-    at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], *_: int
-) -> torch.Tensor:
+def _merge_results(at: tuple[Tensor, ...], lse: Sequence[Tensor], local_out: Sequence[Tensor], *_: int) -> Tensor:
     """Returns sum over parts of exp(lse) out, divided by the sum of exp(lse)."""
     shares = torch.stack([to_float64(own[at[:-1]]).exp() for own in lse])
     return (shares * torch.stack([to_float64(own[at]) for own in local_out])).sum(dim=0) / shares.sum(dim=0)
 
 
 @per_element()
-def _merge_sums(at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
+def _merge_sums(at: tuple[Tensor, ...], lse: Sequence[Tensor], *_: object) -> Tensor:
     """Returns ln(sum over parts of exp(lse))."""
     return torch.stack([to_float64(own[at]).exp() for own in lse]).sum(dim=0).log()
 

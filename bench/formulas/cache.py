@@ -11,12 +11,11 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, to_float64
 
 from .rope import at_angles, rotate_interleaved_pairs
-
-Tensor = torch.Tensor
 
 
 def overwrite(at: At, target: Tensor, axes: int, positions: Tensor, value_at: Callable[..., Tensor]) -> Tensor:

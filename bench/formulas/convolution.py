@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, to_float64
 
@@ -22,21 +23,21 @@ from opatlas.run.formula import At, each, per_element, to_float64
 _PIECE = 1 << 21
 
 
-def _taps(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> int:
+def _taps(x: Tensor, weight: Tensor, *_: Any) -> int:
     return weight[0].numel()
 
 
 @per_element(terms=_taps)
 def conv2d(
     at: At,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Computes y[n, o, i, j] as in the docstring of this file."""
     n, o, i, j = at
     channels = (o // (weight.shape[0] // groups) * weight.shape[1])[:, None] + _range(weight.shape[1], x)
@@ -49,16 +50,16 @@ def conv2d(
     return total if bias is None else total + to_float64(bias[o])
 
 
-def _taps_backward(gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *_: Any) -> int:
+def _taps_backward(gradient: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
     return weight[:, 0].numel()
 
 
 @per_element(terms=_taps_backward)
 def conv2d_image_gradient(
     at: At,
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
     bias_sizes: None,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -67,7 +68,7 @@ def conv2d_image_gradient(
     output_padding: Sequence[int],
     groups: int,
     output_mask: Sequence[bool],
-) -> torch.Tensor:
+) -> Tensor:
     """Computes dx[n, c, h, w] = sum over o, u, v of dy[n, o, i, j] w[o, c, u, v].
 
     Here i s = h + p - u and j s = w + p - v.
@@ -84,16 +85,16 @@ def conv2d_image_gradient(
     return (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
 
 
-def _terms(gradient: torch.Tensor, *_: Any) -> int:
+def _terms(gradient: Tensor, *_: Any) -> int:
     return gradient[:, 0].numel()
 
 
 @per_element(terms=_terms)
 def conv2d_weight_gradient(
     at: At,
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
     bias_sizes: None,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -102,7 +103,7 @@ def conv2d_weight_gradient(
     output_padding: Sequence[int],
     groups: int,
     output_mask: Sequence[bool],
-) -> torch.Tensor:
+) -> Tensor:
     """Computes dw[o, c, u, v] = sum over n, i, j of dy[n, o, i, j] x[n, g + c, i s - p + u, j s - p + v]."""
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     totals = []
@@ -117,32 +118,32 @@ def conv2d_weight_gradient(
     return torch.cat(totals)
 
 
-def _at(x: torch.Tensor, n: torch.Tensor, c: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def _at(x: Tensor, n: Tensor, c: Tensor, h: Tensor, w: Tensor) -> Tensor:
     """Returns x[n[s], c[s, k], h[s, u], w[s, v]] for all s, k, u, v; any number where h or w are outside of x."""
     h, w = h.clamp(0, x.shape[2] - 1), w.clamp(0, x.shape[3] - 1)
     return to_float64(x[n[:, None, None, None], c[:, :, None, None], h[:, None, :, None], w[:, None, None]])
 
 
-def _inside(index: torch.Tensor, size: int) -> torch.Tensor:
+def _inside(index: Tensor, size: int) -> Tensor:
     return (index >= 0) & (index < size)
 
 
-def _range(size: int, like: torch.Tensor) -> torch.Tensor:
+def _range(size: int, like: Tensor) -> Tensor:
     return torch.arange(size, device=like.device)
 
 
-def _kernel_size(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+def _kernel_size(x: Tensor, kernel: Sequence[int], *_: object) -> int:
     return kernel[0] * kernel[1]
 
 
 @per_element(exact=True, terms=_kernel_size)
-def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+def max_pool2d_values(at: At, x: Tensor, *windows: Any) -> Tensor:
     """Computes y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
     return _largest(at, x, *windows)[0].to(x.dtype)
 
 
 @per_element(exact=True, terms=_kernel_size)
-def max_pool2d_positions(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+def max_pool2d_positions(at: At, x: Tensor, *windows: Any) -> Tensor:
     """Returns the position of the largest number in its plane, counted along the lines; numbers of a window differ."""
     return _largest(at, x, *windows)[1]
 
@@ -150,20 +151,14 @@ def max_pool2d_positions(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor
 max_pool2d = each(max_pool2d_values, max_pool2d_positions)
 
 
-def _squared_kernel_size(gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+def _squared_kernel_size(gradient: Tensor, x: Tensor, kernel: Sequence[int], *_: object) -> int:
     return (kernel[0] * kernel[1]) ** 2
 
 
 @per_element(terms=_squared_kernel_size)
 def max_pool2d_backward(
-    at: At,
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    *_: Any,
-) -> torch.Tensor:
+    at: At, gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
+) -> Tensor:
     """Computes dx[n, c, h, w] = sum of dy over the windows whose largest number is x[n, c, h, w]."""
     n, c, h, w = (index[:, None, None] for index in at)
     steps_i, steps_j = h + padding[0] - _lines(kernel, x), w + padding[1] - _columns(kernel, x)
@@ -176,12 +171,12 @@ def max_pool2d_backward(
     return (to_float64(gradient[windows]) * chosen).sum(dim=(1, 2))
 
 
-def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
+def _volume(x: Tensor, output_size: Sequence[int]) -> int:
     return x[0, 0].numel()
 
 
 @per_element(terms=_volume)
-def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+def adaptive_average_pool3d(at: At, x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Computes along each axis result i, the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
     n, c, *spatial = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
@@ -189,12 +184,12 @@ def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int])
     return torch.einsum("sdhw,sd,sh,sw->s", to_float64(x[n, c]), d, h, w)
 
 
-def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
+def _volume_of_gradient(gradient: Tensor, x: Tensor) -> int:
     return gradient[0, 0].numel()
 
 
 @per_element(terms=_volume_of_gradient)
-def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def adaptive_average_pool3d_backward(at: At, gradient: Tensor, x: Tensor) -> Tensor:
     """Computes dx = sum over the results of dy times the weight of x in the mean."""
     n, c, *spatial = at
     means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
@@ -203,8 +198,8 @@ def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Te
 
 
 def _largest(
-    at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+    at: At, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
+) -> tuple[Tensor, Tensor]:
     """Returns the largest number of the windows at (n, c, i, j), and its position in its plane."""
     n, c, i, j = (index[:, None, None] for index in at)
     h = i * stride[0] - padding[0] + _lines(kernel, x)
@@ -215,15 +210,15 @@ def _largest(
     return largest, (h * x.shape[3] + w).flatten(1).gather(1, position[:, None])[:, 0]
 
 
-def _lines(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+def _lines(kernel: Sequence[int], x: Tensor) -> Tensor:
     return torch.arange(kernel[0], device=x.device)[:, None]
 
 
-def _columns(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+def _columns(kernel: Sequence[int], x: Tensor) -> Tensor:
     return torch.arange(kernel[1], device=x.device)
 
 
-def _means(source: int, result: int, x: torch.Tensor) -> torch.Tensor:
+def _means(source: int, result: int, x: Tensor) -> Tensor:
     """Returns the weights of the numbers of an axis in each mean, (result, source)."""
     weights = torch.zeros(result, source, dtype=torch.float64, device=x.device)
     for i in range(result):

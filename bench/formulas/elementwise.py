@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, per_element, pointwise
 
@@ -120,11 +121,11 @@ def cast(x: Any, dtype: torch.dtype, *, copy: bool) -> Any:
     return value if dtype.is_floating_point else value.sign() * value.abs().floor()
 
 
-def _float64(x: Any) -> torch.Tensor:
+def _float64(x: Any) -> Tensor:
     return torch.as_tensor(x).to(torch.float64)
 
 
-def _floor_of_quotient(x: Any, y: Any) -> torch.Tensor:
+def _floor_of_quotient(x: Any, y: Any) -> Tensor:
     return (_float64(x) / _float64(y)).floor()
 
 
@@ -176,22 +177,22 @@ def select(condition: Any, x: Any, y: Any) -> Any:
 
 
 @per_element(exact=True)
-def zeros_like(at: At, x: torch.Tensor) -> torch.Tensor:
+def zeros_like(at: At, x: Tensor) -> Tensor:
     return x.new_tensor(0)
 
 
 @per_element(exact=True)
-def ones_like(at: At, x: torch.Tensor) -> torch.Tensor:
+def ones_like(at: At, x: Tensor) -> Tensor:
     return x.new_tensor(1)
 
 
 @per_element(exact=True)
-def fill(at: At, destination: torch.Tensor, value: float) -> torch.Tensor:
+def fill(at: At, destination: Tensor, value: float) -> Tensor:
     return destination.new_tensor(value)
 
 
 @per_element()
-def arange(at: At, start: float, end: float, step: float, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def arange(at: At, start: float, end: float, step: float, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns start + i step."""
     (i,) = at
     return start + i.to(torch.float64) * step

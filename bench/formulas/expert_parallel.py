@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, each, first_rows, per_element, per_row, to_float64
 from opatlas.run.result_check import Rounded
@@ -15,15 +16,15 @@ from .activation import gate_halves
 
 @per_row("x", "expert_idx", "probs", least=3, steps=2)
 def dispatch_ffn_combine(
-    x: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    expert_idx: torch.Tensor,
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-    probs: torch.Tensor,
+    x: Tensor,
+    weight1: Sequence[Tensor],
+    weight2: Sequence[Tensor],
+    expert_idx: Tensor,
+    scale1: Sequence[Tensor],
+    scale2: Sequence[Tensor],
+    probs: Tensor,
     **unused: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Computes y = sum over the experts e of a token of p swiglu(x w1[e]) w2[e].
 
     With INT8 weights the left side of both products is quantized by its largest number; INT64 scales are the bits of
@@ -43,9 +44,7 @@ def dispatch_ffn_combine(
 
 
 @per_element(exact=True)
-def _tokens_of_experts(
-    at: At, *, expert_idx: torch.Tensor, arriving: Sequence[torch.Tensor] | None = None, **_: Any
-) -> Any:
+def _tokens_of_experts(at: At, *, expert_idx: Tensor, arriving: Sequence[Tensor] | None = None, **_: Any) -> Any:
     """Returns the number of tokens that chose expert e, of all ranks if `arriving` has their choices.
 
     The experts have the numbers of this rank.
@@ -57,18 +56,18 @@ def _tokens_of_experts(
 dispatch_ffn_combine = each(dispatch_ffn_combine, _tokens_of_experts)
 
 
-def _real(scale: torch.Tensor) -> torch.Tensor:
+def _real(scale: Tensor) -> Tensor:
     """Returns a scale as real numbers. Source: vllm-ascend, vllm_ascend/quantization/methods/w8a8_dynamic.py."""
     return to_float64(scale.to(torch.int32).view(torch.float32) if scale.dtype is torch.int64 else scale)
 
 
-def _round_to_int8(x: torch.Tensor) -> torch.Tensor:
+def _round_to_int8(x: Tensor) -> Tensor:
     """Returns rows after quantization to INT8 by their largest number, and back."""
     scale = x.abs().max() / 127
     return (x / scale).round() * scale
 
 
-def _arrivals(*, chosen: Sequence[torch.Tensor], first: int, experts: int, **_: Any) -> torch.Tensor:
+def _arrivals(*, chosen: Sequence[Tensor], first: int, experts: int, **_: Any) -> Tensor:
     """Returns the tokens that arrive at the experts from `first` on, (n, 4): rank, token, choice, expert.
 
     The order is by expert, then rank, then token. Sources: op-plugin's tests of npu_moe_distribute_dispatch; the
@@ -87,13 +86,13 @@ def _arrivals(*, chosen: Sequence[torch.Tensor], first: int, experts: int, **_: 
     return torch.tensor(found, dtype=torch.int64, device=of_ranks[0].device).reshape(-1, 4)
 
 
-def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+def _sources(arrived: Tensor, tokens: Sequence[Tensor]) -> Tensor:
     """Returns the tokens (n, H) of rows of `arrivals`."""
     return torch.stack([tokens[rank][token].to(arrived.device) for rank, token, *_ in arrived.tolist()])
 
 
 @per_element(exact=True)
-def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+def moe_distribute_dispatch(at: At, *, arrived: Tensor, tokens: Sequence[Tensor], **_: Any) -> Tensor:
     """Computes y[i, j] = x[token, j] of the rank that sent token i."""
     i, j = at
     rows, inverse = torch.unique(i, return_inverse=True)
@@ -102,7 +101,7 @@ def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[t
 
 @per_row("arrived")
 def moe_distribute_dispatch_quant(
-    arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
+    arrived: Tensor, *, tokens: Sequence[Tensor], scales: Tensor | None = None, **_: Any
 ) -> Rounded:
     """Returns round(127 v / max |v|) of v = x[token] scales[expert]."""
     values, scale = _scale_tokens(arrived, tokens, scales)
@@ -110,16 +109,12 @@ def moe_distribute_dispatch_quant(
 
 
 @per_row("arrived")
-def _scales_of_tokens(
-    arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
-) -> torch.Tensor:
+def _scales_of_tokens(arrived: Tensor, *, tokens: Sequence[Tensor], scales: Tensor | None = None, **_: Any) -> Tensor:
     """Returns max |v| / 127."""
     return _scale_tokens(arrived, tokens, scales)[1]
 
 
-def _scale_tokens(
-    arrived: torch.Tensor, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _scale_tokens(arrived: Tensor, tokens: Sequence[Tensor], scales: Tensor | None) -> tuple[Tensor, Tensor]:
     values = to_float64(_sources(arrived, tokens))
     if scales is not None:
         values = values * to_float64(scales[arrived[:, 3]])
@@ -127,7 +122,7 @@ def _scale_tokens(
 
 
 @per_element(exact=True)
-def _arrival_counts(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
+def _arrival_counts(at: At, *, chosen: Sequence[Tensor], first: int, **_: Any) -> Tensor:
     """Returns the number of tokens of all ranks that go to expert first + e."""
     everybody = torch.cat([ids.flatten() for ids in chosen])
     return torch.stack([(everybody == first + e).sum() for e in at[-1]])
@@ -144,8 +139,8 @@ moe_distribute_dispatch_quant = each(
 
 @per_row("tokens", "expert_ids", "expert_scales")
 def moe_distribute_combine(
-    tokens: torch.Tensor, expert_ids: torch.Tensor, expert_scales: torch.Tensor, *, factors: torch.Tensor, **_: Any
-) -> torch.Tensor:
+    tokens: Tensor, expert_ids: Tensor, expert_scales: Tensor, *, factors: Tensor, **_: Any
+) -> Tensor:
     """Computes y[t] = sum over j of p[t, j] f[e[t, j]] x[t], where expert e makes f[e] x of a token x."""
     return (expert_scales * factors[expert_ids]).sum(dim=-1, keepdim=True) * tokens
 

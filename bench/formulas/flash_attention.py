@@ -8,16 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import Draw, Part, parts
 
 from .attention import attention_of, index_of
 
 #: The axes of batch b, head n and token s in each layout.
-Places = tuple[torch.Tensor, ...]
+Places = tuple[Tensor, ...]
 
 
-def _sum_of_powers(out: torch.Tensor, highest: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _sum_of_powers(out: Tensor, highest: Tensor, total: Tensor) -> tuple[Tensor, ...]:
     """Returns the log-sum-exp m + ln sum of any number m and the sum of exp(score - m)."""
     lse = highest + total.log()
     return out, lse, lse
@@ -26,13 +27,13 @@ def _sum_of_powers(out: torch.Tensor, highest: torch.Tensor, total: torch.Tensor
 @parts(view=_sum_of_powers)
 def flash_attention_score(
     draw: Draw,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
     head_num: int,
     input_layout: str,
-    atten_mask: torch.Tensor | None = None,
+    atten_mask: Tensor | None = None,
     scale: float,
     **unused: Any,
 ) -> tuple[Part, ...]:
@@ -57,17 +58,17 @@ def flash_attention_score(
 @parts()
 def flash_attention_grad(
     draw: Draw,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dy: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
     *,
     head_num: int,
     input_layout: str,
-    atten_mask: torch.Tensor | None = None,
-    softmax_max: torch.Tensor,
-    softmax_sum: torch.Tensor,
-    attention_in: torch.Tensor,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
     scale_value: float,
     **unused: Any,
 ) -> tuple[Part, ...]:
@@ -82,7 +83,7 @@ def flash_attention_grad(
     group = query.numel() * keys // (key.numel() * queries)
     causal = atten_mask is not None
 
-    def shares_and_slopes(b: int, n: int, i: slice, j: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    def shares_and_slopes(b: int, n: int, i: slice, j: slice) -> tuple[Tensor, Tensor]:
         """Returns P and dS of some queries and keys of a head."""
         q, grad, out = (_tokens(x, input_layout, b, n, width)[i].double() for x in (query, dy, attention_in))
         k, v = (_tokens(x, input_layout, b, n // group, width)[j].double() for x in (key, value))
@@ -122,13 +123,13 @@ def flash_attention_grad(
     )
 
 
-def _sizes(query: torch.Tensor, key: torch.Tensor, layout: str) -> tuple[int, int, int]:
+def _sizes(query: Tensor, key: Tensor, layout: str) -> tuple[int, int, int]:
     """Returns the sizes of batch, queries and keys."""
     of_tokens = layout.index("S")
     return query.shape[layout.index("B")], query.shape[of_tokens], key.shape[of_tokens]
 
 
-def _tokens(x: torch.Tensor, layout: str, batch: int, head: int, width: int) -> torch.Tensor:
+def _tokens(x: Tensor, layout: str, batch: int, head: int, width: int) -> Tensor:
     """Returns all tokens of a head, (S, D)."""
     if layout == "BNSD":
         return x[batch, head]

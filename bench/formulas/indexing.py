@@ -7,6 +7,7 @@ from math import prod
 
 import numpy
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, per_element, per_row
 from opatlas.run.result_check import Picks
@@ -15,13 +16,13 @@ from .cache import overwrite
 
 
 @per_element(exact=True)
-def gather_rows(at: At, table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def gather_rows(at: At, table: Tensor, indices: Tensor) -> Tensor:
     """Computes y[i, j, ..., c] = table[indices[i, j, ...], c]."""
     return table[indices[at[:-1]].to(torch.int64), at[-1]]
 
 
 @per_element(exact=True)
-def index(at: At, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def index(at: At, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Computes y[p ..., q ...] = x[..., indices 0 [p], indices 1 [p], ..., q ...]: numpy's indexing by arrays.
 
     The indexed axes are adjacent; the axes of the indices take their place.
@@ -40,7 +41,7 @@ def index(at: At, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> to
 
 
 @per_element(exact=True)
-def index_fill(at: At, x: torch.Tensor, dim: int, indices: torch.Tensor, value: float) -> torch.Tensor:
+def index_fill(at: At, x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
     """Returns the value where the coordinate along `dim` is an index, else x."""
     filled = x[at].clone()
     filled[torch.isin(at[dim], indices)] = value
@@ -48,7 +49,7 @@ def index_fill(at: At, x: torch.Tensor, dim: int, indices: torch.Tensor, value: 
 
 
 @per_element(exact=True)
-def masked_fill(at: At, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor | float) -> torch.Tensor:
+def masked_fill(at: At, x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
     """Returns the value where the mask holds, else x."""
     kept = x[at].clone()
     kept[mask.expand(x.shape)[at]] = value
@@ -56,7 +57,7 @@ def masked_fill(at: At, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
 
 
 @per_row("x")
-def sort(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, Picks]:
+def sort(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Picks]:
     """Returns the sorted numbers of a row, and their positions; equal numbers in any order."""
     assert dim == -1
     ascending = torch.from_numpy(numpy.sort(x.cpu().numpy(), axis=-1)).to(x.device)
@@ -65,21 +66,18 @@ def sort(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, Pic
 
 
 @per_row("x")
-def argmax(x: torch.Tensor, dim: int) -> Picks:
+def argmax(x: Tensor, dim: int) -> Picks:
     """Returns any index of the largest number of a row."""
     assert dim == -1
     return Picks(x, x.amax(dim=-1, keepdim=True))
 
 
 @per_row("x")
-def largest(x: torch.Tensor, dim: int, keepdim: bool) -> tuple[torch.Tensor, Picks]:
+def largest(x: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Picks]:
     """Returns the largest number of a row, and any index of it."""
     assert dim == -1
     value = x.amax(dim=-1, keepdim=True)
     return value, Picks(x, value)
-
-
-Tensor = torch.Tensor
 
 
 @per_element(exact=True)
@@ -158,7 +156,7 @@ def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:
 
 
 @per_row("x")
-def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
+def top_k(x: Tensor, k: int, dim: int) -> tuple[Tensor, Picks]:
     """Returns the k largest numbers of a row, descending, and their positions; equal numbers in any order."""
     assert dim == -1
     values = x.sort(dim=-1, descending=True).values[:, :k]
@@ -166,9 +164,7 @@ def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
 
 
 @per_row("logits", "p", "k")
-def apply_top_k_top_p(
-    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
-) -> torch.Tensor:
+def apply_top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None) -> Tensor:
     """Computes the nine steps of torch_npu.npu_top_k_top_p.
 
     A logit becomes minus infinity below the k-th largest logit, or where the sum of the probabilities in ascending

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from opatlas.run.formula import per_element, to_float64
 
 
-def _common_length(a: torch.Tensor, *_: object, **__: object) -> int:
+def _common_length(a: Tensor, *_: object, **__: object) -> int:
     return a.shape[-1]
 
 
 @per_element(terms=_common_length)
-def linear(
-    at: tuple[torch.Tensor, ...], a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def linear(at: tuple[Tensor, ...], a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Computes c[i, j] = sum over k of a[i, k] weight[j, k], plus bias[j]."""
     i, j = at
     total = (to_float64(a[i, :]) * to_float64(weight[j, :])).sum(dim=-1)
@@ -24,7 +22,7 @@ def linear(
 
 
 @per_element(terms=_common_length)
-def batch_matmul(at: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def batch_matmul(at: tuple[Tensor, ...], a: Tensor, b: Tensor) -> Tensor:
     """Computes c[..., i, j] = sum over k of a[..., i, k] b[..., k, j]; a batch axis of size 1 is broadcast."""
     *batch, i, j = at
     of_row, of_column = (*batch_places(batch, a), i), (*batch_places(batch, b), j)
@@ -33,15 +31,15 @@ def batch_matmul(at: tuple[torch.Tensor, ...], a: torch.Tensor, b: torch.Tensor)
 
 @per_element(terms=_common_length)
 def transpose_batch_matmul(
-    at: tuple[torch.Tensor, ...],
-    input: torch.Tensor,  # noqa: A002 (the call's name)
-    weight: torch.Tensor,
+    at: tuple[Tensor, ...],
+    input: Tensor,  # noqa: A002 (the call's name)
+    weight: Tensor,
     *,
     perm_x1: Sequence[int],
     perm_x2: Sequence[int],
     perm_y: Sequence[int],
     batch_split_factor: int = 1,
-) -> torch.Tensor:
+) -> Tensor:
     """Computes y[m, b, n] = sum over k of x1[b, m, k] x2[b, k, n], of the permuted operands: aclnnTransposeBatchMatMul.
 
     batch_split_factor S cuts the product (M, B N) into S parts: (S, M, B N / S).
@@ -56,7 +54,7 @@ def transpose_batch_matmul(
     return (to_float64(x1[b, m]) * to_float64(x2.mT[b, n])).sum(dim=-1)
 
 
-def batch_places(batch: list[torch.Tensor], operand: torch.Tensor) -> list[torch.Tensor]:
+def batch_places(batch: list[Tensor], operand: Tensor) -> list[Tensor]:
     """Returns the coordinates of the batch of the result in an operand whose batch is broadcast."""
     own = operand.shape[:-2]
     last = batch[len(batch) - len(own) :]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, each, elements, per_element, per_row, to_float64
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
@@ -18,10 +19,10 @@ from .quantized import FP8, dequantize, steps_of_product, sum_of_blocks, sum_of_
 
 @per_row("x")
 def moe_gating_top_k(
-    x: torch.Tensor,
+    x: Tensor,
     k: int,
     *,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     k_group: int = 1,
     group_count: int = 1,
     group_select_mode: int = 0,
@@ -54,14 +55,14 @@ def moe_gating_top_k(
 
 
 @per_element(exact=True)
-def _permute(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
+def _permute(at: At, tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None) -> Tensor:
     """Returns the tokens in the stable order of their experts."""
     copies = indices.shape[1] if indices.dim() == 2 else 1
     return tokens[_order(indices)[at[0]] // copies, at[1]]
 
 
 @per_element(exact=True)
-def _positions(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
+def _positions(at: At, tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None) -> Tensor:
     """Returns argsort(argsort(indices))."""
     return _order(_order(indices))[at[0]]
 
@@ -70,19 +71,17 @@ def _positions(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_toke
 moe_token_permute = each(_permute, _positions)
 
 
-def _order(indices: torch.Tensor) -> torch.Tensor:
+def _order(indices: Tensor) -> Tensor:
     order = numpy.argsort(indices.cpu().numpy().reshape(-1), kind="stable")
     return torch.from_numpy(order).to(indices.device)
 
 
-def _copies(permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None) -> int:
+def _copies(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None) -> int:
     return 1 if probs is None else probs.shape[1]
 
 
 @per_element(terms=_copies)
-def moe_token_unpermute(
-    at: At, permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
-) -> torch.Tensor:
+def moe_token_unpermute(at: At, permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None) -> Tensor:
     """Computes y[t, h] = sum over j of x[positions[t k + j], h] probs[t, j]: aclnnMoeTokenUnpermute."""
     t, h = at
     k = _copies(permuted_tokens, sorted_indices, probs)
@@ -93,23 +92,23 @@ def moe_token_unpermute(
     return total
 
 
-def _depth(x: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
+def _depth(x: Sequence[Tensor], *_: Any, **__: Any) -> int:
     return x[0].shape[1]
 
 
 @per_element(terms=_depth, steps=steps_of_product)
 def grouped_matmul(
     at: At,
-    x: Sequence[torch.Tensor],
-    weight: Sequence[torch.Tensor],
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
     *,
-    bias: Sequence[torch.Tensor] | None = None,
-    scale: Sequence[torch.Tensor] | None = None,
-    per_token_scale: Sequence[torch.Tensor] | None = None,
-    group_list: torch.Tensor,
+    bias: Sequence[Tensor] | None = None,
+    scale: Sequence[Tensor] | None = None,
+    per_token_scale: Sequence[Tensor] | None = None,
+    group_list: Tensor,
     output_dtype: torch.dtype | None = None,
     **unused: Any,
-) -> torch.Tensor | Rounded:
+) -> Tensor | Rounded:
     """Computes y[i, j] = `dequantize` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
     With scales of blocks: of the sum over k of x[i, k] token[i, k / 128] w[e, k, j] scale[e, k / 128, j / 128].
@@ -134,14 +133,8 @@ def grouped_matmul(
 
 @per_row("x", "x_scale", least=3)
 def grouped_matmul_swiglu_quant(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    group_list: torch.Tensor,
-    weight_scale: torch.Tensor,
-    x_scale: torch.Tensor,
-    *,
-    rows: torch.Tensor | None = None,
-) -> tuple[Rounded, torch.Tensor]:
+    x: Tensor, weight: Tensor, group_list: Tensor, weight_scale: Tensor, x_scale: Tensor, *, rows: Tensor | None = None
+) -> tuple[Rounded, Tensor]:
     """Computes s = silu(first half of c) second half, quantized by the largest number of its row.
 
     Here c = (x w[e]) scale[e] token.

@@ -8,31 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, per_element
 
 
 @per_element(exact=True)
-def copy_into(at: At, destination: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def copy_into(at: At, destination: Tensor, source: Tensor) -> Tensor:
     return source[at]
 
 
 @per_element(exact=True)
-def slice_copy(at: At, x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+def slice_copy(at: At, x: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Computes y[i, j, ...] = x[i + offset 0, j + offset 1, ...]."""
     return x[tuple(index + offset for index, offset in zip(at, offsets, strict=True))]
 
 
 @per_element(exact=True)
-def strided_slice(
-    at: At, x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
-) -> torch.Tensor:
+def strided_slice(at: At, x: Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> Tensor:
     """Computes y[i, j, ...] = x[begin 0 + i stride 0, begin 1 + j stride 1, ...]."""
     return x[tuple(first + index * step for index, first, step in zip(at, begin, strides, strict=True))]
 
 
 @per_element(exact=True)
-def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+def stack(at: At, tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Returns the element of tensor at[axis] at the other coordinates."""
     own = (*at[:axis], *at[axis + 1 :])
     value = torch.empty_like(at[axis], dtype=tensors[0].dtype)
@@ -43,7 +42,7 @@ def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 
 
 @per_element(exact=True)
-def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, *, output_size: int) -> torch.Tensor:
+def repeat_interleave(at: At, x: Tensor, repeats: Tensor, dim: int, *, output_size: int) -> Tensor:
     """Repeats line i along `dim` repeats[i] times; a single number holds for every line."""
     ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
     line = torch.searchsorted(ends, at[dim], right=True)
@@ -52,26 +51,26 @@ def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, 
 
 
 @per_element(exact=True)
-def transpose_copy(at: At, x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
+def transpose_copy(at: At, x: Tensor, permutation: Sequence[int]) -> Tensor:
     """Permutes the axes: axis i of the result is axis permutation[i] of x."""
     source = dict(zip(permutation, at, strict=True))
     return x[tuple(source[axis] for axis in range(x.dim()))]
 
 
 @per_element(exact=True)
-def broadcast_to(at: At, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def broadcast_to(at: At, x: Tensor, shape: Sequence[int]) -> Tensor:
     """Computes y = x, broadcast: an axis of size 1 is read at coordinate 0."""
     return _periodic(at, x)
 
 
 @per_element(exact=True)
-def tile(at: At, x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+def tile(at: At, x: Tensor, repeats: Sequence[int]) -> Tensor:
     """Computes y[i, ...] = x[i mod size, ...]; leading axes that x lacks do not count."""
     return _periodic(at, x)
 
 
 @per_element(exact=True)
-def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+def concatenate(at: At, tensors: Sequence[Tensor], axis: int) -> Tensor:
     """Returns the element of the part whose stretch of `axis` holds the coordinate."""
     start = 0
     value = torch.empty_like(at[0], dtype=tensors[0].dtype)
@@ -85,7 +84,7 @@ def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Ten
 
 
 @per_element(exact=True)
-def pad(at: At, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+def pad(at: At, x: Tensor, padding: Sequence[int]) -> Tensor:
     """Returns x where the coordinates, minus the padding before x, are inside of x; else 0.
 
     `padding` has the numbers of elements before and after x, for the last axis first.
@@ -100,14 +99,14 @@ def pad(at: At, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     return value
 
 
-def _periodic(at: At, x: torch.Tensor) -> torch.Tensor:
+def _periodic(at: At, x: Tensor) -> Tensor:
     last = at[len(at) - x.dim() :]
     value = x[tuple(index % size for index, size in zip(last, x.shape, strict=True))]
     return value.expand(at[0].shape) if at else value
 
 
 @per_element(exact=True)
-def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+def format_cast(at: At, x: Tensor, destination: Tensor) -> Tensor:
     """Converts between a plain and a blocked layout.
 
     NC1HWC0: channel c is c mod C0 in block c / C0. FRACTAL_NZ: column k likewise, line m is m mod 16, block m / 16.
@@ -125,25 +124,25 @@ def format_cast(at: At, x: torch.Tensor, destination: torch.Tensor) -> torch.Ten
 
 
 @per_element(exact=True)
-def strided_copy(at: At, x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+def strided_copy(at: At, x: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
     """Computes y[i, j, ...] = storage[offset + i stride 0 + j stride 1 + ...]."""
     return x.reshape(-1)[sum((i * step for i, step in zip(at, stride, strict=True)), torch.tensor(offset))]
 
 
 @per_element(exact=True)
-def lower_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
+def lower_triangle(at: At, x: Tensor, diagonal: int) -> Tensor:
     """Computes y[..., i, j] = x[..., i, j] where j <= i + diagonal, else 0."""
     return x[at] * (at[-1] <= at[-2] + diagonal)
 
 
 @per_element(exact=True)
-def upper_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
+def upper_triangle(at: At, x: Tensor, diagonal: int) -> Tensor:
     """Computes y[..., i, j] = x[..., i, j] where j >= i + diagonal, else 0."""
     return x[at] * (at[-1] >= at[-2] + diagonal)
 
 
 @per_element(exact=True)
-def nonzero(at: At, x: torch.Tensor) -> torch.Tensor:
+def nonzero(at: At, x: Tensor) -> Tensor:
     """Returns in line k the coordinates of the k-th number that is not 0, in the order of the last axis first."""
     line, axis = at
     position = torch.arange(x.numel(), device=x.device)[x.reshape(-1) != 0][line]

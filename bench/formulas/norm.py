@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, per_row, to_float64
 
@@ -15,14 +16,14 @@ _PIECE = 1 << 14
 
 
 @per_row("x")
-def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tensor]:
     """Computes y = x rstd gamma, and rstd = 1 / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
     rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return x * rstd * gamma, rstd
 
 
 @per_row("dy", "x", "rstd")
-def _x_gradient(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+def _x_gradient(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> Tensor:
     """Computes dx_j = r g_j dy_j - r^3 x_j / D sum over i of g_i dy_i x_i.
 
     Here y_i = g_i r x_i, and dr / dx_j = -r^3 x_j / D.
@@ -31,12 +32,12 @@ def _x_gradient(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: to
     return rstd * gamma * dy - rstd**3 * x * common / x.shape[-1]
 
 
-def _rows(dy: torch.Tensor, *_: object) -> int:
+def _rows(dy: Tensor, *_: object) -> int:
     return dy.shape[:-1].numel()
 
 
 @per_element(terms=_rows)
-def _gamma_gradient(at: At, dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+def _gamma_gradient(at: At, dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> Tensor:
     """Computes dg_j = sum over all rows of dy_j x_j r."""
     (j,) = at
     return (to_float64(dy[..., j]) * to_float64(x[..., j]) * to_float64(rstd)).reshape(-1, len(j)).sum(dim=0)
@@ -46,52 +47,46 @@ rms_norm_backward = each(_x_gradient, _gamma_gradient)
 
 
 @per_row("x1", "x2")
-def add_rms_norm(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `rms_norm` of x = x1 + x2, and x (aclnnAddRmsNorm)."""
     return _add_rms_norm(x1, x2, gamma, epsilon)
 
 
 @per_row("x1", "x2")
 def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `add_rms_norm` with y + beta (vllm-ascend, csrc/add_rms_norm_bias)."""
     y, rstd, x = _add_rms_norm(x1, x2, gamma, epsilon)
     return y + (0 if beta is None else beta), rstd, x
 
 
-def _add_rms_norm(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     x = x1 + x2
     rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return x * rstd * gamma, rstd, x
 
 
-def _norm_size(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
+def _norm_size(x: Tensor, sizes: Sequence[int], *_: object) -> int:
     return len(sizes)
 
 
 @per_row("x", axes=_norm_size)
 def layer_norm(
-    x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, sizes: Sequence[int], gamma: Tensor, beta: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (x - E[x]) rstd gamma + beta, E[x], and rstd = 1 / sqrt(Var[x] + epsilon) (Ba, Kiros, Hinton 2016)."""
     mean = x.sum(dim=-1, keepdim=True) / x.shape[-1]
     rstd = 1 / (((x - mean) ** 2).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return (x - mean) * rstd * gamma.flatten() + beta.flatten(), mean, rstd
 
 
-def _terms(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+def _terms(x: Tensor, order: int, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
     return prod(x.shape[axis] for axis in axes)
 
 
 @per_element(terms=_terms)
-def vector_norm(
-    at: At, x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
-) -> torch.Tensor:
+def vector_norm(at: At, x: Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
     """Returns sqrt(sum of x^2) along `axes`."""
     assert order == 2
     kept = [axis for axis in range(x.dim()) if axis not in axes]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, elements, per_element, per_row, to_float64
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
@@ -30,31 +31,29 @@ _LIMITS |= {dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max) for dtype i
 _STEPS_OF_TENSOR_CORES = 50
 
 
-def _common_length(x1: torch.Tensor, *_: Any, **__: Any) -> int:
+def _common_length(x1: Tensor, *_: Any, **__: Any) -> int:
     return x1.shape[-1]
 
 
-def steps_of_product(
-    x: torch.Tensor | Sequence[torch.Tensor], *_: Any, output_dtype: torch.dtype | None = None, **__: Any
-) -> int:
+def steps_of_product(x: Tensor | Sequence[Tensor], *_: Any, output_dtype: torch.dtype | None = None, **__: Any) -> int:
     """Returns the steps of a Comparison for a product, of FP8 or of other numbers."""
-    first = x if isinstance(x, torch.Tensor) else x[0]
+    first = x if isinstance(x, Tensor) else x[0]
     return _STEPS_OF_TENSOR_CORES if first.dtype in FP8 and output_dtype is torch.float32 else 1
 
 
 @per_element(terms=_common_length, steps=steps_of_product)
 def quant_matmul(
     at: At,
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    scale: torch.Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
     *,
-    offset: torch.Tensor | None = None,
-    pertoken_scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    offset: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
     group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype = torch.int8,
-) -> torch.Tensor | Rounded:
+) -> Tensor | Rounded:
     """Computes y[..., i, j] = `dequantize` of the sum over k of x1[..., i, k] x2[..., k, j], of INT8 or FP8.
 
     With scales of blocks: of the sum over k of x1[i, k] token[i, k / 128] x2[k, j] scale[k / 128, j / 128].
@@ -71,27 +70,27 @@ def quant_matmul(
     return dequantize(total, _elements(scale, j), _elements(offset, j), token, _elements(bias, j), output_dtype)
 
 
-def sum_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
     """Returns the sums of products along the last axis: INT64 of integers, float64 of FP8."""
     if a.is_floating_point():
         return (to_float64(a) * to_float64(b)).sum(dim=-1)
     return (a.long() * b.long()).sum(dim=-1)
 
 
-def sum_of_blocks(a: torch.Tensor, b: torch.Tensor, token: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def sum_of_blocks(a: Tensor, b: Tensor, token: Tensor, scale: Tensor) -> Tensor:
     """Returns the sums of products of FP8 along the last axis; `token` and `scale` have a factor of each 128 terms."""
     factors = (to_float64(token) * to_float64(scale)).repeat_interleave(SCALE_BLOCK, dim=-1)
     return (to_float64(a) * to_float64(b) * factors[..., : a.shape[-1]]).sum(dim=-1)
 
 
 def dequantize(
-    total: torch.Tensor,
-    scale: torch.Tensor | None,
-    offset: torch.Tensor | None,
-    token: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    total: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    token: Tensor | None,
+    bias: Tensor | None,
     dtype: torch.dtype,
-) -> torch.Tensor | Rounded:
+) -> Tensor | Rounded:
     """Returns (total + bias) scale token + offset for an INT32 bias, and total scale token + bias for a real bias.
 
     The arguments are cut to the sampled elements. An INT32 result is total + bias. INT8 and FP8 results are cut to the
@@ -116,9 +115,9 @@ def dequantize(
 
 @per_row("input")
 def quantize(
-    input: torch.Tensor,  # noqa: A002 (the call's name)
-    scales: torch.Tensor,
-    zero_points: torch.Tensor | None,
+    input: Tensor,  # noqa: A002 (the call's name)
+    scales: Tensor,
+    zero_points: Tensor | None,
     dtype: torch.dtype,
     axis: int,
     div_mode: bool,
@@ -132,11 +131,11 @@ def quantize(
 
 @per_row("input")
 def dynamic_quant(
-    input: torch.Tensor,  # noqa: A002 (the call's name)
+    input: Tensor,  # noqa: A002 (the call's name)
     *,
-    smooth_scales: torch.Tensor | None = None,
+    smooth_scales: Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
-) -> tuple[Rounded, torch.Tensor]:
+) -> tuple[Rounded, Tensor]:
     """Computes scale = max |x| / 127, y = round(x / scale).
 
     In place of 127: 7 for four bits, 448 for FP8 in E4M3, and 57,344 in E5M2 (aclnnDynamicQuant).
@@ -146,8 +145,8 @@ def dynamic_quant(
 
 @per_row("x")
 def dynamic_block_quant(
-    x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
-) -> tuple[Rounded, torch.Tensor]:
+    x: Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
+) -> tuple[Rounded, Tensor]:
     """Computes `dynamic_quant` of each `col_block_size` columns of a row, of which the last may be fewer.
 
     Source: aclnnDynamicBlockQuantV2, with a least scale of 0.
@@ -159,13 +158,13 @@ def dynamic_block_quant(
 
 @per_row("x1", "x2")
 def add_rms_norm_dynamic_quant(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
     *,
-    smooth_scale1: torch.Tensor | None = None,
-    smooth_scale2: torch.Tensor | None = None,
-    beta: torch.Tensor | None = None,
+    smooth_scale1: Tensor | None = None,
+    smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[Any, ...]:
     """Returns x = x1 + x2; z = x / sqrt(mean(x^2) + epsilon) gamma + beta; y1 and y2 are z, smoothed and quantized.
@@ -182,19 +181,19 @@ def add_rms_norm_dynamic_quant(
     return y1, y2, x, scale1, scale2
 
 
-def _quantize_rows(x: torch.Tensor, smooth: torch.Tensor | None, dtype: torch.dtype) -> tuple[Rounded, torch.Tensor]:
+def _quantize_rows(x: Tensor, smooth: Tensor | None, dtype: torch.dtype) -> tuple[Rounded, Tensor]:
     x = x if smooth is None else x * smooth
     scale = x.abs().amax(dim=-1, keepdim=True) / _LIMITS[dtype][1]
     return Rounded(x / scale, packed=dtype is torch.quint4x2), scale
 
 
-def _unpack(scale: torch.Tensor | None) -> torch.Tensor | None:
+def _unpack(scale: Tensor | None) -> Tensor | None:
     """Returns the float32 in the lower 32 bits of a scale of npu_trans_quant_param (aclnnTransQuantParamV2)."""
     if scale is None or scale.is_floating_point():
         return scale
     return (scale & 0x7FFFFFFF).to(torch.int32).view(torch.float32)
 
 
-def _elements(vector: torch.Tensor | None, j: torch.Tensor) -> torch.Tensor | None:
+def _elements(vector: Tensor | None, j: Tensor) -> Tensor | None:
     """Returns the elements of a vector for the columns j; a vector of one element holds for all."""
     return vector if vector is None or vector.numel() == 1 else vector[j]

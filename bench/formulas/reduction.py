@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import per_element, per_row, to_float64
 
@@ -14,27 +15,23 @@ from opatlas.run.formula import per_element, per_row, to_float64
 _PIECE = 1 << 20
 
 
-def _terms(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+def _terms(x: Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
     return prod(x.shape[axis] for axis in axes)
 
 
 @per_element(terms=_terms)
-def reduce_sum(
-    at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
-) -> torch.Tensor:
+def reduce_sum(at: tuple[Tensor, ...], x: Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
     """Returns the sum over all coordinates along `axes`."""
     return _sum(at, x, axes, keepdim)
 
 
 @per_element(terms=_terms)
-def reduce_mean(
-    at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
-) -> torch.Tensor:
+def reduce_mean(at: tuple[Tensor, ...], x: Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
     """Returns the sum along `axes`, divided by the number of its terms."""
     return _sum(at, x, axes, keepdim) / _terms(x, axes, keepdim)
 
 
-def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
+def _sum(at: tuple[Tensor, ...], x: Tensor, axes: Sequence[int], keepdim: bool) -> Tensor:
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     kept_at = tuple(at[axis] for axis in kept) if keepdim else at
     terms = x.permute(*kept, *axes)[kept_at].reshape(at[0].numel() if at else 1, _terms(x, axes, keepdim))
@@ -53,7 +50,7 @@ def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], kee
 
 
 @per_row("x")
-def cumulative_sum(x: torch.Tensor, dim: int, *, dtype: torch.dtype) -> torch.Tensor:
+def cumulative_sum(x: Tensor, dim: int, *, dtype: torch.dtype) -> Tensor:
     """Returns x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
     assert dim == -1
     total = to_float64(x.clone())

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, to_float64
-
-Tensor = torch.Tensor
 
 
 def partner(j: Tensor, width: int, mode: str) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import Draw, Part, parts
 from opatlas.run.result_check import Largest
@@ -13,7 +14,7 @@ from opatlas.run.result_check import Largest
 from .attention import attention_of, index_of
 
 
-def _sort_scores(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _sort_scores(indices: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
     """Returns the scores in descending order; a kernel may give any order."""
     return (indices, *(values.sort(dim=-1, descending=True).values for values in scores))
 
@@ -21,13 +22,13 @@ def _sort_scores(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Te
 @parts(view=_sort_scores)
 def lightning_indexer(
     draw: Draw,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    weights: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
     *,
-    actual_seq_lengths_query: torch.Tensor,
-    actual_seq_lengths_key: torch.Tensor,
-    block_table: torch.Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
     sparse_count: int,
     return_value: bool = False,
     **unused: Any,
@@ -53,16 +54,16 @@ def lightning_indexer(
 @parts()
 def sparse_flash_attention(
     draw: Draw,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    sparse_indices: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
     scale_value: float,
     *,
-    block_table: torch.Tensor,
-    actual_seq_lengths_query: torch.Tensor,
-    query_rope: torch.Tensor,
-    key_rope: torch.Tensor,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
     **unused: Any,
 ) -> tuple[Part, ...]:
     """Computes attention over the keys of `sparse_indices`; -1 means no key."""
@@ -82,7 +83,7 @@ def sparse_flash_attention(
     return (Part(index_of(rows, query.device), torch.stack(outs)),)
 
 
-def _read_pages(cache: torch.Tensor, table: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+def _read_pages(cache: Tensor, table: Tensor, j: Tensor) -> Tensor:
     """Returns tokens j of a sequence whose pages are in `table`: (len(j), D)."""
     size = cache.shape[1]
     return cache[table[j // size].long(), j % size, 0]

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from opatlas.run.formula import At, on_lists, per_element, per_row, pointwise, to_float64
 
 
 @per_row("gradient", "x")
-def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+def swiglu_backward(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
     """Computes y = a s(a) b with s(a) = 1 / (1 + exp(-a)): dy/da = s(a) (1 + a (1 - s(a))) b and dy/db = a s(a)."""
     assert dim == -1
     half = x.shape[-1] // 2
@@ -21,13 +22,13 @@ def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.
 
 
 @pointwise
-def threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+def threshold_backward(gradient: Tensor, x: Tensor, threshold: float) -> Tensor:
     """Returns dy where x is above the threshold, else 0."""
     return gradient * (x > threshold)
 
 
 @per_row("x")
-def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+def log_softmax(x: Tensor, dim: int) -> Tensor:
     """Returns x - m - ln(sum of exp(x - m)), m the largest."""
     assert dim == -1
     shifted = x - x.amax(dim=-1, keepdim=True)
@@ -35,18 +36,14 @@ def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @per_row("gradient", "result")
-def log_softmax_backward(
-    gradient: torch.Tensor, result: torch.Tensor, dim: int, input_dtype: torch.dtype
-) -> torch.Tensor:
+def log_softmax_backward(gradient: Tensor, result: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """Computes dy[i]/dx[j] = (i = j) - exp(y[j]), so dx = dy - exp(y) (sum of dy)."""
     assert dim == -1
     return gradient - result.exp() * gradient.sum(dim=-1, keepdim=True)
 
 
 @per_element()
-def nll_loss(
-    at: At, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def nll_loss(at: At, x: Tensor, target: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Returns - (sum over n of w[t[n]] x[n, t[n]]) / (sum over n of w[t[n]]), and the latter sum."""
     lines = torch.arange(len(target), device=x.device)
     weights = to_float64(weight[target.long()])
@@ -54,9 +51,7 @@ def nll_loss(
 
 
 @per_element(written=lambda gradient, x, target, *_: (torch.arange(len(x), device=x.device), target.long()))
-def nll_loss_backward(
-    at: At, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
-) -> torch.Tensor:
+def nll_loss_backward(at: At, gradient: Tensor, x: Tensor, target: Tensor, weight: Tensor, *_: Any) -> Tensor:
     """Computes dx[n, c] = - w[c] dL / (sum of the targets' weights) where c is the target of n, else 0."""
     n, c = at
     share = to_float64(weight[c]) / to_float64(weight[target.long()]).sum()
@@ -64,7 +59,7 @@ def nll_loss_backward(
 
 
 @per_element(written=lambda gradient, indices, *_: (indices.reshape(-1).long(),))
-def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
+def embedding_backward(at: At, gradient: Tensor, indices: Tensor, *_: Any) -> Tensor:
     """Computes dw[v, d] = the sum of dy[i, d] over the positions i whose index is v."""
     v, d = at
     lines = gradient.reshape(-1, gradient.shape[-1])
@@ -77,7 +72,7 @@ def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_
 
 
 @per_element()
-def dropout_by_mask(at: At, x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+def dropout_by_mask(at: At, x: Tensor, mask: Tensor, p: float) -> Tensor:
     """Returns x / (1 - p) where the bit is 1, else 0; element i has bit i mod 8, the lowest first, of byte i / 8."""
     number = torch.zeros_like(at[0])
     for index, size in zip(at, x.shape, strict=True):
@@ -89,12 +84,12 @@ def dropout_by_mask(at: At, x: torch.Tensor, mask: torch.Tensor, p: float) -> to
 @per_element()
 def adamw(
     at: At,
-    parameters: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    first_moments: Sequence[torch.Tensor],
-    second_moments: Sequence[torch.Tensor],
-    largest_second_moments: Sequence[torch.Tensor],
-    steps: Sequence[torch.Tensor],
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first_moments: Sequence[Tensor],
+    second_moments: Sequence[Tensor],
+    largest_second_moments: Sequence[Tensor],
+    steps: Sequence[Tensor],
     *,
     lr: float,
     beta1: float,
@@ -102,7 +97,7 @@ def adamw(
     weight_decay: float,
     eps: float,
     **_: Any,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Computes m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, and with the means m' / (1 - b1^t) and v' / (1 - b2^t)
 
     p' = p - lr (weight decay p + m mean / (sqrt(v mean) + eps)) (Loshchilov and Hutter 2019, algorithm 2).
@@ -124,10 +119,10 @@ def apply_adamw(
     beta1: float,
     beta2: float,
     epsilon: float,
-    gradient: torch.Tensor,
+    gradient: Tensor,
     *_: Any,
-    out: Sequence[torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
+    out: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
     """Returns `adamw` with the powers of the betas of the previous step (aclnnApplyAdamW)."""
     p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
@@ -137,11 +132,11 @@ def apply_adamw(
 
 @on_lists
 @pointwise
-def foreach_add(x: torch.Tensor, y: torch.Tensor, *, alpha: float) -> torch.Tensor:
+def foreach_add(x: Tensor, y: Tensor, *, alpha: float) -> Tensor:
     return x + alpha * y
 
 
 @on_lists
 @pointwise
-def foreach_multiply(x: torch.Tensor, factor: float) -> torch.Tensor:
+def foreach_multiply(x: Tensor, factor: float) -> Tensor:
     return x * factor

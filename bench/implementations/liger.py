@@ -16,11 +16,12 @@ from liger_kernel.ops.rms_norm import rms_norm_forward
 from liger_kernel.ops.rope import rope_forward
 from liger_kernel.ops.softmax import _softmax_forward
 from liger_kernel.ops.swiglu import swiglu_fused_gate_up_forward
+from torch import Tensor
 
 from opatlas import Prepared, implements
 from opatlas.run.implementation import Support
 
-from ._layouts import without_beta
+from ._calls import without_beta
 
 DISTRIBUTIONS = ("liger_kernel",)
 DEVICES = ("cuda", "npu")
@@ -33,16 +34,14 @@ _LONGEST_ROW = 65536
 
 
 @implements("RmsNorm")
-def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tensor]:
     _expect_row(x.shape[-1])
     y, _, rstd, *_ = rms_norm_forward(x, gamma, epsilon, 0.0, _CASTING, None)
     return y, rstd.view(*x.shape[:-1], 1)
 
 
 @implements("AddRmsNorm")
-def add_rms_norm(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor | None, Tensor]:
     """Gives no rstd for half types: Liger's is that of the rounded sum, and the row's that of the sum itself."""
     _expect_row(x1.shape[-1])
     y, total, rstd, *_ = fused_add_rms_norm_forward(x1, x2, gamma, epsilon, 0.0, _CASTING)
@@ -54,8 +53,8 @@ add_rms_norm_bias = implements("AddRmsNormBias")(without_beta(add_rms_norm, _SUP
 
 @implements("LayerNormV4", "LayerNormV3", "LayerNormV3WithImplMode")
 def layer_norm(
-    x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, sizes: Sequence[int], gamma: Tensor, beta: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     _expect(len(sizes) == 1, f"a norm over {len(sizes)} axes", "norms over the last axis")
     _expect_row(sizes[0])
     y, _, mean, rstd, *_ = layer_norm_forward(x, gamma, beta, epsilon)
@@ -64,23 +63,21 @@ def layer_norm(
 
 
 @implements("SwiGlu")
-def swiglu(x: torch.Tensor, dim: int) -> Any:
+def swiglu(x: Tensor, dim: int) -> Any:
     _expect(dim in (-1, x.dim() - 1), f"axis {dim}", "the last axis")
     _expect_row(x.shape[-1] // 2)
     return swiglu_fused_gate_up_forward(x)[1]
 
 
 @implements("SoftmaxV2", "SoftmaxAiCore")
-def softmax(x: torch.Tensor, dim: int) -> Any:
+def softmax(x: Tensor, dim: int) -> Any:
     _expect(x.dim() > 0 and dim in (-1, x.dim() - 1), f"axis {dim} of {x.dim()}", "the last axis")
     _expect_row(x.shape[-1])
     return _softmax_forward(x)[0]
 
 
 @implements("ApplyRotaryPosEmb")
-def apply_rotary_pos_emb(
-    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
-) -> Prepared:
+def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, layout: str) -> Prepared:
     """Works in place on (batch, tokens, heads, D). rope_forward takes views with heads first, which it turns back."""
     if layout == "TND":
         q, k, c, s = (x.unsqueeze(0) for x in (query, key, cos, sin))

@@ -13,6 +13,8 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from opatlas.run.implementation import Support
+
 DISTRIBUTIONS = ("flag_gems", "sqlalchemy")
 DEVICES = ("cuda", "npu")
 
@@ -22,3 +24,6 @@ except PackageNotFoundError:
     _FOLDER = "flag_gems"
 # FlagGems reads it when it is imported, which the modules of this package do.
 os.environ.setdefault("FLAGGEMS_CACHE_DIR", str(Path(tempfile.gettempdir()) / _FOLDER))
+
+SUPPORT = Support("FlagGems")
+expect, expect_dtype = SUPPORT.expect, SUPPORT.expect_dtype

@@ -6,20 +6,20 @@ GroupedMatmulSwigluQuant is not here: FlagGems quantizes rows to INT8 with sever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import flag_gems
 import torch
 import triton.language as tl
 from flag_gems.fused.fused_moe import try_get_optimal_moe_config
+from torch import Tensor
 
 from opatlas import Prepared, implements
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
+from .._calls import HALF, REAL, GroupedProduct, QuantizedProduct, launched, takes
 from .._layouts import real_scale, weight_by_columns
-from .common import HALF, expect, expect_dtype
+from . import SUPPORT, expect, expect_dtype
 
-_REAL = (*HALF, torch.float32)
 _QUANTIZED = (torch.int8, torch.float8_e4m3fn)
 _TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 #: cutlass_scaled_mm takes rows and columns that are multiples of this.
@@ -29,15 +29,15 @@ _TMA_BYTES = 16
 
 
 @implements("MatMulV2", "MatMulV3", "MatMulCommon", "MatMul")
-def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    expect_dtype(_REAL, a=a)
-    result: torch.Tensor = flag_gems.mm(a, weight.mT) if bias is None else flag_gems.addmm(bias, a, weight.mT)
+def linear(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    expect_dtype(REAL, a=a)
+    result: Tensor = flag_gems.mm(a, weight.mT) if bias is None else flag_gems.addmm(bias, a, weight.mT)
     return result
 
 
 @implements("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul", "BatchMatMulNd")
-def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> Prepared:
-    expect_dtype(_REAL, a=a)
+def batch_matmul(a: Tensor, b: Tensor) -> Prepared:
+    expect_dtype(REAL, a=a)
     batch = a.shape[:-2]
     expect(batch == b.shape[:-2] and len(batch) > 0, f"batches {tuple(batch)} and {tuple(b.shape[:-2])}", "equal ones")
     left, right = a.flatten(0, -3), b.flatten(0, -3)
@@ -45,109 +45,64 @@ def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> Prepared:
 
 
 @implements("QuantBatchMatmulV3")
-def quant_matmul(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    scale: torch.Tensor,
-    *,
-    offset: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    pertoken_scale: torch.Tensor | None = None,
-    group_sizes: Sequence[int] | None = None,
-    output_dtype: torch.dtype,
-) -> Prepared:
+@takes(QuantizedProduct)
+def quant_matmul(call: QuantizedProduct) -> Prepared:
     """Calls a kernel for scales of rows and columns, or one for scales of blocks."""
-    expect(x1.dim() == x2.dim() == 2, f"{x1.dim()} axes", "matrices of two axes")
-    expect_dtype(_QUANTIZED, x1=x1, x2=x2)
-    expect_dtype(tuple(_TRITON), result=output_dtype)
-    expect(offset is None, "an offset", "no offsets")
-    expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
-    expect(bias is None or group_sizes is None, "scales of blocks and a bias", "a bias with other scales")
-    (m, k), n = x1.shape, x2.shape[1]
-    expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
+    dtypes = {"x1": _QUANTIZED, "x2": _QUANTIZED, "result": tuple(_TRITON)}
+    call.expect_matrices(SUPPORT, dtypes, k=_ALIGNED, n=_ALIGNED)
+    _expect_bias(call.bias, call.group_sizes is not None)
+    x1, bias, token = call.x1, call.flat_bias, call.pertoken_scale
     if x1.is_cuda:
         major, minor = torch.cuda.get_device_capability(x1.device)
         expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")
     converted: list[str] = []
-    x2 = weight_by_columns(x2, converted)
-    if bias is not None and bias.dim() > 1:
-        bias = bias.reshape(-1)
-    b_scale = real_scale(scale, converted)
-    if pertoken_scale is None:
-        a_scale = torch.ones(1, device=x1.device)
+    x2, b_scale = weight_by_columns(call.x2, converted), real_scale(call.scale, converted)
+    if token is None:
         converted.append("a scale of one for x1")
-    else:
-        a_scale = pertoken_scale
-    c = torch.empty(m, n, dtype=output_dtype, device=x1.device)
-
-    def call() -> Any:
-        flag_gems.cutlass_scaled_mm(c, x1, x2, a_scale, b_scale, bias)
-        return c
-
-    return Prepared(call, converted=converted)
+    a_scale = torch.ones(1, device=x1.device) if token is None else token
+    c = torch.empty(len(x1), x2.shape[1], dtype=call.output_dtype, device=x1.device)
+    return launched(lambda: flag_gems.cutlass_scaled_mm(c, x1, x2, a_scale, b_scale, bias), c, converted=converted)
 
 
 @implements("GroupedMatmul")
-def grouped_matmul(
-    x: Sequence[torch.Tensor],
-    weight: Sequence[torch.Tensor],
-    *,
-    bias: Sequence[torch.Tensor] | None = None,
-    scale: Sequence[torch.Tensor] | None = None,
-    per_token_scale: Sequence[torch.Tensor] | None = None,
-    group_list: torch.Tensor,
-    split_item: int,
-    group_type: int,
-    group_list_type: int,
-    output_dtype: torch.dtype | None = None,
-) -> Prepared:
-    (rows,), (matrices,) = x, weight
+@takes(GroupedProduct)
+def grouped_matmul(call: GroupedProduct) -> Prepared:
+    (rows,), (matrices,) = call.x, call.weight
     if rows.is_floating_point() and rows.dtype not in _QUANTIZED:
-        return _grouped_real(rows, matrices, bias, group_list)
-    own_bias, own_scale, own_token = (given[0] if given else None for given in (bias, scale, per_token_scale))
-    return _grouped_quantized(rows, matrices, own_bias, own_scale, own_token, group_list, output_dtype or rows.dtype)
+        return _grouped_real(rows, matrices, call)
+    return _grouped_quantized(rows, matrices, call)
 
 
-def _grouped_real(
-    rows: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor] | None, ends: torch.Tensor
-) -> Prepared:
+def _grouped_real(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Prepared:
     """Calls group_mm, one persistent kernel over all groups."""
     expect_dtype(HALF, x=rows)
-    expect(not bias, "a bias", "group_mm without a bias")
+    expect(not call.bias, "a bias", "group_mm without a bias")
     expect(rows.is_cuda, f"a device of kind {rows.device.type}", "group_mm for CUDA")
     for name, size in (("K", weight.shape[1]), ("N", weight.shape[2])):
         expect(size * rows.element_size() % _TMA_BYTES == 0, f"{name} {size}", f"lines of {_TMA_BYTES} bytes each")
     converted = () if weight.is_contiguous() else ("weight to (E, K, N)",)
     weight = weight.contiguous()
-    return Prepared(lambda: [flag_gems.group_mm(rows, weight, ends)], converted=converted)
+    return Prepared(lambda: [flag_gems.group_mm(rows, weight, call.group_list)], converted=converted)
 
 
-def _grouped_quantized(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    per_token: torch.Tensor | None,
-    ends: torch.Tensor,
-    dtype: torch.dtype,
-) -> Prepared:
+def _grouped_quantized(rows: Tensor, weight: Tensor, call: GroupedProduct) -> Prepared:
     """Calls the kernel of a fused mixture of experts, with one expert for each row."""
+    bias, scale, token = (given[0] if given else None for given in (call.bias, call.scale, call.per_token_scale))
+    dtype, ends = call.output_dtype or rows.dtype, call.group_list
     expect_dtype(_QUANTIZED, x=rows, weight=weight)
     expect(scale is not None, "no scale", "products that are scaled")
     expect_dtype(tuple(_TRITON), result=dtype)
-    expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
-    (m, _), (experts, k, n) = rows.shape, weight.shape
     assert scale is not None
     of_blocks = scale.dim() == 3
-    expect(bias is None or not of_blocks, "scales of blocks and a bias", "a bias with other scales")
+    _expect_bias(bias, of_blocks)
+    (m, _), (experts, k, n) = rows.shape, weight.shape
     converted = ["rows sorted into blocks"]
     if not weight.mT.is_contiguous():
         converted.append("weight to (E, N, K)")
-    b = weight.mT.contiguous()
-    b_scale = real_scale(scale.mT if of_blocks else scale, converted)
-    if per_token is None:
+    b, b_scale = weight.mT.contiguous(), real_scale(scale.mT if of_blocks else scale, converted)
+    if token is None:
         converted.append("a scale of one for each row")
-    of_rows = torch.ones(m, device=rows.device) if per_token is None else per_token
+    of_rows = torch.ones(m, device=rows.device) if token is None else token
     a_scale = of_rows if of_blocks else of_rows[:, None]
     kind = "int8_w8a8" if rows.dtype is torch.int8 else "fp8_w8a8"
     block = [SCALE_BLOCK, SCALE_BLOCK] if of_blocks else None
@@ -156,56 +111,44 @@ def _grouped_quantized(
     # FlagGems has 48 for 33 to 48 rows of an expert.
     expect(size & (size - 1) == 0, f"{m // experts} rows of an expert", "blocks of rows that are powers of two")
     owners = torch.searchsorted(ends, torch.arange(m, dtype=ends.dtype, device=ends.device), right=True)
-    ids, owned, padded = flag_gems.moe_align_block_size(owners.int()[:, None], config["BLOCK_SIZE_M"], experts)
+    ids, owned, padded = flag_gems.moe_align_block_size(owners.int()[:, None], size, experts)
     out = torch.empty(m, 1, n, dtype=dtype, device=rows.device)
+    arguments = (rows, b, out, a_scale, b_scale, None, ids, owned, padded, False, 1, config, _TRITON[dtype])
+    how = {
+        "use_int8_w8a8": rows.dtype is torch.int8,
+        "use_fp8_w8a8": rows.dtype is not torch.int8,
+        "per_channel_quant": not of_blocks,
+        "block_shape": block,
+        "B_bias": bias,
+    }
+    return launched(
+        lambda: flag_gems.invoke_fused_moe_triton_kernel(*arguments, **how), [out[:, 0]], converted=converted
+    )
 
-    def call() -> Any:
-        flag_gems.invoke_fused_moe_triton_kernel(
-            rows,
-            b,
-            out,
-            a_scale,
-            b_scale,
-            None,
-            ids,
-            owned,
-            padded,
-            False,
-            1,
-            config,
-            _TRITON[dtype],
-            use_int8_w8a8=rows.dtype is torch.int8,
-            use_fp8_w8a8=rows.dtype is not torch.int8,
-            per_channel_quant=not of_blocks,
-            block_shape=block,
-            B_bias=bias,
-        )
-        return [out[:, 0]]
 
-    return Prepared(call, converted=converted)
+def _expect_bias(bias: Tensor | None, of_blocks: bool) -> None:
+    """Refuses a bias that the kernels do not add."""
+    expect(bias is None or bias.is_floating_point(), "a bias in int32", "a bias that is added after the scales")
+    expect(bias is None or not of_blocks, "scales of blocks and a bias", "a bias with other scales")
 
 
 @implements("DynamicQuant", "DynamicQuantAiCore")
-def dynamic_quant(
-    x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, dst_type: torch.dtype = torch.int8
-) -> Prepared:
+def dynamic_quant(x: Tensor, *, smooth_scales: Tensor | None = None, dst_type: torch.dtype = torch.int8) -> Prepared:
     """Quantizes each row as one group, to FP8."""
     expect(smooth_scales is None, "smooth scales", "quantization without them")
     return _quantize_groups(x, x.shape[-1], dst_type, x.shape[:-1])
 
 
 @implements("DynamicBlockQuant")
-def dynamic_block_quant(
-    x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
-) -> Prepared:
+def dynamic_block_quant(x: Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int) -> Prepared:
     expect(row_block_size == 1, f"blocks of {row_block_size} rows", "blocks of one row")
     expect(x.shape[-1] % col_block_size == 0, f"rows of {x.shape[-1]}", f"multiples of {col_block_size}")
     return _quantize_groups(x, col_block_size, dst_type, (*x.shape[:-1], x.shape[-1] // col_block_size))
 
 
-def _quantize_groups(x: torch.Tensor, size: int, dtype: torch.dtype, scales: Sequence[int]) -> Prepared:
+def _quantize_groups(x: Tensor, size: int, dtype: torch.dtype, scales: Sequence[int]) -> Prepared:
     """Quantizes groups of `size` columns. The kernel takes x of two axes for any x, and reads the rows of no other."""
-    expect_dtype(_REAL, x=x)
+    expect_dtype(REAL, x=x)
     expect_dtype((torch.float8_e4m3fn, torch.float8_e5m2), result=dtype)
     rows = x.flatten(0, -2)
     return Prepared(

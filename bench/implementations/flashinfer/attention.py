@@ -9,11 +9,13 @@ from typing import Any
 
 import flashinfer
 import torch
+from torch import Tensor
 
 from opatlas import Prepared, implements
 
+from .._calls import HALF, Attention, takes
 from .._layouts import int32
-from .common import HALF, expect, expect_dtype, words, workspace
+from . import expect, expect_dtype, words, workspace
 
 #: Head sizes of queries and keys, and of values, that attention on Hopper is compiled for.
 _ATTENTION_SIZES = ((64, 64), (128, 128), (256, 256), (192, 128))
@@ -22,52 +24,24 @@ _MOST_KEYS, _MOST_SEQUENCES = 16 << 20, 32767
 #: Threads of a block that merges the heads of a token.
 _THREADS = 1024
 _FROM_BASE_2 = "log-sum-exp from base 2"
+_JOINED = "queries and keys with their rope part in one tensor"
 
 
 @implements("FusedInferAttentionScore")
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    atten_mask: torch.Tensor | None = None,
-    actual_seq_lengths: Sequence[int] | None = None,
-    actual_seq_lengths_kv: Sequence[int],
-    block_table: torch.Tensor | None = None,
-    query_rope: torch.Tensor | None = None,
-    key_rope: torch.Tensor | None = None,
-    num_heads: int,
-    scale: float,
-    input_layout: str,
-    num_key_value_heads: int,
-    sparse_mode: int = 0,
-    block_size: int = 0,
-    softmax_lse_flag: bool = False,
-) -> Prepared:
+@takes(Attention)
+def attention(call: Attention) -> Prepared:
     """Packed sequences, sequences in pages, or absorbed latent attention in pages."""
+    query, key, value = call.query, call.key, call.value
     expect_dtype(HALF, query=query)
     expect_dtype((query.dtype,), key=key, value=value)
-    causal, with_lse, ends = sparse_mode == 3, softmax_lse_flag, actual_seq_lengths
-    if block_table is None:
-        assert ends is not None
-        return _packed(
-            *_with_rope(query, query_rope, key, key_rope),
-            value,
-            [0, *ends],
-            [0, *actual_seq_lengths_kv],
-            causal=causal,
-            scale=scale,
-            with_lse=with_lse,
-        )
-    pages = _Pages(block_table, actual_seq_lengths_kv, block_size)
-    if query_rope is not None and key_rope is not None:
-        expect(value is key and num_key_value_heads == 1, "latent attention", "keys as values, and one head of them")
-        return _latent(query, query_rope, key, key_rope, pages, scale=scale, with_lse=with_lse)
-    assert ends is not None
-    layout = "NHD" if key.dim() == 3 else "HND"
-    if layout == "NHD":
-        key, value = (x.unflatten(-1, (num_key_value_heads, -1)) for x in (key, value))
-    return _paged(query, (key, value), layout, [0, *ends], pages, causal=causal, scale=scale, with_lse=with_lse)
+    if call.block_table is None:
+        return _packed(call, *_with_rope(query, call.query_rope, key, call.key_rope))
+    pages = _Pages(call.block_table, call.actual_seq_lengths_kv, call.block_size)
+    if call.query_rope is not None and call.key_rope is not None:
+        one_head = value is key and call.num_key_value_heads == 1
+        expect(one_head, "latent attention", "keys as values, and one head of them")
+        return _latent(call, call.query_rope, call.key_rope, pages)
+    return _paged(call, pages)
 
 
 class _Pages:
@@ -80,7 +54,7 @@ class _Pages:
         lengths: number of keys of each sequence.
     """
 
-    def __init__(self, table: torch.Tensor, lengths: Sequence[int], block_size: int) -> None:
+    def __init__(self, table: Tensor, lengths: Sequence[int], block_size: int) -> None:
         _expect_sequences(len(lengths), sum(lengths))
         self.block_size = block_size
         self.lengths = int32(lengths, table.device)
@@ -90,20 +64,11 @@ class _Pages:
         self.last = (self.lengths - 1) % block_size + 1
 
 
-def _packed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    value: torch.Tensor,
-    q_starts: Sequence[int],
-    kv_starts: Sequence[int],
-    *,
-    causal: bool,
-    scale: float,
-    with_lse: bool,
-) -> Prepared:
+def _packed(call: Attention, q: Tensor, k: Tensor) -> Prepared:
     """Returns the call for queries (T, N, D) and keys (T', H, D) of sequences one after the other."""
-    wrapper = _plan_packed(q, k, value, q_starts, kv_starts, causal=causal, scale=scale)
-    converted = ("queries and keys with their rope part in one tensor",) if q.shape[-1] != value.shape[-1] else ()
+    kv_starts, value, with_lse = [0, *call.actual_seq_lengths_kv], call.value, call.softmax_lse_flag
+    wrapper = _plan_packed(q, k, value, call.query_starts, kv_starts, causal=call.causal, scale=call.scale)
+    converted = (_JOINED,) if q.shape[-1] != value.shape[-1] else ()
     return Prepared(
         lambda: wrapper.run(q, k, value, return_lse=with_lse, enable_pdl=False),
         results=_with_natural_lse if with_lse else None,
@@ -112,57 +77,34 @@ def _packed(
 
 
 def _plan_packed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    value: torch.Tensor,
-    q_starts: Sequence[int],
-    kv_starts: Sequence[int],
-    *,
-    causal: bool,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, q_starts: Sequence[int], kv_starts: Sequence[int], *, causal: bool, scale: float
 ) -> Any:
-    _expect_attention_sizes(q.shape[-1], value.shape[-1])
+    _expect_attention_sizes(q.shape[-1], v.shape[-1])
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(q.device), "NHD")
-    wrapper.plan(
-        int32(q_starts, q.device),
-        int32(kv_starts, q.device),
-        q.shape[1],
-        k.shape[1],
-        q.shape[2],
-        value.shape[2],
-        causal=causal,
-        sm_scale=scale,
-        q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-    )
+    starts = (int32(own, q.device) for own in (q_starts, kv_starts))
+    sizes = (q.shape[1], k.shape[1], q.shape[2], v.shape[2])
+    wrapper.plan(*starts, *sizes, causal=causal, sm_scale=scale, q_data_type=q.dtype, kv_data_type=k.dtype)
     return wrapper
 
 
-def _paged(
-    q: torch.Tensor,
-    caches: tuple[torch.Tensor, torch.Tensor],
-    layout: str,
-    q_starts: Sequence[int],
-    pages: _Pages,
-    *,
-    causal: bool,
-    scale: float,
-    with_lse: bool,
-) -> Prepared:
-    """Returns the call for queries (T, N, D), and pages (blocks, size, H, D) in "NHD" or (blocks, H, size, D)."""
-    (_, heads, head_size), kv_heads = q.shape, caches[0].shape[2 if layout == "NHD" else 1]
+def _paged(call: Attention, pages: _Pages) -> Prepared:
+    """Returns the call for queries (T, N, D), and pages (blocks, size, H D) or (blocks, H, size, D)."""
+    q, kv_heads, starts, with_lse = call.query, call.num_key_value_heads, call.query_starts, call.softmax_lse_flag
+    (_, heads, head_size), layout = q.shape, "NHD" if call.key.dim() == 3 else "HND"
+    caches = tuple(x.unflatten(-1, (kv_heads, -1)) if layout == "NHD" else x for x in (call.key, call.value))
     _expect_attention_sizes(head_size, caches[1].shape[-1])
-    plan = {"sm_scale": scale, "q_data_type": q.dtype, "kv_data_type": caches[0].dtype}
+    plan = {"sm_scale": call.scale, "q_data_type": q.dtype, "kv_data_type": call.key.dtype}
     sizes = (heads, kv_heads, head_size, pages.block_size)
-    if all(end - start == 1 for start, end in pairwise(q_starts)):
+    if all(end - start == 1 for start, end in pairwise(starts)):
         # Tensor cores are worth it for many queries to a key; vLLM and SGLang choose in the same way.
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace(q.device), layout, use_tensor_cores=heads // kv_heads >= 4
         )
         wrapper.plan(pages.starts, pages.blocks, pages.last, *sizes, **plan)
     else:
+        plan["causal"] = call.causal
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(q.device), layout)
-        wrapper.plan(int32(q_starts, q.device), pages.starts, pages.blocks, pages.last, *sizes, causal=causal, **plan)
+        wrapper.plan(int32(starts, q.device), pages.starts, pages.blocks, pages.last, *sizes, **plan)
     return Prepared(
         lambda: wrapper.run(q, caches, return_lse=with_lse, enable_pdl=False),
         results=_with_natural_lse if with_lse else None,
@@ -170,44 +112,24 @@ def _paged(
     )
 
 
-def _latent(
-    query: torch.Tensor,
-    query_rope: torch.Tensor,
-    cache: torch.Tensor,
-    key_rope: torch.Tensor,
-    pages: _Pages,
-    *,
-    scale: float,
-    with_lse: bool,
-) -> Prepared:
+def _latent(call: Attention, query_rope: Tensor, key_rope: Tensor, pages: _Pages) -> Prepared:
     """Returns the call for queries (B, N, S, D) and a cache whose entries are keys and values; results (N, B, S, D)."""
-    (batch, heads, length, latent), rope = query.shape, query_rope.shape[-1]
+    (batch, heads, length, latent), rope = call.query.shape, query_rope.shape[-1]
+    device, size, with_lse = call.query.device, pages.block_size, call.softmax_lse_flag
     expect((latent, rope) == (512, 64), f"latent size {latent} + {rope}", "512 + 64")
-    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(query.device), backend="auto")
-    wrapper.plan(
-        int32(range(0, (batch + 1) * length, length), query.device),
-        pages.starts,
-        pages.blocks,
-        pages.lengths,
-        heads,
-        latent,
-        rope,
-        pages.block_size,
-        False,
-        scale,
-        query.dtype,
-        cache.dtype,
-    )
-    q, q_rope = (x.transpose(1, 2).reshape(batch * length, heads, -1) for x in (query, query_rope))
-    k, k_rope = (x.view(-1, pages.block_size, x.shape[-1]) for x in (cache, key_rope))
-
-    converted = () if length == 1 else ("queries to (tokens, heads, D)",)
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(device), backend="auto")
+    starts = int32(range(0, (batch + 1) * length, length), device)
+    how = (heads, latent, rope, size, False, call.scale, call.query.dtype, call.key.dtype)
+    wrapper.plan(starts, pages.starts, pages.blocks, pages.lengths, *how)
+    q, q_rope = (x.transpose(1, 2).reshape(batch * length, heads, -1) for x in (call.query, query_rope))
+    k, k_rope = (x.view(-1, size, x.shape[-1]) for x in (call.key, key_rope))
 
     def results(found: Any) -> Any:
         out, lse = found if with_lse else (found, None)
         by_heads = out.view(batch, length, heads, latent).permute(2, 0, 1, 3)
         return by_heads, None if lse is None else lse.view(batch, length, heads, 1).transpose(1, 2)
 
+    converted = () if length == 1 else ("queries to (tokens, heads, D)",)
     return Prepared(
         lambda: wrapper.run(q, q_rope, k, k_rope, return_lse=with_lse, return_lse_base_on_e=True),
         results=results,
@@ -217,23 +139,21 @@ def _latent(
 
 @implements("RINGMLAPrefillBF16Kernel")
 def ring_mla(
-    q_nope: torch.Tensor,
-    q_rope: torch.Tensor,
-    k_nope: torch.Tensor,
-    k_rope: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    seqlen: torch.Tensor,
+    q_nope: Tensor,
+    q_rope: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    seqlen: Tensor,
     head_num: int,
     kv_head_num: int,
     *,
-    pre_out: torch.Tensor | None = None,
-    prev_lse: torch.Tensor | None = None,
+    pre_out: Tensor | None = None,
+    prev_lse: Tensor | None = None,
     qk_scale: float,
-    kernel_type: str,
     mask_type: str,
-    input_layout: str,
-    calc_type: str,
+    **_unused: str,
 ) -> Prepared:
     """Attention, and in a later step a second kernel that merges its result with the earlier one."""
     expect_dtype(HALF, queries=q_nope)
@@ -259,16 +179,11 @@ def ring_mla(
     return Prepared(
         call,
         results=lambda found: (found[0], (found[1] * math.log(2)).T),
-        converted=(
-            "queries and keys with their rope part in one tensor",
-            "log-sum-exp from base 2 and (tokens, heads)",
-        ),
+        converted=(_JOINED, "log-sum-exp from base 2 and (tokens, heads)"),
     )
 
 
-def _with_rope(
-    query: torch.Tensor, query_rope: torch.Tensor | None, key: torch.Tensor, key_rope: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_rope(query: Tensor, query_rope: Tensor | None, key: Tensor, key_rope: Tensor | None) -> tuple[Tensor, Tensor]:
     if query_rope is None or key_rope is None:
         return query, key
     return torch.cat([query, query_rope], dim=-1), torch.cat([key, key_rope], dim=-1)

@@ -1,83 +1,91 @@
-"""Rotary position embeddings."""
+"""Rotary position embeddings, and writes to paged caches (blocks, block size, heads, size)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import flashinfer
 import torch
+from torch import Tensor
 
 from opatlas import Prepared, implements
 
-from .._layouts import axis_of_heads, pairs_in_halves, rows_of_tokens, table_of_pairs, tokens_by_heads
-from .common import HALF, HEAD_SIZES, SUPPORT, expect, expect_dtype, words
+from .._calls import HALF, launched
+from .._layouts import HEADS, axis_of_heads, int32, pairs_in_halves, rows_of_tokens, table_of_pairs, tokens_by_heads
+from . import HEAD_SIZES, SUPPORT, expect, expect_dtype, words
+
+#: Threads of a block, which writes all heads of a token to a cache.
+_MOST_THREADS = 1024
+_TABLE = "cos and sin to a table in FLOAT"
 
 
 @implements("ApplyRotaryPosEmb")
-def apply_rotary_pos_emb(
-    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, layout: str
-) -> Prepared:
-    heads = {"TND": 1, "BSND": 2, "BNSD": 1}[layout]
+def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, layout: str) -> Prepared:
+    heads = HEADS[layout]
     q, k = (tokens_by_heads(x, heads, SUPPORT) for x in (query, key))
-    table, positions = _angles(query, cos, sin, heads)
-    return _rotated(positions, q, k, table, converted=("cos and sin to a table in FLOAT",))
+    return _rotated(*_angles(query, cos, sin, heads), q, k, converted=(_TABLE,))
 
 
 @implements("RotaryPositionEmbedding")
-def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
+def rotary_mul(x: Tensor, cos: Tensor, sin: Tensor) -> Prepared:
     """Works in place; the last head serves as the key, which the kernel requires."""
-    heads = axis_of_heads(x, cos, SUPPORT)
-    tokens = tokens_by_heads(x, heads, SUPPORT)
-    expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
-    table, positions = _angles(x, cos, sin, heads)
-    converted = ("cos and sin to a table in FLOAT",)
-    return _rotated(positions, tokens[:, :-1], tokens[:, -1:], table, changed=x, converted=converted)
+    return _one_tensor(x, cos, sin)
 
 
 @implements("InterleaveRope")
-def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Prepared:
+def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Prepared:
     """Works in place as `rotary_mul`. The features of a pair stay side by side; the row has them half a head apart."""
-    heads = axis_of_heads(x, cos, SUPPORT)
-    tokens = tokens_by_heads(x, heads, SUPPORT)
-    expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
-    table, positions = _angles(x, cos, sin, heads)
-    return _rotated(
-        positions,
-        tokens[:, :-1],
-        tokens[:, -1:],
-        table,
-        changed=x,
-        adjacent=True,
-        converted=("cos and sin to a table in FLOAT", "pairs of the result to halves of a head"),
-    )
+    return _one_tensor(x, cos, sin, adjacent=True)
 
 
 @implements("_triton_rope")
 def rotary_embedding(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    head_size: int,
-    rotary_dim: int,
-    is_neox_style: bool,
+    positions: Tensor, query: Tensor, key: Tensor, table: Tensor, head_size: int, rotary_size: int, is_neox: bool
 ) -> Prepared:
     """The table has the row's dtype on an NPU, and FLOAT here: twice as many bytes are read for an angle."""
-    converted = () if cos_sin_cache.dtype == torch.float32 else ("table of cos and sin to FLOAT",)
+    converted = () if table.dtype == torch.float32 else ("table of cos and sin to FLOAT",)
     q, k = (x.view(len(positions), -1, head_size) for x in (query, key))
-    return _rotated(
-        positions.contiguous(), q, k, cos_sin_cache.float(), adjacent=not is_neox_style, converted=converted
+    return _rotated(table.float(), positions.contiguous(), q, k, adjacent=not is_neox, converted=converted)
+
+
+@implements("ReshapeAndCacheNdKernel")
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
+) -> Prepared:
+    """Any places are those of one sequence that has all blocks in order."""
+    (blocks, block_size, heads, head_size), device = key_cache.shape, key.device
+    expect_dtype(HALF, key=key)
+    expect_dtype((key.dtype,), value=value, key_cache=key_cache, value_cache=value_cache)
+    expect(head_size in HEAD_SIZES, f"head size {head_size}", words(HEAD_SIZES))
+    expect(value_cache.shape == key_cache.shape, f"values of size {value.shape[-1]}", f"the keys' size {head_size}")
+    most = _MOST_THREADS * max(8, head_size // 32) // head_size
+    expect(heads <= most, f"{heads} heads", f"up to {most} of size {head_size}")
+    places, sequence = slot_indices.int(), torch.zeros(len(key), dtype=torch.int32, device=device)
+    order = torch.arange(blocks, dtype=torch.int32, device=device)
+    ends, last = (int32(numbers, device) for numbers in ([0, blocks], [block_size]))
+    caches = (key_cache, value_cache)
+    return Prepared(
+        lambda: flashinfer.page.append_paged_kv_cache(key, value, sequence, places, caches, order, ends, last, "NHD"),
+        converted=() if slot_indices.dtype == torch.int32 else ("places to INT32",),
     )
 
 
+def _one_tensor(x: Tensor, cos: Tensor, sin: Tensor, adjacent: bool = False) -> Prepared:
+    heads = axis_of_heads(x, cos, SUPPORT)
+    tokens = tokens_by_heads(x, heads, SUPPORT)
+    expect(tokens.shape[1] > 1, "1 head", "queries and keys, which are two heads or more")
+    converted = (_TABLE, "pairs of the result to halves of a head") if adjacent else (_TABLE,)
+    angles = _angles(x, cos, sin, heads)
+    return _rotated(*angles, tokens[:, :-1], tokens[:, -1:], changed=x, adjacent=adjacent, converted=converted)
+
+
 def _rotated(
-    positions: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    table: torch.Tensor,
+    table: Tensor,
+    positions: Tensor,
+    q: Tensor,
+    k: Tensor,
     *,
-    changed: torch.Tensor | None = None,
+    changed: Tensor | None = None,
     adjacent: bool = False,
     converted: Sequence[str],
 ) -> Prepared:
@@ -95,19 +103,16 @@ def _rotated(
     expect(head_size in HEAD_SIZES, f"head size {head_size}", words(HEAD_SIZES))
     least = 2 * max(8, head_size // 32)
     expect(width % least == 0, f"{width} rotated features of {head_size}", f"multiples of {least}")
-
-    def call() -> Any:
-        flashinfer.rope.apply_rope_with_cos_sin_cache_inplace(positions, q, k, head_size, table, not adjacent)
-        return changed
-
-    return Prepared(
-        call,
+    rotate = flashinfer.rope.apply_rope_with_cos_sin_cache_inplace
+    return launched(
+        lambda: rotate(positions, q, k, head_size, table, not adjacent),
+        changed,
         changes=() if changed is None else (changed,),
         results=pairs_in_halves if adjacent and changed is not None else None,
         converted=converted,
     )
 
 
-def _angles(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _angles(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Returns a float32 table (rows, D) of cosines and sines of the pairs, and the row of each token of x."""
     return table_of_pairs(cos, sin, torch.float32), rows_of_tokens(x, cos, heads, SUPPORT, torch.int32)

@@ -1,7 +1,7 @@
 """The functions that CUDA and CPU are timed with: the best form of each kernel in torch's own operators.
 
 A family has a module. `impl.NAME` is the function of that name in any module, or else torch's own: `impl.abs` is
-torch.abs, `impl.silu` torch.nn.functional.silu, `impl.copy_` torch.Tensor.copy_.
+torch.abs, `impl.silu` torch.nn.functional.silu, `impl.copy_` Tensor.copy_.
 """
 
 from opatlas.run.registry import functions_of_modules

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from opatlas import Prepared
@@ -20,16 +21,16 @@ _GATHERED = 1 << 26
 
 
 def fused_infer_attention_score(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
-    atten_mask: torch.Tensor | None = None,
+    atten_mask: Tensor | None = None,
     actual_seq_lengths: Sequence[int] | None = None,
     actual_seq_lengths_kv: Sequence[int],
-    block_table: torch.Tensor | None = None,
-    query_rope: torch.Tensor | None = None,
-    key_rope: torch.Tensor | None = None,
+    block_table: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
     num_heads: int,
     scale: float,
     input_layout: str,
@@ -37,7 +38,7 @@ def fused_infer_attention_score(
     sparse_mode: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor] | Prepared:
+) -> tuple[Tensor, Tensor] | Prepared:
     """Returns attention of each sequence; sequences of equal lengths make a batch.
 
     Packed sequences with heads of one width are one call of FlashAttention-2 on a GPU.
@@ -92,9 +93,9 @@ def fused_infer_attention_score(
 
 
 def _packed_flash_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     q_ends: Sequence[int],
     kv_ends: Sequence[int],
     scale: float,
@@ -108,13 +109,13 @@ def _packed_flash_attention(
     steps = [torch.tensor([0, *ends], dtype=torch.int32, device=query.device) for ends in (q_ends, kv_ends)]
     longest = [max(differences(ends)) for ends in (q_ends, kv_ends)]
 
-    def call() -> tuple[torch.Tensor, torch.Tensor | None]:
+    def call() -> tuple[Tensor, Tensor | None]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             query, key, value, *steps, *longest, 0.0, causal, False, scale=scale
         )
         return out, lse if with_lse else None
 
-    def with_last_axis(found: tuple[torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_last_axis(found: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
         out, lse = found
         if lse is None:
             return out, out.new_empty(0, dtype=torch.float32)
@@ -128,24 +129,24 @@ def _packed_flash_attention(
 
 
 def ring_mla(
-    q_nope: torch.Tensor,
-    q_rope: torch.Tensor,
-    k_nope: torch.Tensor,
-    k_rope: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    seqlen: torch.Tensor,
+    q_nope: Tensor,
+    q_rope: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    seqlen: Tensor,
     head_num: int,
     kv_head_num: int,
     *,
-    pre_out: torch.Tensor | None = None,
-    prev_lse: torch.Tensor | None = None,
+    pre_out: Tensor | None = None,
+    prev_lse: Tensor | None = None,
     qk_scale: float,
     kernel_type: str,
     mask_type: str,
     input_layout: str,
     calc_type: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Computes a step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
 
     The attention of this step is merged with `pre_out` and `prev_lse`. `seqlen` is on the host: (sequences,), or
@@ -168,7 +169,7 @@ def ring_mla(
     return (pre_out * old + out * new).to(pre_out.dtype), both
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool) -> torch.Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> Tensor:
     """Maps (B, N, S, D), (B, H, T, D) and (B, H, T, Dv) to (B, N, S, Dv); the last query sees all keys.
 
     N is a multiple of H.
@@ -191,9 +192,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, c
     return out[..., :width].reshape(*shape, width)
 
 
-def attend_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_with_lse(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """Returns `attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
 
     torch's public function does not return the log-sum-exp; its kernels do.
@@ -221,9 +220,7 @@ def attend_with_lse(
     return out[..., :width].reshape(*shape, width), lse.reshape(shape)
 
 
-def plain_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
 
     Made of ordinary operators of torch, for devices and shapes that no fused kernel takes.
@@ -249,7 +246,7 @@ def plain_attention(
     return torch.cat(outs, 2), torch.cat(highs, 2), torch.cat(totals, 2)
 
 
-def pages(cache: torch.Tensor, table: torch.Tensor, length: int, heads: int) -> torch.Tensor:
+def pages(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
     """Returns the first `length` tokens of each line of a block table: (sequences, heads, length, D).
 
     Args:
@@ -263,7 +260,7 @@ def pages(cache: torch.Tensor, table: torch.Tensor, length: int, heads: int) -> 
     return tokens.view(*tokens.shape[:2], heads, -1).transpose(1, 2)
 
 
-def _fold_heads(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+def _fold_heads(q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor, tuple[int, ...], bool]:
     """Folds heads that share keys into tokens, for queries of one token; returns also (B, N, S), causal."""
     shape = tuple(q.shape[:3])
     if q.shape[2] > 1:
@@ -271,16 +268,16 @@ def _fold_heads(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.T
     return q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1]), shape, False
 
 
-def has_flash_kernel(q: torch.Tensor) -> bool:
+def has_flash_kernel(q: Tensor) -> bool:
     """Returns whether torch's FlashAttention-2 is compiled for these tensors."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
-def _widen(v: torch.Tensor, width: int) -> torch.Tensor:
+def _widen(v: Tensor, width: int) -> Tensor:
     return v if v.shape[-1] == width else functional.pad(v, (0, width - v.shape[-1]))
 
 
-def _corner(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def _corner(q: Tensor, k: Tensor) -> Tensor:
     """Returns the causal mask whose last query sees all keys; on CUDA as a type that torch's flash kernel knows."""
     if q.is_cuda:
         # Imported here, because it imports torch's compiler, which takes a second.
@@ -294,7 +291,7 @@ def differences(ends: Sequence[int]) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _pack(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def _pack(tokens: Tensor, positions: Tensor) -> Tensor:
     """Maps (T, heads, D) to (sequences, heads, length, D)."""
     return tokens[positions].transpose(1, 2)
 
@@ -316,14 +313,12 @@ def length_batches(
             yield q_length, kv_length, members[first : first + step]
 
 
-def stretches(starts: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
+def stretches(starts: Sequence[int], length: int, device: torch.device) -> Tensor:
     """Returns the numbers from each start on, (starts, length)."""
     return torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)
 
 
-def attention_update(
-    lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], update_type: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_update(lse: Sequence[Tensor], local_out: Sequence[Tensor], update_type: int) -> tuple[Tensor, Tensor]:
     """Merges results (N, D) of attention over parts, with their log-sum-exps (N).
 
     With `update_type` an NPU decides whether to return the log-sum-exps over all parts.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from opatlas import Prepared
 
@@ -12,18 +13,14 @@ from .rope import interleave_rope
 
 
 def reshape_and_cache(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_indices: torch.Tensor,
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
 ) -> Prepared | None:
     """Writes the key and value of each token (T, heads, size) to its position in the caches."""
     if may_prepare(key):
         slots = slot_indices.long()
         keys, values = key_cache.flatten(0, 1), value_cache.flatten(0, 1)
 
-        def write() -> tuple[torch.Tensor, torch.Tensor]:
+        def write() -> tuple[Tensor, Tensor]:
             keys.index_copy_(0, slots, key)
             values.index_copy_(0, slots, value)
             return key_cache, value_cache
@@ -35,18 +32,18 @@ def reshape_and_cache(
 
 
 def kv_rmsnorm_rope_cache(
-    kv: torch.Tensor,
-    gamma: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    index: torch.Tensor,
-    k_cache: torch.Tensor,
-    ckv_cache: torch.Tensor,
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
     *,
     epsilon: float,
     cache_mode: str,
     is_output_kv: bool,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Normalizes the first part of kv (B, 1, S, latent + rotary), rotates the rest, and writes both to the caches.
 
     Returns both caches and, with is_output_kv, the written vectors: (B, 1, S, rotary) and (B, 1, S, latent).
@@ -60,16 +57,16 @@ def kv_rmsnorm_rope_cache(
 
 
 def paged_cache_load(
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lens: torch.Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
     *,
-    seq_starts: torch.Tensor | None,
+    seq_starts: Tensor | None,
     cumsum: bool,
-    key: torch.Tensor,
-    value: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor] | Prepared:
+    key: Tensor,
+    value: Tensor,
+) -> tuple[Tensor, Tensor] | Prepared:
     """Copies sequences from the pages of a table (sequences, blocks), one after the other.
 
     On a GPU the positions of the tokens in the caches are found in set-up; the NPU's kernel finds them itself.
@@ -88,7 +85,7 @@ def paged_cache_load(
     position = torch.arange(tokens, device=key.device) - firsts[sequence]
     slots = block_table[sequence, position // block_size] * block_size + position % block_size
 
-    def load() -> tuple[torch.Tensor, torch.Tensor]:
+    def load() -> tuple[Tensor, Tensor]:
         torch.index_select(key_cache.flatten(0, 1), 0, slots, out=key)
         torch.index_select(value_cache.flatten(0, 1), 0, slots, out=value)
         return key, value

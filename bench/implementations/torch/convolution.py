@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .matmul import needs_float32
 
 
-def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+def conv2d(image: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """Calls torch.conv2d, in float32 where that is faster."""
     if needs_float32(image):
         bias = None if bias is None else bias.float()
@@ -17,15 +18,13 @@ def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return torch.conv2d(image, weight, bias, *arguments)
 
 
-def convolution_backward(
-    gradient: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, *arguments: Any
-) -> torch.Tensor:
+def convolution_backward(gradient: Tensor, image: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     """Calls aten's convolution_backward for one gradient, and returns the gradient."""
     dtype = gradient.dtype
     if needs_float32(gradient):
         gradient, image, weight = gradient.float(), image.float(), weight.float()
     results = torch.ops.aten.convolution_backward(gradient, image, weight, *arguments)
-    wanted: torch.Tensor
+    wanted: Tensor
     (wanted,) = (result for result in results if result is not None)
     return wanted.to(dtype)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from .activation import swiglu
 from .matmul import linear
@@ -21,21 +21,21 @@ _SUPPORTED = ((0, 0), (0, 1))
 
 
 def dispatch_ffn_combine(
-    x: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    expert_idx: torch.Tensor,
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-    probs: torch.Tensor,
+    x: Tensor,
+    weight1: Sequence[Tensor],
+    weight2: Sequence[Tensor],
+    expert_idx: Tensor,
+    scale1: Sequence[Tensor],
+    scale2: Sequence[Tensor],
+    probs: Tensor,
     group: str,
     max_output_size: int,
-    out: torch.Tensor,
-    expert_token_nums: torch.Tensor,
-    bias1: Sequence[torch.Tensor] = (),
-    bias2: Sequence[torch.Tensor] = (),
-    x_active_mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    out: Tensor,
+    expert_token_nums: Tensor,
+    bias1: Sequence[Tensor] = (),
+    bias2: Sequence[Tensor] = (),
+    x_active_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Computes a layer of experts, distributed among the ranks of a group; writes out and expert_token_nums.
 
     Args:
@@ -76,12 +76,12 @@ class _Experts:
         up_scale, down_scale: (N) and (H) of each expert, of INT8 weights.
     """
 
-    up: Sequence[torch.Tensor]
-    down: Sequence[torch.Tensor]
-    up_scale: Sequence[torch.Tensor]
-    down_scale: Sequence[torch.Tensor]
+    up: Sequence[Tensor]
+    down: Sequence[Tensor]
+    up_scale: Sequence[Tensor]
+    down_scale: Sequence[Tensor]
 
-    def compute(self, copies: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def compute(self, copies: Tensor, counts: Tensor) -> Tensor:
         """Returns the results of the experts for tokens in their order, `counts` for each expert."""
         computed = torch.empty_like(copies)
         for expert, own in groups_of(counts.cumsum(0)):
@@ -95,9 +95,7 @@ class _Experts:
         return computed
 
 
-def _compute_on_owners(
-    copies: torch.Tensor, expert_idx: torch.Tensor, own: _Experts, expert_token_nums: torch.Tensor
-) -> torch.Tensor:
+def _compute_on_owners(copies: Tensor, expert_idx: Tensor, own: _Experts, expert_token_nums: Tensor) -> Tensor:
     """Sends each token to the ranks of its experts, which compute its results and send them back."""
     experts, ranks = len(own.up), distributed.get_world_size()
     sent = torch.bincount(expert_idx.flatten(), minlength=experts * ranks).reshape(ranks, experts)
@@ -118,17 +116,17 @@ def _compute_on_owners(
     return returned
 
 
-def _all_to_all(received: torch.Tensor, sent: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> None:
+def _all_to_all(received: Tensor, sent: Tensor, received_rows: list[int], sent_rows: list[int]) -> None:
     # As bytes, because not every backend knows every dtype.
     distributed.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), received_rows, sent_rows)
 
 
-def _by_expert(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _by_expert(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns the tensor of each expert, from a list of them or a list of one tensor for all."""
     return list(tensors[0]) if len(tensors) == 1 else tensors
 
 
-def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _quantized_product(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     quantized, token = dynamic_quant(x)
     if scale.dtype is torch.int64:
         scale = scale.to(torch.int32).view(torch.float32)
@@ -136,22 +134,22 @@ def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tenso
 
 
 def moe_distribute_dispatch(
-    x: torch.Tensor,
-    expert_ids: torch.Tensor,
+    x: Tensor,
+    expert_ids: Tensor,
     group_ep: str,
     ep_world_size: int,
     ep_rank_id: int,
     moe_expert_num: int,
     *,
-    scales: torch.Tensor | None = None,
-    x_active_mask: torch.Tensor | None = None,
-    expert_scales: torch.Tensor | None = None,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
     group_tp: str = "",
     tp_world_size: int = 0,
     shared_expert_rank_num: int = 0,
     quant_mode: int = 0,
     global_bs: int = 0,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Sends tokens to the ranks of their experts.
 
     Args:
@@ -176,22 +174,22 @@ def moe_distribute_dispatch(
 
 
 def moe_distribute_dispatch_v2(
-    x: torch.Tensor,
-    expert_ids: torch.Tensor,
+    x: Tensor,
+    expert_ids: Tensor,
     group_ep: str,
     ep_world_size: int,
     ep_rank_id: int,
     moe_expert_num: int,
     *,
-    scales: torch.Tensor | None = None,
-    x_active_mask: torch.Tensor | None = None,
-    expert_scales: torch.Tensor | None = None,
+    scales: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expert_scales: Tensor | None = None,
     group_tp: str = "",
     tp_world_size: int = 0,
     shared_expert_rank_num: int = 0,
     quant_mode: int = 0,
     global_bs: int = 0,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Sends tokens like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice."""
     sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
     expand_x, dynamic_scales, _, *rest, arrived = _dispatch(
@@ -206,24 +204,24 @@ def moe_distribute_dispatch_v2(
 
 
 def moe_distribute_combine(
-    expand_x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    expand_idx: torch.Tensor,
-    ep_send_counts: torch.Tensor,
-    expert_scales: torch.Tensor,
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    expand_idx: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
     group_ep: str,
     ep_world_size: int,
     ep_rank_id: int,
     moe_expert_num: int,
     *,
-    tp_send_counts: torch.Tensor | None = None,
-    x_active_mask: torch.Tensor | None = None,
-    expand_scales: torch.Tensor | None = None,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expand_scales: Tensor | None = None,
     group_tp: str = "",
     tp_world_size: int = 0,
     shared_expert_rank_num: int = 0,
     global_bs: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Sends the results of experts back and returns the weighted sum over the experts of each token, (BS, H).
 
     Args:
@@ -243,24 +241,24 @@ def moe_distribute_combine(
 
 
 def moe_distribute_combine_v2(
-    expand_x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    assist_info_for_combine: torch.Tensor,
-    ep_send_counts: torch.Tensor,
-    expert_scales: torch.Tensor,
+    expand_x: Tensor,
+    expert_ids: Tensor,
+    assist_info_for_combine: Tensor,
+    ep_send_counts: Tensor,
+    expert_scales: Tensor,
     group_ep: str,
     ep_world_size: int,
     ep_rank_id: int,
     moe_expert_num: int,
     *,
-    tp_send_counts: torch.Tensor | None = None,
-    x_active_mask: torch.Tensor | None = None,
-    expand_scales: torch.Tensor | None = None,
+    tp_send_counts: Tensor | None = None,
+    x_active_mask: Tensor | None = None,
+    expand_scales: Tensor | None = None,
     group_tp: str = "",
     tp_world_size: int = 0,
     shared_expert_rank_num: int = 0,
     global_bs: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     """Combines tokens like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
     assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
     sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
@@ -271,12 +269,12 @@ def moe_distribute_combine_v2(
     return _weighted_sum(copies, expert_scales)
 
 
-def expert_factors(experts: int, device: torch.device) -> torch.Tensor:
+def expert_factors(experts: int, device: torch.device) -> Tensor:
     """Returns the factor of each expert, (experts): 1/4 ... 4, so that products are exact."""
     return 2.0 ** (torch.arange(experts, device=device) % 5 - 2)
 
 
-def scale_by_experts(tokens: torch.Tensor, factors: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def scale_by_experts(tokens: Tensor, factors: Tensor, counts: Tensor) -> Tensor:
     """Multiplies dispatched tokens (A, H), `counts` (E) for each expert, by the factors (E) of the experts."""
     position = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
     # Padding may have any value.
@@ -293,9 +291,7 @@ class _TokenCopies:
         expert_counts: number of this rank's copies for each expert of the group.
     """
 
-    def __init__(
-        self, expert_ids: torch.Tensor, active: torch.Tensor | None, ranks: int, all_experts: int, group: str
-    ) -> None:
+    def __init__(self, expert_ids: Tensor, active: Tensor | None, ranks: int, all_experts: int, group: str) -> None:
         chosen = expert_ids.flatten()
         copies = torch.arange(len(chosen), device=chosen.device)
         if active is not None:
@@ -307,7 +303,7 @@ class _TokenCopies:
         self._ranks = ranks
         self._group = group
 
-    def sender_to_experts(self) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    def sender_to_experts(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Returns the number of copies for each expert from each rank, (E, R), and a function that sends their rows.
 
         The rows arrive by expert, rank and position.
@@ -319,7 +315,7 @@ class _TokenCopies:
         order = expert.repeat_interleave(received.flatten()).argsort(stable=True)
         return received.T, lambda rows: self._exchange(rows, back, there)[order]
 
-    def send_back(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    def send_back(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Sends rows back and returns those of this rank's copies, in their order.
 
         Args:
@@ -332,7 +328,7 @@ class _TokenCopies:
         there = self.expert_counts.reshape(self._ranks, self.experts).sum(1).tolist()
         return self._exchange(rows[rank.argsort(stable=True)], there, held.sum(0).tolist())
 
-    def _exchange(self, rows: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> torch.Tensor:
+    def _exchange(self, rows: Tensor, received_rows: list[int], sent_rows: list[int]) -> Tensor:
         if not self._group:
             return rows
         if rows.dim() == 1:
@@ -343,10 +339,10 @@ class _TokenCopies:
 
 
 def _dispatch(
-    x: torch.Tensor,
+    x: Tensor,
     sent: _TokenCopies,
-    scales: torch.Tensor | None,
-    expert_scales: torch.Tensor | None,
+    scales: Tensor | None,
+    expert_scales: Tensor | None,
     shared_expert_rank_num: int,
     tp_world_size: int,
     quant_mode: int,
@@ -386,13 +382,13 @@ def _dispatch(
     )
 
 
-def _pad(rows: torch.Tensor, room: int) -> torch.Tensor:
+def _pad(rows: Tensor, room: int) -> Tensor:
     whole = rows.new_zeros(room, *rows.shape[1:])
     whole[: len(rows)] = rows
     return whole
 
 
-def _weighted_sum(copies: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _weighted_sum(copies: Tensor, weights: Tensor) -> Tensor:
     """Returns the sum of the copies of each token (BS k, H), weighted by (BS, k): (BS, H)."""
     together = copies.unflatten(0, weights.shape)
     return torch.bmm(weights.float().unsqueeze(1), together.float()).squeeze(1).to(copies.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .attention import attend_with_lse, has_flash_kernel
 
@@ -11,16 +12,16 @@ _SCORES = 1 << 26
 
 
 def flash_attention_score(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     head_num: int,
     input_layout: str,
     *,
-    atten_mask: torch.Tensor | None = None,
+    atten_mask: Tensor | None = None,
     scale: float,
     sparse_mode: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the result in the layout of the queries, (S, B, N x D) or another, and float32 statistics (B, N, S, 8).
 
     The mask tensor is not read: masks are causal. The statistics are a number m and the sum of exp(score - m), eight
@@ -35,20 +36,20 @@ def flash_attention_score(
 
 
 def flash_attention_grad(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dy: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
     head_num: int,
     input_layout: str,
     *,
-    atten_mask: torch.Tensor | None = None,
-    softmax_max: torch.Tensor,
-    softmax_sum: torch.Tensor,
-    attention_in: torch.Tensor,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
     scale_value: float,
     sparse_mode: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of queries, keys and values, in their shapes; see `flash_attention_score`."""
     width = _width(query, head_num, input_layout)
     q, k, v, grad, out = (_split_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
@@ -71,22 +72,13 @@ def flash_attention_grad(
 
 
 def _unfused_grad(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float,
-    causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns gradients of (B, N, S, D) with equal heads, by the fused kernel of the CPU, or some queries at a time."""
     if q.device.type == "cpu":
         # This kernel took 11 s in half precision, and 0.9 s in float32.
-        fused: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad.float(), q.float(), k.float(), v.float(), out.float(), lse, 0.0, causal, scale=scale
-            )
+        fused: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad.float(), q.float(), k.float(), v.float(), out.float(), lse, 0.0, causal, scale=scale
         )
         return fused
     keys, values = k.float(), v.float()
@@ -109,11 +101,11 @@ def _unfused_grad(
     return dq, dk, dv
 
 
-def _width(query: torch.Tensor, head_num: int, layout: str) -> int:
+def _width(query: Tensor, head_num: int, layout: str) -> int:
     return query.shape[-1] if "D" in layout else query.shape[-1] // head_num
 
 
-def _split_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
+def _split_heads(x: Tensor, layout: str, width: int) -> Tensor:
     """Returns a view (B, N, S, D)."""
     if layout == "BNSD":
         return x
@@ -121,7 +113,7 @@ def _split_heads(x: torch.Tensor, layout: str, width: int) -> torch.Tensor:
     return x.permute(1, 2, 0, 3) if layout == "SBH" else x.transpose(1, 2)
 
 
-def _join_heads(x: torch.Tensor, layout: str) -> torch.Tensor:
+def _join_heads(x: Tensor, layout: str) -> Tensor:
     """Returns (B, N, S, D) in the layout of a call."""
     if layout == "BNSD":
         return x.contiguous()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK, blocks
@@ -25,14 +26,14 @@ _ROWS_OF_BLOCKS = 4
 
 
 def scaled_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    token: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor,
+    token: Tensor | None,
+    bias: Tensor | None,
     dtype: torch.dtype,
     converted: list[str],
-) -> Callable[[], torch.Tensor] | None:
+) -> Callable[[], Tensor] | None:
     """Returns a call of `torch._scaled_mm` for (M, K) and (K, N); None if torch or the GPU does not take the operands.
 
     Args:
@@ -64,14 +65,8 @@ def scaled_product(
 
 
 def block_scaled_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale: torch.Tensor,
-    token: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-    converted: list[str],
-) -> Callable[[], torch.Tensor] | None:
+    a: Tensor, b: Tensor, scale: Tensor, token: Tensor, bias: Tensor | None, dtype: torch.dtype, converted: list[str]
+) -> Callable[[], Tensor] | None:
     """Returns a call of `scaled_mm`, which came with torch 2.10; None as for `scaled_product`.
 
     Args:
@@ -95,7 +90,7 @@ def block_scaled_product(
     return lambda: functional.scaled_mm(a, weight, of_rows.mT, one, of_blocks.mT, square, output_dtype=dtype)[:m]
 
 
-def unscaled_product(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+def unscaled_product(a: Tensor, b: Tensor, scale: Tensor, token: Tensor) -> Tensor:
     """Returns a product (M, N) in float32 of operands that are multiplied by the scales of their blocks before it."""
     k, n = b.shape
     of_rows = token.repeat_interleave(SCALE_BLOCK, dim=1)[:, :k]
@@ -104,14 +99,14 @@ def unscaled_product(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, toke
 
 
 def scaled_groups(
-    rows: torch.Tensor,
-    matrices: torch.Tensor,
-    scale: torch.Tensor | None,
-    token: torch.Tensor | None,
-    ends: torch.Tensor,
+    rows: Tensor,
+    matrices: Tensor,
+    scale: Tensor | None,
+    token: Tensor | None,
+    ends: Tensor,
     dtype: torch.dtype,
     converted: list[str],
-) -> Callable[[], torch.Tensor] | None:
+) -> Callable[[], Tensor] | None:
     """Returns a call of `torch._scaled_grouped_mm`, which came with torch 2.7; None as for `scaled_product`.
 
     The call launches two kernels: one computes the addresses of the groups, the other multiplies.
@@ -137,13 +132,13 @@ def scaled_groups(
     )
 
 
-def _cublas_has_scales(a: torch.Tensor) -> bool:
+def _cublas_has_scales(a: Tensor) -> bool:
     """Returns whether cuBLAS has products with scales of rows and of blocks: from CUDA 12.9, for Hopper alone."""
     cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
     return a.is_cuda and cuda >= (12, 9) and torch.cuda.get_device_properties(a.device).major == 9
 
 
-def _fits(a: torch.Tensor, b: torch.Tensor, least: tuple[int, int], below: tuple[int, int] = (99, 0)) -> bool:
+def _fits(a: Tensor, b: Tensor, least: tuple[int, int], below: tuple[int, int] = (99, 0)) -> bool:
     k, n = b.shape[-2:]
     if not a.is_cuda or k % _ALIGNED or n % _ALIGNED:
         return False
@@ -151,14 +146,14 @@ def _fits(a: torch.Tensor, b: torch.Tensor, least: tuple[int, int], below: tuple
     return least <= (gpu.major, gpu.minor) < below
 
 
-def _by_rows(matrix: torch.Tensor, converted: list[str]) -> torch.Tensor:
+def _by_rows(matrix: Tensor, converted: list[str]) -> Tensor:
     if matrix.is_contiguous():
         return matrix
     converted.append("x1 stored by rows")
     return matrix.contiguous()
 
 
-def _by_columns(matrices: torch.Tensor, converted: list[str]) -> torch.Tensor:
+def _by_columns(matrices: Tensor, converted: list[str]) -> Tensor:
     """Returns matrices (..., K, N) that are stored as (..., N, K): the tensor cores take no others in FP8."""
     if matrices.mT.is_contiguous():
         return matrices

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 index = torch.ops.aten.index.Tensor
 
 
-def index_fill(x: torch.Tensor, dim: int, indices: torch.Tensor, value: float) -> torch.Tensor:
+def index_fill(x: Tensor, dim: int, indices: Tensor, value: float) -> Tensor:
     """Calls torch.index_fill with indices of any integer type."""
     return torch.index_fill(x, dim, indices.long(), value)
 
 
-def argmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+def argmax(x: Tensor, dim: int) -> Tensor:
     """Calls torch.argmax, in float32 where that is faster."""
     if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         # On a CPU torch compares half types one by one; float32 is two to four times as fast.
@@ -23,7 +24,7 @@ def argmax(x: torch.Tensor, dim: int) -> torch.Tensor:
 index_put = torch.ops.aten.index_put_.default
 
 
-def scatter_nd_update(target: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+def scatter_nd_update(target: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Writes updates (..., rest) to the positions of target (first k axes, rest) in indices (..., k)."""
     return target.index_put_(indices.unbind(-1), updates)
 
@@ -31,9 +32,7 @@ def scatter_nd_update(target: torch.Tensor, indices: torch.Tensor, updates: torc
 top_k = torch.topk
 
 
-def apply_top_k_top_p(
-    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
-) -> torch.Tensor:
+def apply_top_k_top_p(logits: Tensor, p: Tensor | None = None, k: Tensor | None = None) -> Tensor:
     """Keeps of the logits (B, V) the k (B) largest, and of these the top share p (B); others become minus infinity.
 
     The time includes the sort, for which the NPU call launches another kernel.

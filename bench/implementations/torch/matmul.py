@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from .preparing import may_prepare
@@ -13,7 +14,7 @@ from .preparing import may_prepare
 _FEW_ROWS = 8
 
 
-def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(a: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Maps (M, K) and (N, K), perhaps plus (N,), to (M, N). Operands may be transposed views."""
     if needs_float32(a) and not _has_few_dot_products(a, weight):
         bias = None if bias is None else bias.float()
@@ -21,7 +22,7 @@ def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return functional.linear(a, weight, bias)
 
 
-def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def batch_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Maps (..., M, K) and (..., K, N) to (..., M, N), batches broadcast. Operands may be transposed views."""
     if needs_float32(a):
         return torch.matmul(a.float(), b.float()).to(a.dtype)
@@ -29,14 +30,14 @@ def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def transpose_batch_matmul(
-    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
-    weight: torch.Tensor,
+    input: Tensor,  # noqa: A002 (the NPU call's name)
+    weight: Tensor,
     *,
     perm_x1: Sequence[int],
     perm_x2: Sequence[int],
     perm_y: Sequence[int],
     batch_split_factor: int = 1,
-) -> torch.Tensor:
+) -> Tensor:
     """Multiplies the operands, permuted to (B, M, K) and (B, K, N), to (M, B, N), or (S, M, B N / S)."""
     a, b = input.permute(*perm_x1), weight.permute(*perm_x2)
     if may_prepare(a) and batch_split_factor == 1 and list(perm_y) == [1, 0, 2]:
@@ -50,7 +51,7 @@ def transpose_batch_matmul(
     return product.contiguous()
 
 
-def needs_float32(a: torch.Tensor) -> bool:
+def needs_float32(a: Tensor) -> bool:
     """Returns whether to multiply in float32 and round the product.
 
     A CPU without bf16 or fp16 instructions multiplies these dtypes in a plain loop: a bf16 (512, 1024) x (1024, 768)
@@ -59,7 +60,7 @@ def needs_float32(a: torch.Tensor) -> bool:
     return a.dtype in (torch.bfloat16, torch.float16) and a.device.type == "cpu" and not _cpu_multiplies(a.dtype)
 
 
-def _has_few_dot_products(a: torch.Tensor, weight: torch.Tensor) -> bool:
+def _has_few_dot_products(a: Tensor, weight: Tensor) -> bool:
     """Returns whether torch's own loop is faster than float32.
 
     It is for operands that are contiguous along K and few rows, as in decoding: a bf16 (1, 5120) x (3200, 5120) product

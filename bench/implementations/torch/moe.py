@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from opatlas import Prepared
@@ -17,10 +18,10 @@ from .quantized import dequantize, dynamic_quant, integer_matmul
 
 
 def moe_gating_top_k(
-    x: torch.Tensor,
+    x: Tensor,
     k: int,
     *,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     k_group: int = 1,
     group_count: int = 1,
     group_select_mode: int = 0,
@@ -29,7 +30,7 @@ def moe_gating_top_k(
     out_flag: bool = False,
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Maps logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
 
     Experts are chosen by normalized logit plus bias, among the k_group groups that score best.
@@ -48,9 +49,7 @@ def moe_gating_top_k(
     return (weights * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
 
 
-def moe_token_permute(
-    tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def moe_token_permute(tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None) -> tuple[Tensor, Tensor]:
     """Copies tokens (T, H) for each of their experts (T, k) or (T), by expert; also returns each copy's position."""
     experts = indices.flatten()
     order = experts.argsort(stable=True)
@@ -59,9 +58,7 @@ def moe_token_permute(
     return tokens.index_select(0, order[:num_out_tokens] // copies), position.to(torch.int32)
 
 
-def moe_token_unpermute(
-    permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
-) -> torch.Tensor:
+def moe_token_unpermute(permuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None = None) -> Tensor:
     """Maps (T k, H) back to (T, H): the sum of the copies of each token, weighted by probs (T, k)."""
     copies = permuted_tokens.index_select(0, sorted_indices)
     if probs is None:
@@ -71,18 +68,18 @@ def moe_token_unpermute(
 
 
 def grouped_matmul(
-    x: Sequence[torch.Tensor],
-    weight: Sequence[torch.Tensor],
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
     *,
-    bias: Sequence[torch.Tensor] | None = None,
-    scale: Sequence[torch.Tensor] | None = None,
-    per_token_scale: Sequence[torch.Tensor] | None = None,
-    group_list: torch.Tensor,
+    bias: Sequence[Tensor] | None = None,
+    scale: Sequence[Tensor] | None = None,
+    per_token_scale: Sequence[Tensor] | None = None,
+    group_list: Tensor,
     split_item: int,
     group_type: int,
     group_list_type: int,
     output_dtype: torch.dtype | None = None,
-) -> list[torch.Tensor] | Prepared:
+) -> list[Tensor] | Prepared:
     """Multiplies rows of x (M, K) by the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
 
     Args:
@@ -121,14 +118,8 @@ def grouped_matmul(
 
 
 def _block_scaled_groups(
-    rows: torch.Tensor,
-    matrices: torch.Tensor,
-    scale: torch.Tensor,
-    token: torch.Tensor,
-    bias: torch.Tensor | None,
-    ends: torch.Tensor,
-    dtype: torch.dtype,
-) -> list[torch.Tensor] | Prepared:
+    rows: Tensor, matrices: Tensor, scale: Tensor, token: Tensor, bias: Tensor | None, ends: Tensor, dtype: torch.dtype
+) -> list[Tensor] | Prepared:
     """Multiplies the groups one after the other: torch has no grouped product with scales of blocks."""
     groups = list(groups_of(ends))
     converted: list[str] = []
@@ -147,7 +138,7 @@ def _block_scaled_groups(
     return [result]
 
 
-def _grouped_operator(rows: torch.Tensor, matrices: torch.Tensor) -> Callable[..., torch.Tensor] | None:
+def _grouped_operator(rows: Tensor, matrices: Tensor) -> Callable[..., Tensor] | None:
     """Returns torch's grouped product if it takes these operands: BF16, with lines of a multiple of 16 bytes."""
     if rows.dtype is not torch.bfloat16 or matrices.dtype is not torch.bfloat16:
         return None
@@ -160,12 +151,8 @@ def _grouped_operator(rows: torch.Tensor, matrices: torch.Tensor) -> Callable[..
 
 
 def grouped_matmul_swiglu_quant(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    group_list: torch.Tensor,
-    weight_scale: torch.Tensor,
-    x_scale: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, group_list: Tensor, weight_scale: Tensor, x_scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `grouped_matmul` of INT8, SwiGLU, and `dynamic_quant`: INT8 (M, N / 2), and the scales (M).
 
     The third result, for offsets, is empty.
@@ -179,7 +166,7 @@ def grouped_matmul_swiglu_quant(
     return quantized, scales, x_scale.new_empty(0)
 
 
-def groups_of(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
+def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
     """Yields each group with rows, and its rows. The host reads the list once, before the loop over groups."""
     start = 0
     for group, end in enumerate(ends.tolist()):

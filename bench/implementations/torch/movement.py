@@ -5,31 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 
-def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+def slice_copy(x: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Returns the block of `sizes` that starts at `offsets`."""
     block = x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
     return block.clone(memory_format=torch.contiguous_format)
 
 
-def strided_slice(x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+def strided_slice(x: Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> Tensor:
     """Returns the elements of each axis from `begin` to before `end`, `strides` apart."""
     return x[tuple(map(slice, begin, end, strides))].clone(memory_format=torch.contiguous_format)
 
 
-def transpose_copy(x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
+def transpose_copy(x: Tensor, permutation: Sequence[int]) -> Tensor:
     """Permutes the axes: axis i of the result is axis permutation[i] of x."""
     return x.permute(*permutation).clone(memory_format=torch.contiguous_format)
 
 
-def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Returns x, repeated along its axes of size 1 and along new leading axes."""
     return x.expand(*shape).clone(memory_format=torch.contiguous_format)
 
 
-def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+def format_cast(x: Tensor, destination: Tensor) -> Tensor:
     """Returns x in the layout of `destination`, whose values do not count; the numbers of axes give the layouts.
 
     NC1HWC0 has 5 axes and its plain tensor 4; FRACTAL_Z has 4 and 4; FRACTAL_NZ has two more than its plain tensor.
@@ -48,23 +49,23 @@ def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
     return _from_fractal_z(x, destination.shape)
 
 
-def strided_copy(x: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+def strided_copy(x: Tensor, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
     """Returns a contiguous copy of a view."""
     return torch.as_strided(x, shape, stride, offset).clone(memory_format=torch.contiguous_format)
 
 
-def _pad(x: torch.Tensor, padding: tuple[int, ...]) -> torch.Tensor:
+def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
     # torch's pad copies x also without padding.
     return functional.pad(x, padding) if any(padding) else x
 
 
-def _to_nc1hwc0(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _to_nc1hwc0(x: Tensor, shape: torch.Size) -> Tensor:
     n, c1, h, w, c0 = shape
     padded = _pad(x, (0, 0, 0, 0, 0, c1 * c0 - x.shape[1]))
     return padded.reshape(n, c1, c0, h, w).permute(0, 1, 3, 4, 2).contiguous()
 
 
-def _from_nc1hwc0(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _from_nc1hwc0(x: Tensor, shape: torch.Size) -> Tensor:
     n, c, h, w = shape
     return x.permute(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c].contiguous()
 
@@ -75,7 +76,7 @@ def _is_fractal_z(stored: torch.Size, plain: torch.Size) -> bool:
     return (positions, o1, o0) == (-(-c // c0) * h * w, -(-o // 16), 16)
 
 
-def _to_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _to_fractal_z(x: Tensor, shape: torch.Size) -> Tensor:
     o, c, h, w = x.shape
     positions, o1, o0, c0 = shape
     c1 = positions // (h * w)
@@ -83,21 +84,21 @@ def _to_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return padded.reshape(o1, o0, c1, c0, h, w).permute(2, 4, 5, 0, 1, 3).reshape(shape).contiguous()
 
 
-def _from_fractal_z(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _from_fractal_z(x: Tensor, shape: torch.Size) -> Tensor:
     o, c, h, w = shape
     _, o1, o0, c0 = x.shape
     blocks = x.reshape(-1, h, w, o1, o0, c0).permute(3, 4, 0, 5, 1, 2)
     return blocks.reshape(o1 * o0, -1, h, w)[:o, :c].contiguous()
 
 
-def _to_nz(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _to_nz(x: Tensor, shape: torch.Size) -> Tensor:
     *batch, k1, m1, m0, k0 = shape
     m, k = x.shape[-2:]
     padded = _pad(x, (0, k1 * k0 - k, 0, m1 * m0 - m))
     return padded.reshape(*batch, m1, m0, k1, k0).movedim(-2, -4).contiguous()
 
 
-def _from_nz(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _from_nz(x: Tensor, shape: torch.Size) -> Tensor:
     *batch, m, k = shape
     _, m1, m0, _ = x.shape[-4:]
     return x.movedim(-4, -2).reshape(*batch, m1 * m0, -1)[..., :m, :k].contiguous()

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 #: On a CPU the norm of more numbers is the norm of the norms of pieces of this size.
 _PIECE = 1 << 16
 
 
-def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tensor]:
     """Maps (..., D) and (D,) to y of x's shape and the reciprocal root mean square, float32 (..., 1)."""
     if x.is_cuda and gamma.dtype == x.dtype and hasattr(torch.ops.aten, "_fused_rms_norm"):
         # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops rstd.
-        fused: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
+        fused: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
         return fused
     wide = x.float()
     rstd = _reciprocal_rms(wide, epsilon)
     return (wide * rstd).mul_(gamma).to(x.dtype), rstd
 
 
-def rms_norm_backward(
-    dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Returns gradients of x (..., D) and, in float32, of gamma (D,), from the gradient of y and from rstd (..., 1)."""
     normalized, grad = x * rstd, dy.float()
     towards_gamma = (grad * normalized).reshape(-1, x.shape[-1]).sum(dim=0)
@@ -32,16 +31,14 @@ def rms_norm_backward(
     return scaled.addcmul_(normalized, along, value=-1).mul_(rstd).to(x.dtype), towards_gamma
 
 
-def add_rms_norm(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `rms_norm` of x1 + x2: y, rstd, and the sum, for the next residual connection."""
     return add_rms_norm_bias(x1, x2, gamma, None, epsilon)
 
 
 def add_rms_norm_bias(
-    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `add_rms_norm` with y + beta (D,)."""
     # Added in float32 like the kernel: rounded terms would show in rstd.
     total = x1.float().add_(x2) if x1.dtype is not torch.float32 else x1 + x2
@@ -51,8 +48,8 @@ def add_rms_norm_bias(
 
 
 def layer_norm(
-    x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, sizes: Sequence[int], gamma: Tensor, beta: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Maps (..., *sizes) to y of x's shape and dtype, mean and reciprocal deviation, float32 (..., 1 for each size)."""
     if x.is_cuda:
         # One kernel: float32 statistics, inputs of one dtype.
@@ -63,9 +60,9 @@ def layer_norm(
     return y, mean, rstd
 
 
-def vector_norm(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> torch.Tensor:
+def vector_norm(x: Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
     """Returns the norm along `axes`, in `dtype`."""
-    norm: torch.Tensor
+    norm: Tensor
     if x.device.type != "cpu" or len(axes) != x.dim() or x.numel() <= _PIECE:
         norm = torch.linalg.vector_norm(x, order, axes, keepdim, dtype=dtype)
         return norm
@@ -78,6 +75,6 @@ def vector_norm(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool,
     return norm.view([1] * x.dim()) if keepdim else norm
 
 
-def _reciprocal_rms(wide: torch.Tensor, epsilon: float) -> torch.Tensor:
-    norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+def _reciprocal_rms(wide: Tensor, epsilon: float) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return norm.square_().div_(wide.shape[-1]).add_(epsilon).rsqrt_()

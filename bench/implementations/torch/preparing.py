@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def may_prepare(tensor: torch.Tensor) -> bool:
+def may_prepare(tensor: Tensor) -> bool:
     """Returns whether to take the form of a kernel for a GPU, which may return `Prepared`.
 
     torch.compile traces the other form: it cannot trace set-up, and fuses by itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from opatlas import Prepared
@@ -35,7 +36,7 @@ def quantized_dtype(name: str) -> torch.dtype:
     return {"INT8": torch.qint8, "UINT8": torch.quint8, "INT4": torch.quint4x2}[name]
 
 
-def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def integer_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Maps INT8 (..., M, K) and (..., K, N) to INT32 (..., M, N), exact; batches broadcast.
 
     Integer instructions are timed where torch has a fast product with them: on CUDA, for the shapes of cuBLAS, and on
@@ -45,7 +46,7 @@ def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if a.dim() == b.dim() == 2 and _multiplies_integers(a, b):
         return torch._int_mm(a, b)
-    total: torch.Tensor | None = None
+    total: Tensor | None = None
     for left, right in zip(a.split(_EXACT_TERMS, dim=-1), b.split(_EXACT_TERMS, dim=-2), strict=True):
         part = torch.matmul(left.float(), right.float()).to(torch.int32)
         total = part if total is None else total.add_(part)
@@ -53,7 +54,7 @@ def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _multiplies_integers(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _multiplies_integers(a: Tensor, b: Tensor) -> bool:
     if a.is_cuda:
         return a.shape[0] > _MOST_ROWS_WITHOUT_CUBLAS and _has_widths_of_cublas(a, b)
     if a.shape[1] == 1:
@@ -62,21 +63,21 @@ def _multiplies_integers(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.cpu._is_vnni_supported() or (a.shape[0] <= _FEW_ROWS and b.stride(0) == 1)
 
 
-def _has_widths_of_cublas(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _has_widths_of_cublas(a: Tensor, b: Tensor) -> bool:
     return a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0
 
 
 def quant_matmul(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    scale: torch.Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
     *,
-    offset: torch.Tensor | None = None,
-    pertoken_scale: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    offset: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
     group_sizes: Sequence[int] | None = None,
     output_dtype: torch.dtype = torch.int8,
-) -> torch.Tensor | Prepared:
+) -> Tensor | Prepared:
     """Maps INT8 or FP8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
 
     On a GPU a few rows of INT8 are padded in set-up, because cuBLAS takes no fewer. FP8 is one kernel where torch and
@@ -119,13 +120,13 @@ def quant_matmul(
 
 
 def dequantize(
-    product: torch.Tensor,
-    scale: torch.Tensor | None,
-    offset: torch.Tensor | None,
-    pertoken_scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    product: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    pertoken_scale: Tensor | None,
+    bias: Tensor | None,
     dtype: torch.dtype,
-) -> torch.Tensor:
+) -> Tensor:
     """Returns the result of a quantized product from its sums (..., M, N), INT32 or float32, which are overwritten."""
     if bias is not None and not bias.is_floating_point():
         product.add_(bias)
@@ -150,12 +151,8 @@ def dequantize(
 
 
 def _dequantize_on_gpu(
-    product: torch.Tensor,
-    scale: torch.Tensor,
-    pertoken_scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+    product: Tensor, scale: Tensor, pertoken_scale: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """Does the same in one or two operators, which compute in float32 and convert as they read and write."""
     result = torch.empty(product.shape, dtype=dtype, device=product.device)
     scale = scale.float()
@@ -166,13 +163,13 @@ def _dequantize_on_gpu(
 
 
 def quantize(
-    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
-    scales: torch.Tensor,
-    zero_points: torch.Tensor | None,
+    input: Tensor,  # noqa: A002 (the NPU call's name)
+    scales: Tensor,
+    zero_points: Tensor | None,
     dtype: torch.dtype,
     axis: int,
     div_mode: bool,
-) -> torch.Tensor:
+) -> Tensor:
     """Returns input * scales + zero_points (input / scales with div_mode), rounded, along the last axis.
 
     Returns:
@@ -186,11 +183,11 @@ def quantize(
 
 
 def dynamic_quant(
-    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
+    input: Tensor,  # noqa: A002 (the NPU call's name)
     *,
-    smooth_scales: torch.Tensor | None = None,
+    smooth_scales: Tensor | None = None,
     dst_type: torch.dtype = torch.int8,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Maps (..., D) to INT8, INT4 or FP8, and the scale (...) of each row, by its largest number."""
     wide = input.float()
     if smooth_scales is not None:
@@ -200,8 +197,8 @@ def dynamic_quant(
 
 
 def dynamic_block_quant(
-    x: torch.Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, *, dst_type: torch.dtype, row_block_size: int, col_block_size: int
+) -> tuple[Tensor, Tensor]:
     """Maps (..., D) to INT8 or FP8, and the scale of each `col_block_size` columns of a row."""
     assert row_block_size == 1
     missing = -x.shape[-1] % col_block_size
@@ -211,15 +208,15 @@ def dynamic_block_quant(
 
 
 def add_rms_norm_dynamic_quant(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
     *,
-    smooth_scale1: torch.Tensor | None = None,
-    smooth_scale2: torch.Tensor | None = None,
-    beta: torch.Tensor | None = None,
+    smooth_scale1: Tensor | None = None,
+    smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None,
     epsilon: float = 1e-6,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Maps (..., D) twice to INT8 y1 and y2, the sum x of x1's dtype, and the scales (...) of y1 and y2.
 
     y2 and its scale have no elements without smooth_scale2.
@@ -235,7 +232,7 @@ def add_rms_norm_dynamic_quant(
     return y1, y2, x.to(x1.dtype), scale1, scale2
 
 
-def _round(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _round(wide: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the nearest numbers of a quantized dtype. Overwrites `wide`."""
     if dtype in FP8:
         # Without the limits some versions of torch round large numbers to NaN.

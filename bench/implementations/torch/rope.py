@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .norm import rms_norm
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
-def pairs(x: torch.Tensor, mode: str) -> Pair:
+def pairs(x: Tensor, mode: str) -> Pair:
     """Returns views (..., D/2) of the first and second features of all pairs: half a head apart, or adjacent."""
     if mode != "half":
         return x[..., ::2], x[..., 1::2]
@@ -24,7 +25,7 @@ def turn(x: Pair, cos: Pair, sin: Pair, result: Pair) -> None:
     torch.mul(x2, cos[1], out=y2).addcmul_(x1, sin[1])
 
 
-def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_mode: str = "half") -> torch.Tensor:
+def rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     """Returns x (..., D), rotated; cos and sin broadcast to x."""
     y = torch.empty_like(x)
     turn(*(pairs(tensor, rotary_mode) for tensor in (x, cos, sin, y)))
@@ -32,8 +33,8 @@ def rotary_mul(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_mod
 
 
 def rotary_mul_backward(
-    grad: torch.Tensor, x: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor, rotary_mode: str = "half"
-) -> tuple[torch.Tensor | None, ...]:
+    grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor, rotary_mode: str = "half"
+) -> tuple[Tensor | None, ...]:
     """Returns gradients of x and, if x is given, of cos and sin, from the gradient of the rotated x."""
     dx = torch.empty_like(grad)
     # Rotated back: by the same cosines, and the negative sines of the partners.
@@ -49,32 +50,24 @@ def rotary_mul_backward(
     return dx, *(product.sum(axes, keepdim=True) if axes else product for product in products)
 
 
-def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Returns x (..., D) with adjacent pairs, rotated; the pairs of the result are half a head apart."""
     # Reordered first: a CPU takes five times as long to read every second number twice.
     return rotary_mul(torch.cat(pairs(x, "interleave"), dim=-1), cos, sin)
 
 
 def apply_rotary_pos_emb(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    layout: str = "BSND",
-    rotary_mode: str = "half",
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str = "BSND", rotary_mode: str = "half"
 ) -> Pair:
     """Returns `rotary_mul` of query and key, in place; cos and sin have size 1 in the axis of heads of `layout`."""
-    return (
-        query.copy_(rotary_mul(query, cos, sin, rotary_mode)),
-        key.copy_(rotary_mul(key, cos, sin, rotary_mode)),
-    )
+    return (query.copy_(rotary_mul(query, cos, sin, rotary_mode)), key.copy_(rotary_mul(key, cos, sin, rotary_mode)))
 
 
 def rotary_embedding(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    cos_sin_cache: Tensor,
     head_size: int,
     rotary_dim: int,
     is_neox_style: bool,
@@ -94,16 +87,16 @@ def rotary_embedding(
 
 
 def qkv_rmsnorm_rope(
-    fused: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    positions: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
+    fused: Tensor,
+    cos_sin_cache: Tensor,
+    positions: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
     q_hidden_size: int,
     kv_hidden_size: int,
     head_dim: int,
     eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Splits (T, q + 2 kv) into query, key and value; normalizes and rotates each head of query and key."""
     query, key, value = fused.split([q_hidden_size, kv_hidden_size, kv_hidden_size], dim=-1)
     query, key = (

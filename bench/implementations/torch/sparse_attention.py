@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from .attention import differences, length_batches, pages, stretches
@@ -16,19 +17,19 @@ _AT_A_TIME = 1 << 26
 
 
 def lightning_indexer(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    weights: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
     *,
-    actual_seq_lengths_query: torch.Tensor,
-    actual_seq_lengths_key: torch.Tensor,
-    block_table: torch.Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
     layout_query: str,
     layout_key: str,
     sparse_count: int,
     sparse_mode: int,
     return_value: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Maps (T, N, D), (blocks, block size, 1, D), (T, N) to the best `sparse_count` keys of each query, (T, 1, count).
 
     The keys are int32, the best first, -1 where a query sees fewer keys. The scores are empty unless requested.
@@ -56,29 +57,29 @@ def lightning_indexer(
     return found, scores.to(query.dtype) if return_value else query.new_empty(0)
 
 
-def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> torch.Tensor:
+def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> Tensor:
     """Returns the keys of `lightning_indexer`, without scores."""
     return lightning_indexer(*arguments, **keywords)[0]
 
 
 def sparse_flash_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    sparse_indices: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
     scale_value: float,
     *,
-    block_table: torch.Tensor,
-    actual_seq_lengths_query: torch.Tensor,
-    actual_seq_lengths_kv: torch.Tensor,
-    query_rope: torch.Tensor,
-    key_rope: torch.Tensor,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_kv: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
     sparse_block_size: int,
     layout_query: str,
     layout_kv: str,
     sparse_mode: int,
     attention_mode: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns attention of (T, N, D) queries over the keys in `sparse_indices` (T, 1, K); -1 means no key.
 
     Keys are in pages (blocks, block size, 1, D); without their rope part they are the values. The second and third

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 embedding_backward = torch.ops.aten.embedding_dense_backward
@@ -14,7 +15,7 @@ log_softmax_backward = torch.ops.aten._log_softmax_backward_data
 threshold_backward = torch.ops.aten.threshold_backward
 
 
-def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+def swiglu_backward(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
     """Returns the gradient of `swiglu` for its input: (..., D) and (..., 2 D) to (..., 2 D)."""
     gate, up = x.chunk(2, dim)
     result = torch.empty_like(x)
@@ -24,23 +25,19 @@ def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.
     return result
 
 
-def nll_loss(
-    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: int, ignore_index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def nll_loss(x: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Calls aten's nll_loss_forward with targets of any integer type."""
     loss, total_weight = torch.ops.aten.nll_loss_forward(x, target.long(), weight, reduction, ignore_index)
     return loss, total_weight
 
 
-def nll_loss_backward(
-    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *arguments: Any
-) -> torch.Tensor:
+def nll_loss_backward(gradient: Tensor, x: Tensor, target: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     """Calls aten's nll_loss_backward with targets of any integer type."""
-    result: torch.Tensor = torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)
+    result: Tensor = torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)
     return result
 
 
-def dropout_by_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+def dropout_by_mask(x: Tensor, mask: Tensor, p: float) -> Tensor:
     """Returns x / (1 - p) where the bit of the mask (uint8, the lowest bit first) is 1, else 0."""
     bits = mask[:, None].bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=mask.device)) & 1
     kept = bits.view(-1)[: x.numel()].view(x.shape)
@@ -48,14 +45,14 @@ def dropout_by_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tens
 
 
 def adamw(
-    parameters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    first_moments: list[torch.Tensor],
-    second_moments: list[torch.Tensor],
-    largest_second_moments: list[torch.Tensor],
-    steps: list[torch.Tensor],
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first_moments: list[Tensor],
+    second_moments: list[Tensor],
+    largest_second_moments: list[Tensor],
+    steps: list[Tensor],
     **options: Any,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Calls torch's fused AdamW with steps of any dtype, and returns the changed tensors."""
     steps = [step.float() for step in steps]
     torch._fused_adamw_(parameters, gradients, first_moments, second_moments, largest_second_moments, steps, **options)
@@ -70,13 +67,13 @@ def apply_adamw(
     beta1: float,
     beta2: float,
     epsilon: float,
-    gradient: torch.Tensor,
-    max_grad_norm: torch.Tensor | None,
+    gradient: Tensor,
+    max_grad_norm: Tensor | None,
     amsgrad: bool,
     maximize: bool,
     *,
-    out: list[torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
+    out: list[Tensor],
+) -> tuple[Tensor, ...]:
     """Takes a step of AdamW on `out`, a parameter and its two moments, with the previous powers of the betas."""
     gradient = gradient.float()
     wide = parameter, first, second = [tensor.float() for tensor in out]
