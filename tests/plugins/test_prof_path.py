@@ -271,18 +271,6 @@ def test_what_is_left_out_by_the_command_line_is_neither_filled_nor_added(bench:
     assert bench.durations("Sub") == {"9;9->9": "5.0000"}
 
 
-def test_samples_that_cannot_be_written_are_told_of(bench: Bench) -> None:
-    bench.write("SomebodysKernel", cells("7,7", "7,7", **{"Average Duration(us)": "5.0"}))
-    # The replaced duration cannot be saved.
-    (bench.database / "runs").write_text("no folder")
-    write_summary(bench.profiles / "op_summary_1.csv", [launched("SomebodysKernel", 11.0, cells("7,7", "7,7"))])
-    done = bench.run("--mixed")
-    assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert bench.durations("SomebodysKernel") == {"7,7->7,7": "5.0"}
-    assert "NOT WRITTEN BACK" in done
-    assert str(bench.database / "journal") in done
-
-
 def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Bench) -> None:
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
     done = bench.run()
@@ -385,22 +373,6 @@ def test_what_could_not_be_read_makes_the_session_fail_and_the_rest_is_used(benc
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.5000"}
     assert f"{path}:4: " in done
     assert f"msprof --export=on --output={unparsed}" in done
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (("--database-path=DATABASE",), "op_summary*.csv"),
-        ((), "--device"),
-        (("--database-path=DATABASE", "--repeat-count=3", "-n2"), "-n, --repeat-count"),
-    ],
-)
-def test_wrong_usage_is_told_before_anything_else(bench: Bench, options: tuple[str, ...], named: str) -> None:
-    bench.profiles.mkdir()
-    done = bench.run(*(option.replace("DATABASE", str(bench.database)) for option in options), database=False)
-    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
-    assert named in done
-    assert not list(bench.database.glob("*.csv"))
 
 
 def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(bench: Bench) -> None:
