@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opatlas.data import journal
 from opatlas.data.csv_files import not_writable
@@ -23,8 +23,10 @@ from opatlas.run.devices.device import DeviceDescription
 
 from .cases import results_of
 from .reports import RowNote
-from .session_context import SessionContext, facts_of
-from .target import TargetDatabase
+
+if TYPE_CHECKING:
+    from .session_context import SessionContext
+    from .target import TargetDatabase
 
 #: Keys of a worker's output: the records that its journal lacks, what it wrote to its journals, and their problems.
 _UNSAVED, _WRITTEN, _PROBLEMS = "opatlas_unsaved", "opatlas_written", "opatlas_problems"
@@ -243,14 +245,13 @@ class SessionRecords:
         return done.result, done.records
 
     def _write_manifest(self, number: int) -> None:
-        context, devices = self._context, self._context.settings.devices
+        context = self._context
         manifest = context.manifest(self.devices, number)
         manifest.finished_at = time.time()
         cases = context.plan.cases if context.plan is not None else ()
         results = [found for case, found in results_of(cases) if case.target == number]
         manifest.statuses = dict(Counter(found.status.value for found in results))
-        if context.settings.prof_path is None:
-            manifest.machine_at_end = facts_of(devices, *context.surroundings.load(devices, at_end=True))
+        manifest.machine_at_end = context.load_facts(at_end=True)
         manifest.write(context.databases[number].database)
         self.manifest = self.manifest or manifest
 

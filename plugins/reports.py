@@ -4,7 +4,6 @@ The private parts of pytest that sessions use are here, and pyproject.toml bound
 
 | part | why pytest's public parts do not do |
 | --- | --- |
-| `Expression` | -k selects rows before they are collected, by pytest's own rules |
 | `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
 | `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
 | `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
@@ -24,7 +23,6 @@ from xml.etree.ElementTree import Element, SubElement
 import pytest
 from _pytest._code.code import ReprFileLocation
 from _pytest.junitxml import LogXML, xml_key
-from _pytest.mark.expression import Expression
 
 from opatlas import formats
 from opatlas.data.cells import helpers_cell, stored_us
@@ -41,7 +39,7 @@ from .cases import CaseResult, Fate, of_fate, row_of
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Expression", "LogXML", "xml_key"]
+__all__ = ["LogXML", "xml_key"]
 
 #: Properties of a measured row's report, which JUnit shows too.
 STORED_US, DURATION_US, STD_US = "stored_us", "duration_us", "duration_std_us"

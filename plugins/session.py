@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -56,7 +56,8 @@ from .cases import (
 )
 from .choice import requested_rows
 from .collector import Collector, lacks_replay
-from .plan import check_replaced, plan_session
+from .mixing import check_replaced
+from .plan import plan_session
 from .records import SessionJournal, SessionRecords
 from .reports import (
     DURATION_US,
@@ -70,8 +71,10 @@ from .reports import (
     waited_by,
 )
 from .row_runner import RowRunner
-from .session_context import SessionContext
 from .told import write_reports
+
+if TYPE_CHECKING:
+    from .session_context import SessionContext
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
@@ -92,8 +95,8 @@ class Session:
         unreported: what could not be read or written for the report files; it makes the session fail.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.context = context = SessionContext(config)
+    def __init__(self, context: SessionContext) -> None:
+        self.context = context
         self.collector = Collector(context, self.plan, self.run)
         self.journal = SessionJournal(context)
         self.records = SessionRecords(context, self.journal)

@@ -68,18 +68,13 @@ class Surroundings:
         return max(states, key=lambda state: state.load_1min or 0.0).load
 
 
-def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> list[str]:
-    """Returns what is likely to disturb measurements on these devices, in phrases with numbers."""
-    of_gpus = (phrase for gpu in gpus for phrase in gpu.disturbances())
-    return [*machine.disturbances(needed_cores(devices)), *of_gpus]
-
-
 def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> Mapping[str, Any]:
-    """Returns the state of machine and GPUs as the manifest stores it."""
+    """Returns the state of machine and GPUs, and what of it is likely to disturb durations, in phrases with numbers."""
+    of_gpus = [phrase for gpu in gpus for phrase in gpu.disturbances()]
     return {
         **asdict(machine),
         "gpus": [asdict(gpu) for gpu in gpus],
-        "disturbances": disturbances(devices, machine, gpus),
+        "disturbances": [*machine.disturbances(needed_cores(devices)), *of_gpus],
     }
 
 
@@ -256,6 +251,16 @@ class SessionContext:
             forget_imports_from(target.path, unless_below=[self.config.rootpath])
         return settings
 
+    @cached_property
+    def code(self) -> str:
+        """The digest of the code that measures."""
+        return present_code()
+
+    def load_facts(self, *, at_end: bool = False) -> Mapping[str, Any]:
+        """Returns the load of machine and GPUs as the manifest stores it; nothing where no row runs here."""
+        devices = self.settings.devices
+        return {} if self.settings.prof_path else facts_of(devices, *self.surroundings.load(devices, at_end=at_end))
+
     @property
     def databases(self) -> Sequence[TargetDatabase]:
         """The database of each target, in the order of the targets."""
@@ -284,15 +289,14 @@ class SessionContext:
         """
         if target not in self._starts:
             self._starts[target] = start_of_run(self.databases[target].database, self.run_id, self.started_at)
-        settings, specs = self.settings, self.settings.devices
         return Manifest(
             run_id=self.run_id,
             started_at=self._starts[target],
             device=asdict(devices[0]) if devices else {},
             other_devices=[asdict(device) for device in devices[1:]],
-            options=options_of(settings, target),
-            code=present_code(),
-            machine_at_start={} if settings.prof_path else facts_of(specs, *self.surroundings.load(specs)),
+            options=options_of(self.settings, target),
+            code=self.code,
+            machine_at_start=self.load_facts(),
             **this_machine(),
         )
 

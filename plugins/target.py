@@ -34,8 +34,6 @@ from opatlas.run.implementation import Implementation
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.registry import RowSource
 
-from .options import named, refuse
-
 if TYPE_CHECKING:
     from opatlas.outer.cluster.ray_cluster import RayCluster
     from opatlas.outer.generation.session_models import ModelSettings
@@ -155,12 +153,6 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
             f"or its database with --database-path"
         )
     return [DeviceSpec(npu.name)]
-
-
-def refuse_useless_versions(config: pytest.Config) -> None:
-    """Refuses --versions beside --database-path. Raises pytest.UsageError."""
-    if config.option.database_path:
-        refuse(config, named("--versions"), "--database-path names the folder, whatever the versions")
 
 
 def targets_of(

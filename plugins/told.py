@@ -24,20 +24,9 @@ from opatlas.show.row_summary import quality_fields
 from opatlas.show.session_report import Cause, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.text import pluralize, printable_lines, shortened, suggest
 
-from .cases import (
-    NOT_RUN,
-    CaseResult,
-    Fate,
-    SessionCase,
-    figures_of,
-    ledger_line,
-    of_fate,
-    results_of,
-    unresolved,
-)
-from .plan import captured_mismatch
+from .cases import NOT_RUN, CaseResult, Fate, SessionCase, figures_of, ledger_line, of_fate, results_of, unresolved
+from .mixing import captured_mismatch
 from .reports import FOR_OTHERS
-from .session_context import disturbances
 
 if TYPE_CHECKING:
     from .session import Session
@@ -56,7 +45,7 @@ def plan_lines(session: Session) -> list[str]:
     lines = [*plan.prepared, *_to_run(session, selected)]
     settings = context.settings
     if selected and settings.prof_path is None and not settings.collect_only:
-        found = disturbances(settings.devices, *context.surroundings.load(settings.devices))
+        found = context.load_facts()["disturbances"]
         lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
     return [f"opatlas: {printable_lines(line)}" for line in lines]
 

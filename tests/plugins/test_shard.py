@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from opatlas.plugins.choice import Choice, Shard, make_plan
+from opatlas.plugins.choice import Choice, Shard
+from opatlas.plugins.plan import make_plan
 from sessions import Sessions, row
 
 from opatlas.data.database import Database
