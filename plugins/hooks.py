@@ -132,7 +132,7 @@ class ProcessHooks:
 
         Outside of plugins that limit the time of a test, such as pytest-timeout: opening imports torch.
         """
-        self._session.prepare(item)
+        self._session.runner.prepare(item)
         skip_made_fixtures(item)
         done = yield
         if reason := self._context.stop_reason:

@@ -142,11 +142,10 @@ class SessionRecords:
         """Takes the record of a target out of a report; pytest keeps reports, and a record need not stay in memory."""
         if "record" not in note:
             return
-        note.pop("figures", None)
         record = note.pop("record")
         reason = note.get("not_saved")
         if reason or (reason is not None and self._context.settings.rehearses):
-            self._unsaved.append((target, record))
+            self._unsaved.append((target, record.to_json() if isinstance(record, Record) else record))
         if reason:
             # A worker with a full disk may not be able to ask the other processes to stop.
             self._context.stop(reason)
