@@ -36,7 +36,7 @@ from opatlas.text import pluralize, printable, suggest
 
 from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
 from .choice import Choice, slugs
-from .mixing import captured_note, read_origin
+from .target import captured_note, read_origin
 
 if TYPE_CHECKING:
     from .session_context import SessionContext

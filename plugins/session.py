@@ -56,7 +56,6 @@ from .cases import (
 )
 from .choice import requested_rows
 from .collector import Collector, lacks_replay
-from .mixing import check_replaced
 from .plan import plan_session
 from .records import SessionJournal, SessionRecords
 from .reports import (
@@ -71,6 +70,7 @@ from .reports import (
     waited_by,
 )
 from .row_runner import RowRunner
+from .target import check_replaced
 from .told import write_reports
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from opatlas.show.session_report import Cause, SessionFacts, find_gaps, replay_r
 from opatlas.text import pluralize, printable_lines, shortened, suggest
 
 from .cases import NOT_RUN, CaseResult, Fate, SessionCase, figures_of, ledger_line, of_fate, results_of, unresolved
-from .mixing import captured_mismatch
 from .reports import FOR_OTHERS
+from .target import captured_mismatch
 
 if TYPE_CHECKING:
     from .session import Session
@@ -187,7 +187,7 @@ def _quality(session: Session) -> dict[str, tuple[int, str]]:
     """Returns how many measured rows are not quiet, by quality, and why."""
     figures, settings = figures_of(session.cases).values(), session.context.settings
     is_here = settings.prof_path is None and bool(figures)
-    return quality_fields(figures, session.context.surroundings.higher_load(settings.devices) if is_here else "")
+    return quality_fields(figures, session.context.higher_load if is_here else "")
 
 
 def _not_comparable(session: Session) -> str:
