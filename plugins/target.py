@@ -1,9 +1,9 @@
-"""What a session measures on and writes into: the devices, for each implementation the database, and what may not mix."""
+"""What a session measures on and writes into: devices, a database for each implementation, and what may not mix."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
