@@ -57,7 +57,7 @@ from .cases import (
 from .choice import requested_rows
 from .collector import Collector, lacks_replay
 from .plan import plan_session
-from .records import SessionJournal, SessionRecords
+from .records import SessionRecords
 from .reports import (
     STORED_US,
     RowNote,
@@ -99,8 +99,7 @@ class Session:
     def __init__(self, context: SessionContext) -> None:
         self.context = context
         self.collector = Collector(context, self.plan, self.run)
-        self.journal = SessionJournal(context)
-        self.records = SessionRecords(context, self.journal)
+        self.records = SessionRecords(context)
         self.gaps: Sequence[Gap] = []
         self.paths: list[str] = []
         self.unaccounted: list[str] = []
@@ -240,7 +239,7 @@ class Session:
         is_looked_up = self.context.settings.prof_path is not None
         if not (is_looked_up and outcome.status is Status.SKIPPED):
             # A row that a profile does not have keeps its state.
-            note["not_saved"] = arrived[1] if arrived else self.journal.append(values, device, row.target)
+            note["not_saved"] = arrived[1] if arrived else self.records.append(values, device, row.target)
         if device is not None and device is not self._device:
             if id(device) not in self._devices and device != self._device:
                 note["device"] = asdict(device)
@@ -307,11 +306,12 @@ class Session:
     def complete(self, session: pytest.Session) -> None:
         """Before the merge: adds the records of rows whose tests did not run, and judges a session without rows."""
         for item, outcome in self.runner.unreached(session.items):
-            row = row_of(item)
-            arrived = item.stash.get(_ARRIVED, None)
+            row, arrived = row_of(item), item.stash.get(_ARRIVED, None)
+            assert row is not None
             if arrived is not None:
-                self.records.add_arrived(*arrived, row.target if row is not None else 0)
-            elif row is not None:
+                record, not_saved, device = arrived
+                self.records.add(record, device, row.target, not_saved)
+            else:
                 self.records.add(self._record_of(row, outcome), self._device, row.target)
         if not self.context.is_worker:
             self._set_exit_status(session)
@@ -431,7 +431,7 @@ class Session:
         assert row is not None
         # Its host is a fact of a device of a cluster.
         record = self._record_of(row, outcome, str(device.facts.get("host", "")))
-        item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
+        item.stash[_ARRIVED] = record, self.records.append(record.to_json(), device, row.target), device
 
     def _record_of(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
         cells = row.cells
@@ -455,7 +455,7 @@ class Session:
 
     def _launched(self) -> None:
         """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
-        self.journal.write_manifest(self.runner.describe())
+        self.records.launched(self.runner.describe())
 
 
 #: The session of a process of pytest: `config.stash[SESSION]`.
