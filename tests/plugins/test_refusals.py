@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from opatlas.plugins.settings import settings_of
+from opatlas.plugins.theory import Theory
 from sessions import Sessions, row, write_table
 
 from opatlas.errors import OpAtlasError
@@ -58,6 +59,23 @@ def refusal(pytester: pytest.Pytester, *options: str) -> str:
 )
 def test_options_that_cannot_be_followed(pytester: pytest.Pytester, options: tuple[str, ...], named: str) -> None:
     assert named in refusal(pytester, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--target-models=qwen3-33b",), "--target-models qwen3-33b: "),
+        (("--ops=MatMulV4",), "'MatMulV4' (did you mean MatMulV"),
+        ((f"--database-path={__file__}",), "test_refusals.py: "),
+        (("--max-hbm-gb=0.1",), "--max-hbm-gb 0.1"),
+    ],
+)
+def test_theory_rows_that_cannot_be_added(pytester: pytest.Pytester, options: tuple[str, ...], named: str) -> None:
+    config = pytester.parseconfig("-p", "opatlas.plugins", f"--database-path={pytester.path}", *options)
+    with pytest.raises((OpAtlasError, pytest.UsageError)) as caught:
+        Theory(config).plan  # noqa: B018
+    assert named in str(caught.value)
+    assert not list(pytester.path.glob("*.csv"))
 
 
 def test_a_number_of_samples_in_the_environment(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
