@@ -211,50 +211,82 @@ def _markdown_cell(cell: str) -> str:
 
 
 def text(parts: Iterable[Part], width: int = UNLIMITED, *, styled: bool = False) -> str:
-    """Returns lines for a terminal, without the end of the last one.
+    """Returns lines for a terminal, or for a file, without the end of the last one.
 
     Args:
         width: the columns of the terminal; longer cells are wrapped.
         styled: whether headers are bold, by the escape codes of a terminal.
     """
-    # rich takes 50 ms to import, which JSON does not need.
+    shown = list[str]()
+    before: Part | None = None
+    for part in parts:
+        if before is not None and not (isinstance(part, str) and isinstance(before, str)):
+            shown.append("")
+        # rich takes 40 ms to import, and seconds for thousands of rows.
+        shown.append(_unwrapped(part) if width == UNLIMITED else _wrapped(part, width, styled))
+        before = part
+    return "\n".join(line.rstrip() for line in "\n".join(shown).split("\n")).rstrip("\n")
+
+
+def _unwrapped(part: Part) -> str:
+    """Returns a part whose rows are one line each."""
+    if isinstance(part, str):
+        return printable_lines(part)
+    lines = [printable(part.title)] if part.title else []
+    if isinstance(part, Fields):
+        return "\n".join([*lines, *_lines(part)])
+    columns = shown_columns(part)
+    cells = [[cell_text(column, row[index]).replace("\n", " ") for row in part.rows] for index, column in columns]
+    padded = list[list[str]]()
+    for (index, column), below in zip(columns, cells, strict=True):
+        whole = [printable(column.name), *below]
+        sizes = list(map(_columns_of, whole))
+        blanks = [" " * (max(sizes) - size) for size in sizes]
+        is_right = is_number(part, index)
+        padded.append([pad + cell if is_right else cell + pad for cell, pad in zip(whole, blanks, strict=True)])
+    lines += ["  ".join(row) for row in zip(*padded, strict=True)]
+    return "\n".join([*lines, *_left_out(part)])
+
+
+def _columns_of(cell: str) -> int:
+    """Returns how many columns of a terminal a text takes."""
+    if cell.isascii():
+        return len(cell)
+    from rich.cells import cell_len
+
+    return cell_len(cell)
+
+
+def _left_out(table: Table) -> list[str]:
+    return [f"and {table.left_out:,} more"] if table.left_out else []
+
+
+def _wrapped(part: Part, width: int, styled: bool) -> str:
+    """Returns a part whose longer cells and lines are wrapped."""
     from rich.console import Console
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     out = io.StringIO()
     console = Console(
         file=out, width=width, force_terminal=styled, color_system="standard" if styled else None, legacy_windows=False
     )
-    before: Part | None = None
-    for part in parts:
-        if before is not None and not (isinstance(part, str) and isinstance(before, str)):
-            console.print()
-        if isinstance(part, str):
-            console.print(Text(printable_lines(part)), soft_wrap=width == UNLIMITED)
-        else:
-            if part.title:
-                console.print(Text(printable(part.title), style="bold"), soft_wrap=width == UNLIMITED)
-            if isinstance(part, Table):
-                console.print(_rich_table(part))
-                if part.left_out:
-                    console.print(Text(f"and {part.left_out:,} more"))
-            else:
-                console.print(Text("\n".join(_lines(part))), soft_wrap=True)
-        before = part
-    return "\n".join(line.rstrip() for line in out.getvalue().split("\n")).rstrip("\n")
-
-
-def _rich_table(table: Table) -> Any:
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
+    if isinstance(part, str):
+        console.print(Text(printable_lines(part)))
+        return out.getvalue().rstrip("\n")
+    if part.title:
+        console.print(Text(printable(part.title), style="bold"))
+    if isinstance(part, Fields):
+        console.print(Text("\n".join(_lines(part))), soft_wrap=True)
+        return out.getvalue().rstrip("\n")
     shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    columns = shown_columns(table)
+    columns = shown_columns(part)
     for index, column in columns:
-        shown.add_column(Text(printable(column.name)), justify="right" if is_number(table, index) else "left")
-    for row in table.rows:
+        shown.add_column(Text(printable(column.name)), justify="right" if is_number(part, index) else "left")
+    for row in part.rows:
         shown.add_row(*(Text(cell_text(column, row[index]), overflow="fold") for index, column in columns))
-    return shown
+    console.print(shown)
+    return "\n".join([out.getvalue().rstrip("\n"), *_left_out(part)])
 
 
 def _lines(fields: Fields) -> list[str]:
