@@ -13,9 +13,8 @@ from typing import Any
 from opatlas.data import journal
 from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database
-from opatlas.data.journal import Journal
+from opatlas.data.journal import Journal, OwnLines
 from opatlas.data.manifest import Manifest
-from opatlas.data.own_lines import OwnLines
 from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import Record, RowName
@@ -251,7 +250,7 @@ class SessionRecords:
         results = [found for case, found in results_of(cases) if case.target == number]
         manifest.statuses = dict(Counter(found.status.value for found in results))
         if context.settings.prof_path is None:
-            manifest.machine_at_end = facts_of(devices, *context.surroundings.at_end(devices))
+            manifest.machine_at_end = facts_of(devices, *context.surroundings.load(devices, at_end=True))
         manifest.write(context.databases[number].database)
         self.manifest = self.manifest or manifest
 
@@ -259,6 +258,4 @@ class SessionRecords:
         """Releases the journals, to be merged now or by the next session."""
         self.problems += self._own_journal.close()
         self._own_lines |= self._own_journal.own_lines()
-        run_id, databases = self._context.run_id, self._context.databases
-        found = (path for each in databases for path in journal.run_journals(each.database, run_id))
-        self.problems += journal.check_ended(sorted({*self._own_lines, *found}), self._own_lines)
+        self.problems += journal.check_ended(self._own_lines)

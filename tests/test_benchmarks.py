@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[1]
         ("bench_merge", "--rows=50", "--rounds=1"),
         ("bench_combine", "--rows=50", "--rounds=1"),
         ("bench_collect", "--rows=50", "--rounds=1"),
-        ("bench_many_types", "--types=5", "--rounds=1"),
         ("bench_replay", "--rows=20", "--rounds=1"),
         ("bench_gpu_session", "--device=cpu", "--rows=5", "--most-mb=0.1"),
         ("bench_gpu_repeat", "database/data/Intel_Xeon_Processor/torch/torch2.11.0_cpu", "--device=cpu", "--rows=3"),

@@ -76,7 +76,7 @@ def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLi
     def write(temporary: str) -> None:
         encoder = msgspec.json.Encoder()
         with open(temporary, "wb") as file, gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as packed:
-            packed.write(manifest.to_json() + b"\n")
+            packed.write(msgspec.json.encode(manifest) + b"\n")
             for line in lines:
                 packed.write(encoder.encode(line) + b"\n")
 

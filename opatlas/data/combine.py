@@ -17,24 +17,22 @@ import numpy as np
 from opatlas.counts import add_counts
 from opatlas.data import journal, log
 from opatlas.data.candidates import Candidate, candidates_of_records, runs_of
-from opatlas.data.combine_table import CombineTally, Conflict, combine_records, combine_rows, final_conflicts
+from opatlas.data.combine_table import Conflict, TableCombination
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.ingests import manifest_path, read_ingests
+from opatlas.data.ingests import read_ingests
 from opatlas.data.journal import JournalContents
-from opatlas.data.log import COMBINE, ClocksAhead
-from opatlas.data.logged_rows import Log
-from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, manifest_paths, read_each
+from opatlas.data.log import COMBINE, ClocksAhead, Log
+from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import EditedLookup
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder, read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
-from opatlas.row.columns import INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE
-from opatlas.row.slots import unknown_dtypes
+from opatlas.row.columns import PROFILING_AVERAGE, STATUS
 from opatlas.row.table import RowTable
 
 _LARGEST_SAMPLES_BYTES = 4 << 30
@@ -46,14 +44,14 @@ class CombineSource:
 
     Attributes:
         name: the path as the user wrote it.
-        database: the tables; None for a journal.
-        manifests: the manifests of the runs, by path.
+        database: the database, or that of the journal.
+        manifests: the manifests of its runs, by run id.
         journal: None for a database.
     """
 
     name: str
-    database: Database | None
-    manifests: Mapping[Path, Manifest]
+    database: Database
+    manifests: Mapping[str, Manifest]
     journal: JournalContents | None = None
 
     @cached_property
@@ -63,7 +61,7 @@ class CombineSource:
 
     @property
     def kernel_types(self) -> Iterable[str]:
-        return self.candidates if self.database is None else self.database.kernel_types_and_messages()
+        return self.database.kernel_types_and_messages() if self.journal is None else self.candidates
 
 
 @dataclass
@@ -72,22 +70,18 @@ class CombineSources:
 
     Attributes:
         sources: in the order of the command line; each database is followed by its journals, oldest first.
-        target_manifests: the manifests of the target, by path.
-        databases, journals: the number of each.
+        target_manifests: the manifests of the target, by run id.
         problems: files that could not be read.
     """
 
     sources: list[CombineSource] = field(default_factory=list)
-    target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
-    databases: int = 0
-    journals: int = 0
+    target_manifests: Mapping[str, Manifest] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
-    def manifests(self) -> list[Manifest]:
-        """The manifests of all sources, then of the target, whose manifests take precedence."""
-        every = (*(source.manifests for source in self.sources), self.target_manifests)
-        return [manifest for manifests in every for manifest in manifests.values()]
+    def journals(self) -> int:
+        """The number of journals."""
+        return sum(source.journal is not None for source in self.sources)
 
 
 def open_sources(target: Database, paths: Sequence[Path]) -> CombineSources:
@@ -105,15 +99,17 @@ def open_sources(target: Database, paths: Sequence[Path]) -> CombineSources:
     """
     expect_folder(target.path, "", option="TARGET", may_be_made=True)
     opened = CombineSources()
-    opened.target_manifests = read_each(manifest_paths(target), opened.problems)
+    opened.target_manifests = read_manifests(target, opened.problems)
     for path in track(paths, "read, sources"):
         try:
             if not path.exists():
                 raise OpAtlasError(f"{path}: no such folder or journal; check the path")
             if path.is_dir():
                 _open_database(target, path, opened)
+            elif path.suffix == ".jsonl":
+                _add_journal(path, Database(path.absolute().parent.parent), opened)
             else:
-                _open_journal_alone(path, opened)
+                raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder of the CSVs")
         except OSError as error:
             raise OpAtlasError(f"{path}: cannot be read ({error.strerror}); check its name and permissions") from None
     return opened
@@ -128,47 +124,31 @@ def _open_database(target: Database, path: Path, opened: CombineSources) -> None
     database.folders()
     journals = journal.journals(database)
     if not database.kernel_types_and_messages() and not journals:
-        raise OpAtlasError(
-            f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
-        )
-    opened.databases += 1
-    opened.sources.append(CombineSource(str(path), database, read_each(manifest_paths(database), opened.problems)))
+        raise OpAtlasError(f"{path}: holds no {{KernelType}}.csv and no journal; name the folder that the CSVs are in")
+    opened.sources.append(CombineSource(str(path), database, read_manifests(database, opened.problems)))
     for left_behind in journals:
         try:
-            _add_journal(left_behind, journal.read(left_behind), {}, opened)
+            _add_journal(left_behind, database, opened)
         except FileNotFoundError:
             # The session wrote it back meanwhile: its records are in the tables.
             continue
-        except OpAtlasError as error:
-            opened.problems.append(str(error))
-        except OSError as error:
-            opened.problems.append(f"{left_behind}: {error.strerror}: make it readable")
+        except (OSError, OpAtlasError) as error:
+            opened.problems.append(describe_error(error, left_behind, "make it readable"))
 
 
-def _open_journal_alone(path: Path, opened: CombineSources) -> None:
+def _add_journal(path: Path, database: Database, opened: CombineSources) -> None:
     """Raises OpAtlasError, OSError."""
-    if path.suffix != ".jsonl":
-        raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder that the CSVs are in")
-    folder, contents = path.absolute().parent, journal.read(path)
-    manifests: list[Path] = []
-    if folder.name == "journal":
-        runs = sorted({record.run_id for record in contents.records})
-        manifests = [each for run_id in runs if (each := Manifest.path(Database(folder.parent), run_id)).exists()]
-    _add_journal(path, contents, read_each(manifests, opened.problems), opened)
-
-
-def _add_journal(
-    path: Path, contents: JournalContents, manifests: Mapping[Path, Manifest], opened: CombineSources
-) -> None:
+    contents = journal.read(path)
     opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if contents.torn:
         opened.problems.append(f"{path}: the last record is cut off: its session was killed, or still runs")
-    opened.journals += 1
-    opened.sources.append(CombineSource(str(path), None, manifests, contents))
+    runs = {record.run_id for record in contents.records} if path.absolute().parent.name == "journal" else set()
+    manifests = {run_id: each for run_id, each in read_manifests(database, []).items() if run_id in runs}
+    opened.sources.append(CombineSource(str(path), database, manifests, contents))
 
 
 def refuse_mixed(target: Path, opened: CombineSources) -> None:
-    """Raises IncomparableDatabases if, by the manifests, a source differs from the target or from an earlier source."""
+    """Raises OpAtlasError if, by the manifests, a source differs from the target or from an earlier source."""
     named = [(source.name, source.manifests.values()) for source in opened.sources]
     expect_comparable([(str(target), opened.target_manifests.values()), *named])
 
@@ -196,7 +176,6 @@ class CombineResult:
         statuses: the number of existing rows that have the status of a source now, by status.
         profiled: the number of existing rows whose Profiling columns were filled.
         filled: the number of other cells that were filled.
-        unknown_dtypes: the number of added rows with an unknown dtype, by dtype.
         conflicts: a conflict for each value that was dropped, largest difference first.
         pruned: the number of pruned rows that were added.
         edited: the number of source rows whose duration was ignored, because the row was edited after its run.
@@ -216,7 +195,6 @@ class CombineResult:
     statuses: Counter[str] = field(default_factory=Counter)
     profiled: int = 0
     filled: int = 0
-    unknown_dtypes: Counter[str] = field(default_factory=Counter)
     conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
     edited: int = 0
@@ -228,31 +206,30 @@ class CombineResult:
     problems: list[str] = field(default_factory=list)
 
 
-def combine(target: Database, sources: Sequence[CombineSource], manifests: Iterable[Manifest]) -> CombineResult:
+def combine(target: Database, opened: CombineSources) -> CombineResult:
     """Combines the sources into the target, in their order.
 
     Where ingests were copied, the caller computes the captured durations again, which count the launches of all of them
     (`opatlas.capture.ingest.rebuild_profiling`).
-
-    Args:
-        manifests: the manifests of target and sources, with the start of each run.
 
     Raises:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written becomes a problem of the
             result; the other files are combined. A source whose log cannot be written is left out.
     """
     with target.lock(), gc_paused():
-        return _Combination(target, sources, manifests).run()
+        return _Combination(target, opened).run()
 
 
 class _Combination:
     """A combination in progress; the caller holds the lock of the target."""
 
-    def __init__(self, target: Database, sources: Sequence[CombineSource], manifests: Iterable[Manifest]) -> None:
+    def __init__(self, target: Database, opened: CombineSources) -> None:
         self._target = target
-        self._sources = sources
-        self._manifests = {manifest.run_id: manifest for manifest in manifests}
-        self._result = CombineResult(sorted({name for source in sources for name in source.kernel_types}))
+        self._sources = opened.sources
+        # Those of the target take precedence.
+        each = [*(source.manifests for source in opened.sources), opened.target_manifests]
+        self._manifests = {run_id: manifest for manifests in each for run_id, manifest in manifests.items()}
+        self._result = CombineResult(sorted({name for source in opened.sources for name in source.kernel_types}))
         #: The runs with a clock that was ahead. That is decided once, when a run comes into the database.
         self._ahead: set[str] = set()
 
@@ -264,12 +241,12 @@ class _Combination:
         self._order = log.run_order(target, self._manifests)
         self._note_clocks(self._manifests)
         self._known = Log(target)
-        self._edited = {each.name: EditedLookup(each.database) for each in self._sources if each.database is not None}
+        self._edited = {each.name: EditedLookup(each.database) for each in self._sources if each.journal is None}
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             with self._errors(" (nothing was combined into this file)"):
                 self._combine_tables(kernel_type)
         result.clocks_ahead = sorted(self._ahead)
-        databases = [source.database for source in self._sources if source.database is not None]
+        databases = [source.database for source in self._sources if source.journal is None]
         for database in databases:
             for kernel_type in database.pruned_types():
                 with self._errors():
@@ -292,23 +269,23 @@ class _Combination:
     def _copy_runs(self, source: CombineSource) -> bool:
         """Copies manifests, log and ingests that the target lacks. Returns whether the log could be written."""
         target, problems = self._target, self._result.problems
-        for manifest in source.manifests:
-            path = target.runs_dir / manifest.name
+        for run_id in source.manifests:
+            path = Manifest.path(target, run_id)
             with self._errors():
                 if not path.exists():
-                    write_bytes(path, read_safely(manifest, LARGEST_BYTES))
+                    write_bytes(path, read_safely(Manifest.path(source.database, run_id), LARGEST_BYTES))
                     self._result.manifests += 1
         try:
-            if source.database is not None:
+            if source.journal is None:
                 log.copy(source.database, target, problems)
-            if source.journal is not None:
+            else:
                 log.add(target, source.journal.header, source.journal.records)
         except log.DamagedLog as error:
             problems.append(str(error))
         except OpAtlasError as error:
             problems.append(f"{error} (no row of {source.name} was combined)")
             return False
-        if source.database is not None:
+        if source.journal is None:
             with self._errors():
                 self._copy_ingests(source.database)
         return True
@@ -324,11 +301,11 @@ class _Combination:
                 continue
             if there:
                 self._result.problems.append(
-                    f"{manifest_path(source, run_id)}: TARGET already has the capture {there[0].name}, from "
+                    f"{Manifest.path(source, run_id)}: TARGET already has the capture {there[0].name}, from "
                     f"{known[there[0].sha256]}, but not the others: ingest these into TARGET"
                 )
                 continue
-            for path in (ingest.samples, manifest_path(source, run_id)):
+            for path in (ingest.samples, Manifest.path(source, run_id)):
                 write_bytes(target.runs_dir / path.name, read_safely(path, _LARGEST_SAMPLES_BYTES))
             known |= {file.sha256: run_id for file in files}
             self._result.ingests += 1
@@ -353,26 +330,25 @@ class _Combination:
         self._note_clocks({run for _, rows in ((None, table), *opened) for run in runs_of(rows)})
         there = len(table)
         pruned = target.pruned(kernel_type).signatures
-        fold = TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE)
-        tallies = [
-            combine_rows(fold, rows, source.name)
-            if isinstance(rows, RowTable)
-            else combine_records(fold, rows, source.name)
-            for source, rows in opened
-        ]
-        if any(tally.changed for tally in tallies):
-            fold.write(target)
+        combination = TableCombination(TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE))
+        for source, rows in opened:
+            if isinstance(rows, RowTable):
+                combination.add_rows(rows, source.name)
+            else:
+                combination.add_records(rows, source.name)
+        if combination.changed:
+            combination.fold.write(target)
             result.new += [kernel_type] * is_new
         else:
-            fold.write_log(target)
-        self._count(fold.rows.table(), there, tallies)
+            combination.fold.write_log(target)
+        self._count(combination, there)
 
     def _read(self, source: CombineSource, kernel_type: str) -> RowTable | Sequence[Candidate] | None:
         """Returns what a source has of a kernel type; None if it has nothing that can be read.
 
         Rows that were edited after their run have no duration and no status.
         """
-        if source.database is None:
+        if source.journal is not None:
             return source.candidates.get(kernel_type)
         with self._errors():
             if source.database.csv_path(kernel_type).exists():
@@ -386,27 +362,18 @@ class _Combination:
                 return rows
         return None
 
-    def _count(self, now: RowTable, there: int, tallies: Sequence[CombineTally]) -> None:
+    def _count(self, done: TableCombination, there: int) -> None:
         """Counts the rows of a table, and the changes of its first `there` rows, each row once for all sources."""
-        result = self._result
-        columns = (now.kind.duration_columns[0], PROFILING_AVERAGE)
-        replayed, captured = (~np.isnan(now.durations_us(name)) for name in columns)
+        result, now = self._result, done.fold.rows.table()
+        replayed, captured = (
+            ~np.isnan(now.durations_us(name)) for name in (now.kind.duration_columns[0], PROFILING_AVERAGE)
+        )
         for counts, first in ((result.target_rows, 0), (result.added, there)):
             with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
             add_counts(counts, DurationCounts(len(now) - first, *with_one))
-        if not now.kind.starts_together:
-            dtypes = (INPUT_DTYPES, OUTPUT_DTYPES)
-            for cells in zip(*(now.cells(name)[there:] for name in dtypes), strict=True):
-                result.unknown_dtypes.update(unknown_dtypes(dict(zip(dtypes, cells, strict=True))))
-
-        def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
-            return {position for positions in of_each for position in positions if position < there}
-
-        taken = rows(tally.taken for tally in tallies)
-        result.taken += len(taken)
-        result.kept += len(rows(tally.kept for tally in tallies) - taken)
-        statuses = {position: status for tally in tallies for position, status in tally.statuses.items()}
-        result.statuses.update(status for position, status in statuses.items() if position < there)
-        result.profiled += len(rows(tally.profiled for tally in tallies))
-        result.filled += sum(tally.filled for tally in tallies)
-        result.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])
+        result.taken += len(done.taken)
+        result.kept += len(done.kept - done.added)
+        result.statuses.update(done.fold.rows[STATUS][position] for position in done.statuses)
+        result.profiled += len(done.profiled)
+        result.filled += done.filled
+        result.conflicts += done.conflicts

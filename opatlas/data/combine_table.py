@@ -8,14 +8,15 @@ it once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 
-from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_rows
+from opatlas.arrays import Mask
+from opatlas.data.candidates import Candidate, candidates_of_rows
 from opatlas.data.cells import positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
@@ -29,7 +30,6 @@ from opatlas.row.columns import (
     POOLED,
     PROFILING_AVERAGE,
     PROFILING_RUN_ID,
-    STATUS,
     is_profiling_column,
 )
 from opatlas.row.communication import row_kind
@@ -84,206 +84,141 @@ class Conflict:
         return max(ratio, 1 / ratio)
 
 
-def final_conflicts(conflicts: Sequence[Conflict]) -> list[Conflict]:
-    """Returns the conflicts of a table with several sources, with the final value of each cell, without duplicates.
+class TableCombination:
+    """Folds the rows and records of sources into a table in memory, one source after the other.
 
-    Args:
-        conflicts: in the order in which the sources were combined.
-    """
-    kept = {conflict.cell: (conflict.kept, conflict.kept_run) for conflict in conflicts}
-    found: dict[tuple[object, ...], Conflict] = {}
-    for conflict in conflicts:
-        content, run = kept[conflict.cell]
-        key = (conflict.cell, conflict.dropped, conflict.dropped_run)
-        if key not in found:
-            is_final = (conflict.kept, conflict.kept_run) == (content, run)
-            found[key] = conflict if is_final else replace(conflict, kept=content, kept_run=run)
-    return list(found.values())
-
-
-@dataclass
-class CombineTally:
-    """The changes of a table, by position of the row.
+    Rows of the target keep their positions; missing rows follow in the order of the sources. All rows of the target
+    with one signature receive the same cells.
 
     Attributes:
-        added: rows that the target lacked.
-        taken: rows that have the source's duration now.
-        kept: rows that keep their duration, although the source has an older or equal one.
-        statuses: rows that have the source's status now, with the status.
-        profiled: rows whose Profiling columns were filled.
-        touched: rows of which such a cell changed, be it only the run of a status.
+        fold: the table.
+        added: the positions of rows that the target lacked.
+        taken: of its rows that have the duration of a source now.
+        kept: of its rows that keep their duration, although a source has one.
+        statuses: of its rows that have the status of a source now.
+        profiled: of its rows whose Profiling columns were filled.
         filled: the number of other cells that were filled.
-        conflicts: in the order of the column groups, then of the rows.
+        changed: whether a cell changed, or a row was added.
     """
 
-    added: set[int] = field(default_factory=set)
-    taken: set[int] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)
-    statuses: dict[int, str] = field(default_factory=dict)
-    profiled: set[int] = field(default_factory=set)
-    touched: set[int] = field(default_factory=set)
-    filled: int = 0
-    conflicts: list[Conflict] = field(default_factory=list)
+    def __init__(self, fold: TableFold) -> None:
+        self.fold = fold
+        self.added: set[int] = set()
+        self.taken: set[int] = set()
+        self.kept: set[int] = set()
+        self.statuses: set[int] = set()
+        self.profiled: set[int] = set()
+        self.filled = 0
+        self.changed = False
+        self._conflicts: list[Conflict] = []
+        self._column = row_kind(fold.kernel_type).duration_columns[0]
 
-    @property
-    def changed(self) -> bool:
-        """Whether a row of the target changed, or was added."""
-        return bool(self.added or self.touched or self.filled)
+    def add_records(self, candidates: Sequence[Candidate], source_name: str) -> None:
+        """Folds the records of a journal; `source_name` is the name of the source in conflicts."""
+        fold = self.fold
+        at = [at for each in candidates if each.duration is not None for at in fold.positions.get(each.signature, ())]
+        self.kept |= {position for position in at if fold.has_duration(position)}
+        self._fold_candidates(candidates, source_name)
 
-
-def combine_rows(fold: TableFold, source: RowTable, source_name: str) -> CombineTally:
-    """Folds the rows of a source into a table in memory.
-
-    Rows of the target keep their positions; missing rows follow in the order of the source. All rows of the target with
-    one signature receive the same cells.
-
-    Args:
-        source_name: the name of the source in conflicts.
-    """
-    combination = _RowCombination(fold, source, source_name)
-    combination.durations_and_statuses()
-    combination.others()
-    return combination.tally
-
-
-def combine_records(fold: TableFold, candidates: Sequence[Candidate], source_name: str) -> CombineTally:
-    """Folds the records of a journal into a table in memory. The arguments are as for `combine_rows`."""
-    combination = _TableCombination(fold, source_name)
-    at = [at for each in candidates if each.duration is not None for at in fold.positions.get(each.signature, ())]
-    combination.tally.kept = {position for position in at if fold.has_duration(position)}
-    combination.fold_candidates(candidates)
-    return combination.tally
-
-
-class _TableCombination:
-    """The changes of a combination in progress."""
-
-    def __init__(self, fold: TableFold, source_name: str) -> None:
-        self.tally = CombineTally()
-        self._fold = fold
-        self._source_name = source_name
-
-    def fold_candidates(self, candidates: Sequence[Candidate]) -> FoldChanges:
-        """Folds durations, statuses and captures."""
-        changes, tally = self._fold.fold(candidates), self.tally
-        tally.added |= changes.appended
-        tally.touched |= changes.changed
-        tally.taken |= {at for at in changes.measured if at in changes.changed and at not in tally.added}
-        tally.kept -= tally.taken
-        tally.profiled |= changes.captured - tally.added
-        tally.statuses |= {at: self._fold.rows[STATUS][at] for at in changes.statuses if at not in tally.added}
-        column = row_kind(self._fold.kernel_type).duration_columns[0]
-        for at, candidate, _, kept, dropped in changes.choices:
-            if at not in changes.appended:
-                cells = (kept.cells.get(column, ""), kept.run_id, dropped.cells.get(column, ""), dropped.run_id)
-                tally.conflicts.append(self._conflict(at, candidate.signature, column, *cells))
-        return changes
-
-    def _conflict(
-        self, at: int, name: str, what: str, kept: str, kept_run: str, dropped: str, dropped_run: str
-    ) -> Conflict:
-        shapes = self._fold.rows[INPUT_SHAPES][at]
-        source = self._source_name
-        return Conflict(self._fold.kernel_type, name, shapes, what, kept, kept_run, dropped, dropped_run, source)
-
-
-class _RowCombination(_TableCombination):
-    """Also compares the rows of the target with those of a source, of which most are equal."""
-
-    def __init__(self, fold: TableFold, source: RowTable, source_name: str) -> None:
-        super().__init__(fold, source_name)
-        self._source = source
-        self._target = fold.rows.table()
-        positions = fold.positions
-        self._missing = [of for of, name in enumerate(source.signatures) if name not in positions]
-        pairs = [(at, of) for of, name in enumerate(source.signatures) for at in positions.get(name, ())]
-        differs = self._differs(pairs)
-        #: The positions in the target, by that in the source.
-        self._differing: dict[int, list[int]] = {}
-        for (at, of), is_other in zip(pairs, differs, strict=True):
-            if is_other:
-                self._differing.setdefault(of, []).append(at)
-        # Of equal rows of the source the first fills other cells.
-        first = self._source.by_signature
-        same = ((at, of) for of, every in self._differing.items() for at in every)
-        self._first_pairs = [(at, of) for at, of in same if first[source.signatures[of]] == of]
-        known = ~np.isnan(source.replayed.us)
-        self.tally.kept = {at for at, of in pairs if known[of] and fold.has_duration(at)}
-
-    def _differs(self, pairs: Sequence[Pair]) -> list[bool]:
-        """Returns which rows have another, non-empty cell in the source.
-
-        Compares with Arrow: most combinations have few different cells.
-        """
-        found = np.zeros(len(pairs), dtype=bool)
-        at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
-        target, theirs_of = self._target.arrow, self._source.arrow.column
-        for name in self._source.columns:
-            if name in _SLOTS or name in POOLED:
-                continue
-            theirs = theirs_of(name).take(of)
-            ours = target.column(name).take(at) if name in self._target.columns else ""
-            other = pc.and_(pc.not_equal(ours, theirs), pc.not_equal(theirs, ""))
-            found |= other.to_numpy()
-        return list(found.tolist())
-
-    def durations_and_statuses(self) -> None:
-        """Folds durations, statuses and captures.
-
-        Few rows at a time, because candidates take ten times the memory of cells; rows of one signature together.
-        """
-        signatures = self._source.signatures
-        rows = sorted({*self._missing, *self._differing})
-        of_signature = positions_by_key(signatures[row] for row in rows)
+    def add_rows(self, source: RowTable, source_name: str) -> None:
+        """Folds the rows of a table, of which most are equal to those of the target."""
+        fold, signatures = self.fold, source.signatures
+        missing = {of for of, name in enumerate(signatures) if name not in fold.positions}
+        pairs = [(at, of) for of, name in enumerate(signatures) for at in fold.positions.get(name, ())]
+        known = source.replayed.known
+        self.kept |= {at for at, of in pairs if known[of] and fold.has_duration(at)}
+        differing = [
+            pair for pair, differs in zip(pairs, _differ(fold.rows.table(), source, pairs), strict=True) if differs
+        ]
+        # Few rows at a time, because candidates take ten times the memory of cells; rows of one signature together.
+        rows = sorted({*missing, *(of for _, of in differing)})
         batch: list[int] = []
-        for positions in of_signature.values():
+        for positions in positions_by_key(signatures[row] for row in rows).values():
             batch += (rows[position] for position in positions)
             if len(batch) >= _ROWS_AT_A_TIME:
-                self._fold_rows(batch)
+                self._fold_candidates(candidates_of_rows(source, batch), source_name)
                 batch = []
-        self._fold_rows(batch)
+        self._fold_candidates(candidates_of_rows(source, batch), source_name)
+        self._compare_captured(source, differing, source_name)
+        # Of equal rows of the source the first fills other cells.
+        first = source.by_signature
+        self._fill_others(source, [(at, of) for at, of in differing if first[signatures[of]] == of], source_name)
 
-    def _fold_rows(self, rows: Sequence[int]) -> None:
-        candidates = candidates_of_rows(self._source, rows)
-        captured = self._unlike_captures(dict(zip(rows, candidates, strict=True)))
-        changes = self.fold_candidates(candidates)
-        self.tally.conflicts += [conflict for at, conflict in captured if at not in changes.captured]
+    def _fold_candidates(self, candidates: Sequence[Candidate], source_name: str) -> None:
+        """Folds durations, statuses and captures."""
+        changes = self.fold.fold(candidates)
+        self.added |= changes.appended
+        self.taken |= {at for at in changes.measured if at in changes.changed} - self.added
+        self.kept -= self.taken
+        self.profiled |= changes.captured - self.added
+        self.statuses |= changes.statuses - self.added
+        self.changed |= bool(changes.appended or changes.changed)
+        for at, candidate, _, kept, dropped in changes.choices:
+            if at not in changes.appended:
+                cells = kept.cells.get(self._column, ""), kept.run_id
+                dropped_cells = dropped.cells.get(self._column, ""), dropped.run_id
+                self._add_conflict(at, candidate.signature, self._column, cells, dropped_cells, source_name)
 
-    def _unlike_captures(self, candidates: dict[int, Candidate]) -> list[tuple[int, Conflict]]:
-        """Returns the rows with other captured cells than the source, unless both have their samples."""
-        found = []
-        for at, candidate in ((at, each) for of, each in candidates.items() for at in self._differing.get(of, ())):
-            theirs = candidate.captured
-            if theirs is None or (self._fold.rows[PROFILING_RUN_ID][at] and theirs.get(PROFILING_RUN_ID, "")):
-                continue
-            unlike = [
-                (name, ours, their)
-                for name, their in theirs.items()
-                if their and (ours := self._fold.rows[name][at]) and ours != their and not _same(ours, their)
-            ]
-            if unlike:
-                what, ours, their = next((each for each in unlike if each[0] == PROFILING_AVERAGE), unlike[0])
-                found.append((at, self._conflict(at, candidate.signature, what, ours, "", their, "")))
-        return found
+    def _add_conflict(
+        self, at: int, name: str, what: str, kept: tuple[str, str], dropped: tuple[str, str], source_name: str
+    ) -> None:
+        shapes = self.fold.rows[INPUT_SHAPES][at]
+        self._conflicts.append(Conflict(self.fold.kernel_type, name, shapes, what, *kept, *dropped, source_name))
 
-    def others(self) -> None:
-        """Fills empty cells of other columns; records conflicts."""
-        kind = row_kind(self._fold.kernel_type)
-        for name in self._source.columns:
+    @property
+    def conflicts(self) -> list[Conflict]:
+        """The conflicts with the final value of each cell, without duplicates."""
+        kept = {each.cell: (each.kept, each.kept_run) for each in self._conflicts}
+        found: dict[tuple[object, ...], Conflict] = {}
+        for each in self._conflicts:
+            content, run = kept[each.cell]
+            found.setdefault((each.cell, each.dropped, each.dropped_run), replace(each, kept=content, kept_run=run))
+        return list(found.values())
+
+    def _compare_captured(self, source: RowTable, pairs: Sequence[Pair], source_name: str) -> None:
+        """Adds a conflict for each row with other captured cells than the source, unless both have their samples."""
+        rows = self.fold.rows
+        # The average first: it stands for the group.
+        names = sorted(filter(is_profiling_column, source.columns), key=lambda name: name != PROFILING_AVERAGE)
+        samples = source.cells(PROFILING_RUN_ID)
+        for at, of in pairs:
+            if not (samples[of] and rows[PROFILING_RUN_ID][at]):
+                cells = ((name, rows[name][at], source.cells(name)[of]) for name in names)
+                unlike = next((each for each in cells if each[1] and each[2] and not _same(*each[1:])), None)
+                if unlike is not None:
+                    what, ours, theirs = unlike
+                    self._add_conflict(at, source.signatures[of], what, (ours, ""), (theirs, ""), source_name)
+
+    def _fill_others(self, source: RowTable, pairs: Sequence[Pair], source_name: str) -> None:
+        """Fills empty cells of columns of no group; adds conflicts."""
+        kind = row_kind(self.fold.kernel_type)
+        for name in source.columns:
             if name in _SLOTS or name in POOLED or kind.is_measured(name) or is_profiling_column(name):
                 continue
-            theirs, filled = self._source.cells(name), 0
-            for at, of in self._first_pairs:
-                ours = self._fold.rows[name][at]
-                if not theirs[of]:
-                    continue
-                if not ours:
-                    self._fold.fill(at, {name: theirs[of]})
-                    filled += 1
-                elif not _same(ours, theirs[of]):
-                    conflict = self._conflict(at, self._source.signatures[of], name, ours, "", theirs[of], "")
-                    self.tally.conflicts.append(conflict)
-            self.tally.filled += filled
+            cells = source.cells(name)
+            for at, of in pairs:
+                ours, theirs = self.fold.rows[name][at], cells[of]
+                if theirs and not ours:
+                    self.fold.fill(at, {name: theirs})
+                    self.filled += 1
+                    self.changed = True
+                elif theirs and not _same(ours, theirs):
+                    self._add_conflict(at, source.signatures[of], name, (ours, ""), (theirs, ""), source_name)
+
+
+def _differ(target: RowTable, source: RowTable, pairs: Sequence[Pair]) -> Mask:
+    """Returns which pairs of rows have another, non-empty cell in the source.
+
+    Compares with Arrow: most combinations have few different cells.
+    """
+    found: Mask = np.zeros(len(pairs), dtype=bool)
+    at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
+    for name in source.columns:
+        if name not in _SLOTS and name not in POOLED:
+            theirs = source.arrow.column(name).take(of)
+            ours = target.arrow.column(name).take(at) if name in target.columns else ""
+            found |= pc.and_(pc.not_equal(ours, theirs), pc.not_equal(theirs, "")).to_numpy()
+    return found
 
 
 def _same(cell: str, other: str) -> bool:

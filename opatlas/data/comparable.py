@@ -264,25 +264,6 @@ class StaleRuns:
         return Staleness.CODE if manifest.code != present.code else Staleness.FRESH
 
 
-class IncomparableDatabases(OpAtlasError):
-    """Databases of different devices, numbers of CPU threads, torches or implementations.
-
-    Attributes:
-        source, found: the database that differs, and its devices, numbers of threads, torches or implementations.
-        other, known: an earlier database, and the same facts of it.
-    """
-
-    def __init__(self, where: str, source: str, found: frozenset[str], other: str, known: frozenset[str]) -> None:
-        self.source = source
-        self.found = found
-        self.other = other
-        self.known = known
-        super().__init__(
-            f"{source} was measured {where} {', '.join(sorted(found))}, {other} {where} {', '.join(sorted(known))}: "
-            f"these durations are not comparable; combine it into a TARGET of its own, or add --mixed"
-        )
-
-
 def _implementation(origin: MeasurementOrigin) -> str:
     name = origin.implementation
     return implementation_label(name, origin.versions.get(name, ""))
@@ -304,7 +285,7 @@ def expect_comparable(databases: Sequence[tuple[str, Iterable[Manifest]]]) -> No
         databases: names and manifests; the first may have several devices, which the others are compared with.
 
     Raises:
-        IncomparableDatabases: a database differs from the first, or from an earlier one where the first has no runs.
+        OpAtlasError: a database differs from the first, or from an earlier one where the first has no runs.
     """
     named = [(name, [each for run in manifests for each in run_origins(run)]) for name, manifests in databases]
     for where, fact in _FACTS:
@@ -312,5 +293,9 @@ def expect_comparable(databases: Sequence[tuple[str, Iterable[Manifest]]]) -> No
         for name, origins in named:
             found = frozenset(map(fact, origins)) - {""}
             if known and not found <= known:
-                raise IncomparableDatabases(where, name, found, holder, known)
+                ours, theirs = (f"{where} {', '.join(sorted(facts))}" for facts in (found, known))
+                raise OpAtlasError(
+                    f"{name} was measured {ours}, {holder} {theirs}: these durations are not comparable; combine it "
+                    "into a TARGET of its own, or add --mixed"
+                )
             known, holder = (known, holder) if known else (found, name)

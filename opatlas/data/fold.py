@@ -21,8 +21,7 @@ from typing import Literal
 from opatlas.data.candidates import Candidate, DurationChoice, FoldChanges, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
-from opatlas.data.log import Imported, add_events
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder
 from opatlas.row.columns import (
     CRASHES_IN_A_ROW,
@@ -282,7 +281,8 @@ class TableFold:
         )
 
     def _has_own(self, candidate: Candidate) -> bool:
-        return self._log is not None and self._log.has_own(candidate.run_id, self._name(candidate))
+        name = self._name(candidate)
+        return self._log is not None and any(each.is_own for each in self._log.of_row(candidate.run_id, name))
 
     def _name(self, candidate: Candidate) -> RowName:
         return RowName(self.kernel_type, candidate.signature)

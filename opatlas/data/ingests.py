@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
-from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.manifest import INGEST_PREFIX, Time, code_digest, decode_as, read_bytes, this_machine
+from opatlas.data.manifest import INGEST_PREFIX, RunFacts, code_digest, this_machine
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
 from opatlas.row.location import public_version
 
-VERSION = 1
 SAMPLES_SUFFIX = ".jsonl.gz"
 _PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
 #: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
@@ -75,57 +71,26 @@ class SignatureCounts:
 
 
 @dataclass(kw_only=True)
-class IngestManifest:
-    """The manifest of an ingest.
+class IngestManifest(RunFacts):
+    """The manifest of an ingest. Ingests count in the order of their starts; one is finished when every CSV has it.
 
     Attributes:
-        kind: distinguishes the manifest of an ingest from the manifest of a run.
-        run_id: the id in the Profiling Run ID column.
-        started_at: seconds since the epoch. Ingests count in this order.
-        finished_at: seconds since the epoch; None until every CSV has the statistics.
+        kind: distinguishes the manifest of an ingest from the manifest of a session.
         replace: whether the samples hide the samples of earlier ingests (`--replace`).
         device, versions: device and software of the capture; None if unknown.
         files: the captures.
-        options: the options of the command line.
-        code: digest of the code that ingested (`code_digest`).
-        host, system, python, packages: where the ingest ran.
         kernel_types, signatures: numbers of kernel types and signatures.
         added_to: earlier ingests whose samples count in the same rows.
     """
 
     kind: Literal["ingest"] = "ingest"
-    run_id: str
-    started_at: Time
-    finished_at: Time | None = None
     replace: bool
     device: str | None
     versions: CaptureVersions
     files: tuple[CaptureFile, ...]
-    options: Mapping[str, Any]
-    code: str
-    host: str
-    system: str
-    python: str
-    packages: Mapping[str, str]
     kernel_types: int = 0
     signatures: SignatureCounts = field(default_factory=SignatureCounts)
     added_to: tuple[str, ...] = ()
-    version: int = VERSION
-
-    def to_json(self) -> bytes:
-        """Returns the manifest as one line of JSON."""
-        return msgspec.json.encode(self)
-
-    def write(self, database: Database) -> Path:
-        """Writes the manifest, replacing an earlier version. Raises OpAtlasError."""
-        path = manifest_path(database, self.run_id)
-        write_text(path, msgspec.json.format(self.to_json(), indent=2).decode() + "\n")
-        return path
-
-
-def manifest_path(database: Database, run_id: str) -> Path:
-    """Returns the path of an ingest's manifest."""
-    return database.runs_dir / f"{run_id}.json"
 
 
 def samples_path(database: Database, run_id: str) -> Path:
@@ -210,7 +175,7 @@ def read_ingests(database: Database, problems: list[str] | None = None) -> list[
     found = []
     samples = sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*{SAMPLES_SUFFIX}"))
     # An ingest that was killed before it wrote its manifest has samples alone.
-    alone = [path for path in samples if not manifest_path(database, path.name.removesuffix(SAMPLES_SUFFIX)).exists()]
+    alone = [path for path in samples if not RunFacts.path(database, path.name.removesuffix(SAMPLES_SUFFIX)).exists()]
     for path in (*alone, *sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json"))):
         try:
             manifest = read_manifest(path)
@@ -230,8 +195,9 @@ def read_manifest(path: Path) -> IngestManifest:
     Raises:
         OpAtlasError: the file cannot be read, or does not begin with the manifest of an ingest.
     """
-    text = next(packed_lines(path), b"") if path.name.endswith(SAMPLES_SUFFIX) else read_bytes(path)
-    return decode_as(IngestManifest, text, path, "an ingest")
+    if path.name.endswith(SAMPLES_SUFFIX):
+        return IngestManifest.decode(next(packed_lines(path), b""), path)
+    return IngestManifest.read(path)
 
 
 def packed_lines(path: Path) -> Iterator[bytes]:

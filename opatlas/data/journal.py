@@ -4,7 +4,8 @@ A journal is JSON Lines. The first line is a header with the version of the jour
 records back; each further line is a record. A line is written as its record arrives, and a thread syncs the file to
 disk without delaying the session. Each process that runs rows has its own journal.
 
-Each line is read on its own: a damaged line costs one record.
+Each line is read on its own: a damaged line costs one record. A kernel can find the file, and write records of any row:
+lines that the process of the journal did not write are taken out of it, told, and kept beside it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 from msgspec import Meta
 
-from opatlas.data.csv_files import not_writable, write_text
+from opatlas.data.csv_files import not_writable, write_bytes, write_text
 from opatlas.data.database import Database
-from opatlas.data.own_lines import OwnLines, contradictions, free_name, write_whole
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import open_safely, read_safely, safe_lock
 from opatlas.gc_pause import gc_paused
 from opatlas.row.record import Record
 from opatlas.row.status import UpdateMode
+from opatlas.text import pluralize, shortened
 from opatlas.typed_json import DecodeError, decode, json_line
 
 _SUFFIX = ".jsonl"
@@ -41,6 +43,8 @@ _LARGEST_BYTES = 1 << 30
 _PADDING = b"\0\r\n\t "
 #: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
 _SYNC_PAUSE_S = 0.02
+#: The number of problems of one kind that are told, and of line numbers that are named.
+_TOLD, _MOST_NUMBERS = 5, 20
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,103 @@ class JournalContents:
     torn: bool
 
 
+@dataclass
+class OwnLines:
+    """The lines that a process wrote into its journal.
+
+    Attributes:
+        header: the first line.
+        numbers: the number of each further line, by its digest.
+        count: the number of lines that were written.
+    """
+
+    header: bytes
+    numbers: dict[bytes, int] = field(default_factory=dict)
+    count: int = 1
+
+    def add(self, line: bytes) -> None:
+        """Adds a line that the process wrote."""
+        self.count += 1
+        self.numbers.setdefault(_digest(line), self.count)
+
+    def restore(self, file: BinaryIO, path: Path) -> list[str]:
+        """Takes the lines of others out of a journal, and keeps them beside it.
+
+        Args:
+            file: the journal, unbuffered, open to be read and written; it is left at its end.
+
+        Returns:
+            A sentence for each line of others, with the row that it claims, and one with the numbers of the lines of
+            the process that are missing. These are told once.
+
+        Raises:
+            OSError: the file cannot be read or written.
+        """
+        file.seek(0)
+        content = file.read()
+        lines = content.splitlines(keepends=True)
+        digests = list(map(_digest, lines))
+        restored = b"".join([self.header, *(line for line, d in zip(lines, digests, strict=True) if d in self.numbers)])
+        if restored != content:
+            file.seek(0)
+            write_whole(file, restored)
+            os.ftruncate(file.fileno(), len(restored))
+        others = {
+            number: line
+            for number, (line, digest) in enumerate(zip(lines, digests, strict=True), start=1)
+            if digest not in self.numbers and line != self.header
+        }
+        problems = first_of(
+            f"{path}:{n}: {_claim(line)}, which this session did not write" for n, line in others.items()
+        )
+        if others:
+            kept = free_name(path, "refused")
+            try:
+                write_bytes(kept, b"".join(others.values()))
+                problems.append(f"these lines do not count, and are kept in {kept}: find the kernel that wrote them")
+            except OpAtlasError as error:
+                problems.append(f"these lines do not count, and could not be kept: {error}")
+        lost = sorted(self.numbers.pop(digest) for digest in self.numbers.keys() - set(digests))
+        if lost:
+            which = (
+                f"{pluralize(len(lost), 'record')} of this session (line {', '.join(map(str, lost[:_MOST_NUMBERS]))})"
+            )
+            problems.append(f"{path}: another process changed or removed {which}: run the rows again")
+        return problems
+
+
+def _digest(line: bytes) -> bytes:
+    return blake2b(line, digest_size=16).digest()
+
+
+def _claim(line: bytes) -> str:
+    try:
+        record = Record.decode(line, "")
+    except DecodeError:
+        return "a line that is no record"
+    return f"a record of {record.kernel_type} {shortened(record.signature)}"
+
+
+def first_of(sentences: Iterable[str]) -> list[str]:
+    """Returns the first of many sentences, and how many more there are."""
+    sentences = list(sentences)
+    more = len(sentences) - _TOLD
+    return [*sentences[:_TOLD], f"and {more:,} more of this kind"] if more > 0 else sentences
+
+
+def free_name(path: Path, ending: str) -> Path:
+    """Returns the path of a file beside a journal that does not exist yet. Sessions ignore such files."""
+    endings = itertools.chain([ending], (f"{ending}{number}" for number in itertools.count(2)))
+    return next(free for each in endings if not (free := path.with_name(f"{path.name}.{each}")).exists())
+
+
+def write_whole(file: BinaryIO, content: bytes) -> None:
+    """Writes to an unbuffered file. Raises OSError: where only a part fits, the write of the rest names the reason."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 class Journal:
     """The open journal of a process that runs rows. Only one thread may call `append`."""
 
@@ -90,7 +191,7 @@ class Journal:
             # In one step, so that the file has a header even after a power failure.
             write(self.path, header, ())
             self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
-            self._end = self._size = self._file.seek(0, os.SEEK_END)
+            self._size = self._file.seek(0, os.SEEK_END)
         except (OSError, OpAtlasError) as error:
             if self._lock.is_locked:
                 _give_up(self._lock)
@@ -115,26 +216,23 @@ class Journal:
         if self._sync_error is not None:
             raise self._sync_error
         encoded = line(record)
-        if os.fstat(self._file.fileno()).st_size != self._end:
+        if os.fstat(self._file.fileno()).st_size != self._size:
             self._restore()
         try:
             write_whole(self._file, encoded)
         except OSError:
-            # A partial line would make the next line unreadable. If it cannot be cut off, the next line replaces it.
-            self._end = max(self._end, self._file.seek(0, os.SEEK_CUR))
+            # A partial line would make the next line unreadable.
             self._file.seek(self._size)
             os.ftruncate(self._file.fileno(), self._size)
-            self._end = self._size
             raise
         self.own_lines.add(encoded)
         self._size += len(encoded)
-        self._end = max(self._end, self._size)
         self._dirty.set()
 
     def _restore(self) -> None:
         """Takes lines of other processes out. Raises OSError."""
         self._problems += self.own_lines.restore(self._file, self.path)
-        self._end = self._size = self._file.seek(0, os.SEEK_END)
+        self._size = self._file.seek(0, os.SEEK_END)
 
     def close(self) -> list[str]:
         """Syncs the file to disk and releases it for write-back, without lines that other processes wrote.
@@ -152,9 +250,6 @@ class Journal:
         self._syncer.join()
         try:
             with self._file as file:
-                if self._end > self._size:
-                    # The end of a partial line that could not be cut off before.
-                    os.ftruncate(file.fileno(), self._size)
                 self._restore()
                 self._problems += _put_back(file, self.path)
                 os.fsync(file.fileno())
@@ -183,23 +278,13 @@ class Journal:
                 time.sleep(_SYNC_PAUSE_S)
 
 
-def check_ended(paths: Iterable[Path], own_lines: Mapping[Path, OwnLines]) -> list[str]:
-    """Takes the lines of others out of the journals of ended processes. Returns each problem, as a sentence.
-
-    Args:
-        own_lines: what the processes wrote that were not killed. Of the others, records that contradict each other are
-            problems.
-    """
+def check_ended(own_lines: Mapping[Path, OwnLines]) -> list[str]:
+    """Takes the lines of others out of the journals of ended processes, by what these wrote; returns each problem."""
     problems = []
-    for path in paths:
+    for path, lines in own_lines.items():
         try:
-            if path in own_lines:
-                with open_safely(path, writable=True) as file:
-                    problems += own_lines[path].restore(file, path)
-            else:
-                problems += contradictions(path, read(path).records)
-        except NotAJournal:
-            continue
+            with open_safely(path, writable=True) as file:
+                problems += lines.restore(file, path)
         except (OSError, OpAtlasError) as error:
             problems.append(describe_error(error, path, "its records cannot be read any more"))
     return problems

@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import math
 import os
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean, median
+from sys import intern
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from opatlas.data import journal
+from opatlas.data.cells import microseconds
 from opatlas.data.csv_files import read_table, write_bytes
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.row.record import Record, is_run_id
+from opatlas.gc_pause import gc_paused
+from opatlas.row.columns import RUN_ID
+from opatlas.row.communication import row_kind
+from opatlas.row.quality import typical_mean
+from opatlas.row.record import Record, RowName, is_run_id
+from opatlas.row.signature import signature
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode
 
@@ -148,13 +159,11 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
             _copy_run(source, target, run_id, problems)
         except DamagedLog as error:
             problems.append(str(error))
-    for run_id in _with_events(source):
-        add_events(target, run_id, events(source, problems, [run_id]))
-    replaced: dict[str, list[Imported]] = {}
-    for run_id, event in replaced_tables(source, problems):
-        replaced.setdefault(run_id, []).append(event)
-    for run_id, events_of_run in replaced.items():
-        add_events(target, run_id, events_of_run)
+    of_run: dict[str, list[Event]] = {}
+    for run_id, event in events(source, problems):
+        of_run.setdefault(run_id, []).append(event)
+    for run_id, of_this in of_run.items():
+        add_events(target, run_id, of_this)
 
 
 def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
@@ -184,71 +193,47 @@ def read(database: Database, run_id: str) -> JournalContents:
     return journal.parse(read_lines(path), path)
 
 
-def records(database: Database, problems: list[str], of_runs: Container[str] | None = None) -> Iterator[Record]:
-    """Yields the records of runs.
-
-    Args:
-        problems: receives a sentence for each log that cannot be read.
-        of_runs: these runs only; None: all.
-    """
+def records(database: Database, problems: list[str]) -> Iterator[Record]:
+    """Yields the records of all runs; `problems` receives a sentence for each log that cannot be read."""
     for run_id in runs(database):
-        if of_runs is not None and run_id not in of_runs:
-            continue
         try:
             yield from read(database, run_id).records
         except OpAtlasError as error:
             problems.append(str(error))
 
 
-def all_records(database: Database, problems: list[str], of_runs: Container[str] | None = None) -> Iterator[Record]:
-    """Yields the records of runs; after the record of a row, the record of the kernel launched in its place.
+def events(database: Database, problems: list[str], run_id: str = "") -> Iterator[tuple[str, Event]]:
+    """Yields the events, each with the run whose log has it; also the rows that earlier versions kept in tables.
 
-    `problems` and `of_runs` are as for `records`.
+    Args:
+        problems: receives a sentence for each file that cannot be read.
+        run_id: the events of this run only; "" for all.
     """
-    for record in records(database, problems, of_runs):
-        yield record
-        if (launched := record.launched_record()) is not None:
-            yield launched
-
-
-def _with_events(database: Database) -> list[str]:
-    """Returns the run ids that have events, sorted."""
-    return sorted(path.name.removesuffix(_EVENTS) for path in database.runs_dir.glob(f"[!.]*{_EVENTS}"))
-
-
-def events(database: Database, problems: list[str], of_runs: Iterable[str] | None = None) -> Iterator[Event]:
-    """Yields the events of runs. `problems` and `of_runs` are as for `records`, here with `COMBINE`."""
     any_event: Any = Event
-    for run_id in _with_events(database) if of_runs is None else of_runs:
-        path = file_path(database, run_id, _EVENTS)
+    for path in sorted(database.runs_dir.glob(f"{run_id or '[!.]*'}{_EVENTS}")):
         try:
-            for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
-                yield decode(line, any_event, f"{path}:{number}")
+            for number, line in enumerate(read_lines(path), start=1):
+                yield path.name.removesuffix(_EVENTS), decode(line, any_event, f"{path}:{number}")
         except OpAtlasError as error:
             problems.append(str(error))
-
-
-def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
-    """Yields the rows that folds replaced and no record has, or those that were edited."""
-    tables = (event for _, event in replaced_tables(database, problems))
-    for event in itertools.chain(events(database, problems), tables):
-        if isinstance(event, Imported) and event.why == why:
-            yield event
-
-
-def replaced_tables(database: Database, problems: list[str]) -> Iterator[tuple[str, Imported]]:
-    """Yields the rows that earlier versions kept in tables, with the run that replaced them or found them edited."""
     reasons: tuple[Why, ...] = ("replaced", "edited")
-    for why in reasons:
+    for why in () if run_id else reasons:
         for path in sorted(database.runs_dir.glob(f"[!.]*.{why}/[!.]*.csv")):
             try:
                 table = RowTable(path.stem, path, read_table(path))
             except OpAtlasError as error:
                 problems.append(str(error))
                 continue
-            run_id = path.parent.name.removesuffix(f".{why}")
             for cells in table.rows():
-                yield run_id, Imported(path.stem, {name: cell for name, cell in cells.items() if cell}, why)
+                row = {name: cell for name, cell in cells.items() if cell}
+                yield path.parent.name.removesuffix(f".{why}"), Imported(path.stem, row, why)
+
+
+def imported(database: Database, problems: list[str], why: Why = "replaced") -> Iterator[Imported]:
+    """Yields the rows that folds replaced and no record has, or those that were edited."""
+    for _, event in events(database, problems):
+        if isinstance(event, Imported) and event.why == why:
+            yield event
 
 
 def run_order(database: Database, manifests: Mapping[str, Manifest] | None = None) -> RunOrder:
@@ -259,8 +244,8 @@ def run_order(database: Database, manifests: Mapping[str, Manifest] | None = Non
     """
     # Run ids have the second of a start, manifests its fraction.
     known = read_manifests(database, []) if manifests is None else manifests
-    found = events(database, [], [COMBINE])
-    ahead = {run for event in found if isinstance(event, ClocksAhead) for run in event.runs}
+    found = events(database, [], COMBINE)
+    ahead = {run for _, event in found if isinstance(event, ClocksAhead) for run in event.runs}
     return RunOrder({run: each.started_at for run, each in known.items()}, ahead)
 
 
@@ -299,3 +284,164 @@ def read_lines(path: Path) -> Iterator[bytes]:
         raise DamagedLog(str(error)) from None
     except OSError as error:
         raise DamagedLog(f"{path}: cannot be read ({error.strerror}): make it readable") from None
+
+
+class Log:
+    """Looks up rows in the log of a database: in which runs they were measured, when, with which samples.
+
+    The file of a run is read when it is first needed. A file that cannot be read counts as empty.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._loaded: dict[str, _LoggedRun] = {}
+        self._types: dict[str, set[str]] = {}
+        self._imported: set[tuple[str, RowName, str]] | None = None
+        self._run_ids: Sequence[str] | None = None
+
+    def explains(self, run_id: str, row: RowName, duration: str) -> bool:
+        """Returns whether a run has samples of a row with a stored duration, which is a cell of the row."""
+        return any(each.has_duration(duration) for each in self.of_row(run_id, row))
+
+    def has_imported(self, run_id: str, row: RowName, duration: str) -> bool:
+        """Returns whether the log keeps a duration that a fold replaced, of a row that names a run."""
+        if self._imported is None:
+            self._imported = {
+                (each.row.get(RUN_ID, ""), RowName(each.kernel_type, signature(each.kernel_type, each.row)), cell)
+                for each in imported(self.database, [])
+                if (cell := each.row.get(row_kind(each.kernel_type).duration_columns[0], ""))
+            }
+        return (run_id, row, duration) in self._imported
+
+    def is_last(self, run_id: str, row: RowName, duration: str) -> bool:
+        """Returns whether a stored duration is that of the record of a row in a run that counts."""
+        measured = [each for each in self._counting(run_id, row) if each.samples_us]
+        return any(each.has_duration(duration) for each in measured[-1:])
+
+    def last_at(self, run_id: str, row: RowName, *, launched: bool, measured: bool) -> float:
+        """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
+
+        Args:
+            launched: whether records of other rows count that launched the row.
+            measured: whether only records with samples count.
+        """
+        return max(
+            (
+                each.finished_at
+                for each in self.of_row(run_id, row)
+                if (launched or each.is_requested) and (not measured or each.samples_us)
+            ),
+            default=-math.inf,
+        )
+
+    def has_type(self, run_id: str, kernel_type: str) -> bool:
+        """Returns whether a run has records of a kernel type, measured or not."""
+        if run_id not in self._types:
+            self._types[run_id] = {row.kernel_type for row in self._run(run_id)}
+        return kernel_type in self._types[run_id]
+
+    def statuses(self, row: RowName) -> Mapping[str, Status]:
+        """Returns the last status of a row in each run; skipped only if the run did nothing else with the row."""
+        if self._run_ids is None:
+            self._run_ids = runs(self.database)
+        found = {}
+        for run_id in self._run_ids:
+            if statuses := [each.status for each in self._counting(run_id, row)]:
+                found[run_id] = next((each for each in reversed(statuses) if each is not Status.SKIPPED), statuses[-1])
+        return found
+
+    def _counting(self, run_id: str, row: RowName) -> Sequence[LoggedRow]:
+        """Returns the records of a row in a run; those of other rows that launched it only if there are no others."""
+        found = self.of_row(run_id, row)
+        return [each for each in found if each.is_requested] or found
+
+    def of_row(self, run_id: str, row: RowName) -> Sequence[LoggedRow]:
+        """Returns the records of a row in a run, in the order of time."""
+        return self._run(run_id).get(row, ())
+
+    def _run(self, run_id: str) -> _LoggedRun:
+        if run_id not in self._loaded:
+            found: _LoggedRun = {}
+            with suppress(OpAtlasError), gc_paused():
+                found = _read_rows(file_path(self.database, run_id))
+            for of_row in found.values():
+                of_row.sort(key=lambda each: each.finished_at)
+            self._loaded[run_id] = found
+        return self._loaded[run_id]
+
+
+_Samples = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+
+
+class LoggedRow(NamedTuple):
+    """What a record says of a row.
+
+    Attributes:
+        samples_us: the text of the samples, because most are not asked for; None if it did not measure.
+        is_requested: whether the row was requested, whatever was launched.
+        is_own: whether the row was requested, and no other kernel was launched.
+    """
+
+    status: Status
+    finished_at: float
+    samples_us: bytes | None
+    is_requested: bool
+    is_own: bool
+
+    def has_duration(self, cell: str) -> bool:
+        """Returns whether a stored duration follows from the samples.
+
+        Earlier versions stored the mean of all of them.
+        """
+        if self.samples_us is None:
+            return False
+        try:
+            samples_us = decode(self.samples_us, _Samples, "samples")
+        except DecodeError:
+            return False
+        return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
+
+
+#: The rows of a run.
+_LoggedRun = dict[RowName, list[LoggedRow]]
+
+
+class _LaunchedFields(msgspec.Struct):
+    kernel_type: str
+    cells: dict[str, str] = {}
+
+
+class _MeasurementFields(msgspec.Struct):
+    samples_us: msgspec.Raw
+    ran_as: _LaunchedFields | None = None
+
+
+class _RecordFields(msgspec.Struct):
+    """The fields of a record that name its rows, and its samples; decoding only these is faster."""
+
+    kernel_type: str
+    cells: dict[str, str]
+    status: Status
+    finished_at: float
+    measurement: _MeasurementFields | None = None
+
+
+def _read_rows(path: Path) -> _LoggedRun:
+    """Returns the rows of a log: of each record the requested row, and the launched one if it differs.
+
+    Signatures are computed from the cells. Raises OpAtlasError.
+    """
+    found: _LoggedRun = {}
+    for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
+        if number == 1:
+            continue
+        record = decode(line, _RecordFields, str(path))
+        measurement, kernel_type = record.measurement, intern(record.kernel_type)
+        ran_as = None if measurement is None else measurement.ran_as
+        samples = None if measurement is None else bytes(measurement.samples_us)
+        logged = LoggedRow(record.status, record.finished_at, samples, True, ran_as is None)
+        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(logged)
+        if ran_as is not None:
+            name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
+            found.setdefault(name, []).append(logged._replace(is_requested=False))
+    return found

@@ -27,9 +27,10 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.kind import Kind, kinds
 from opatlas.row.location import public_version
+from opatlas.row.versions import package_version
 from opatlas.typed_json import DecodeError, decode
 
-_Kind = TypeVar("_Kind")
+_Facts = TypeVar("_Facts", bound="RunFacts")
 
 VERSION = 1
 #: Prefix of an ingest's files in `runs/` (opatlas/data/ingests.py).
@@ -46,58 +47,49 @@ Time = Annotated[float, Meta(ge=0, lt=253402300800)]
 
 
 @dataclass
-class Manifest:
-    """The manifest of a run.
+class RunFacts:
+    """What the manifests of sessions and of ingests tell of a run.
 
     Attributes:
-        run_id: as in the column Run ID.
+        run_id: as in the column Run ID or Profiling Run ID.
         started_at, finished_at: seconds since the epoch; None while the run lasts, or if it was killed.
-        device: name and facts of the device; empty until a row has run.
-        other_devices: the same for further devices of the session, and for each group: the device of its first rank,
-            with the number of its ranks among the facts.
-        options: the options of the session, with defaults.
+        options: the options of the command line, with defaults.
         code: the digest of the code (`code_digest`).
         host, system, python, packages: machine and software.
-        statuses: the number of rows by status.
-        machine_at_start, machine_at_end: load, steal, other processes, CPU quota, frequency governors, clocks of GPUs,
-            and disturbances; empty if unknown.
     """
 
     run_id: str
     started_at: Time
     options: Mapping[str, Any] = field(default_factory=dict)
     code: str = ""
-    device: Mapping[str, Any] = field(default_factory=dict)
-    other_devices: Sequence[Mapping[str, Any]] = ()
-    finished_at: Time | None = None
-    statuses: Mapping[str, int] = field(default_factory=dict)
-    machine_at_start: Mapping[str, Any] = field(default_factory=dict)
-    machine_at_end: Mapping[str, Any] = field(default_factory=dict)
-    host: str = ""
-    system: str = ""
-    python: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    version: int = VERSION
-
-    @property
-    def device_names(self) -> frozenset[str]:
-        """The names of the run's devices; empty if the run ended before its first row."""
-        named = (device.get("name") for device in (self.device, *self.other_devices))
-        return frozenset(str(name) for name in named if name)
-
-    @property
-    def torch(self) -> str:
-        """The public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed."""
-        return public_version(self.packages.get("torch", ""))
+    finished_at: Time | None = field(default=None, kw_only=True)
+    host: str = field(default="", kw_only=True)
+    system: str = field(default="", kw_only=True)
+    python: str = field(default="", kw_only=True)
+    packages: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    version: int = field(default=VERSION, kw_only=True)
 
     @classmethod
-    def read(cls, path: Path) -> Manifest:
+    def read(cls: type[_Facts], path: Path) -> _Facts:
         """Reads a manifest. Missing fields are empty; unknown fields are ignored. The file name has the run id.
 
         Raises:
             OpAtlasError: the file cannot be read, or is not a manifest.
         """
-        return decode_as(cls, read_bytes(path), path, "a run")
+        try:
+            return cls.decode(read_safely(path, LARGEST_BYTES), path)
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+
+    @classmethod
+    def decode(cls: type[_Facts], text: bytes, path: Path) -> _Facts:
+        """Decodes the manifest in the file at a path. Raises OpAtlasError."""
+        run_id = path.name.removesuffix(".json").removesuffix(".jsonl.gz")
+        try:
+            return msgspec.convert({**decode(text, dict[str, Any], str(path)), "run_id": run_id}, cls)
+        except (DecodeError, msgspec.ValidationError) as error:
+            problem = error.problem if isinstance(error, DecodeError) else str(error)
+            raise OpAtlasError(f"{path}: not the manifest of a run ({problem}): restore it, or move it away") from None
 
     @staticmethod
     def path(database: Database, run_id: str) -> Path:
@@ -113,39 +105,39 @@ class Manifest:
         return path
 
 
-def read_bytes(path: Path) -> bytes:
-    """Reads the file of a manifest. Raises OpAtlasError."""
-    try:
-        return read_safely(path, LARGEST_BYTES)
-    except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+@dataclass
+class Manifest(RunFacts):
+    """The manifest of a session.
 
-
-def decode_as(kind: type[_Kind], text: bytes, path: Path, subject: str) -> _Kind:
-    """Decodes a manifest; the name of the file has the run id.
-
-    Args:
-        text: the content of the file at `path`.
-        subject: "a run" or "an ingest", for the error.
-
-    Raises:
-        OpAtlasError: the text is not a manifest.
+    Attributes:
+        device: name and facts of the device; empty until a row has run.
+        other_devices: the same for further devices of the session, and for each group: the device of its first rank,
+            with the number of its ranks among the facts.
+        statuses: the number of rows by status.
+        machine_at_start, machine_at_end: load, steal, other processes, CPU quota, frequency governors, clocks of GPUs,
+            and disturbances; empty if unknown.
     """
-    run_id = path.name.removesuffix(".json").removesuffix(".jsonl.gz")
-    try:
-        return msgspec.convert({**decode(text, dict[str, Any], str(path)), "run_id": run_id}, kind)
-    except (DecodeError, msgspec.ValidationError) as error:
-        problem = error.problem if isinstance(error, DecodeError) else str(error)
-        raise OpAtlasError(f"{path}: not the manifest of {subject} ({problem}): restore it, or move it away") from None
 
+    device: Mapping[str, Any] = field(default_factory=dict)
+    other_devices: Sequence[Mapping[str, Any]] = ()
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    machine_at_start: Mapping[str, Any] = field(default_factory=dict)
+    machine_at_end: Mapping[str, Any] = field(default_factory=dict)
 
-def manifest_paths(database: Database) -> list[Path]:
-    """Returns the paths of the manifests of runs, sorted; not of ingests, which have another schema."""
-    return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
+    @property
+    def device_names(self) -> frozenset[str]:
+        """The names of the run's devices; empty if the run ended before its first row."""
+        named = (device.get("name") for device in (self.device, *self.other_devices))
+        return frozenset(str(name) for name in named if name)
+
+    @property
+    def torch(self) -> str:
+        """The public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed."""
+        return public_version(self.packages.get("torch", ""))
 
 
 def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifest]:
-    """Reads the manifests of a database.
+    """Reads the manifests of sessions.
 
     Args:
         problems: receives a sentence for each manifest that cannot be read.
@@ -153,15 +145,10 @@ def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifes
     Returns:
         The readable manifests by run id, in the order of the run ids.
     """
-    return {path.stem: manifest for path, manifest in read_each(manifest_paths(database), problems).items()}
-
-
-def read_each(paths: Iterable[Path], problems: list[str]) -> dict[Path, Manifest]:
-    """Reads some manifests. `problems` is as for `read_manifests`."""
     found = {}
-    for path in paths:
+    for path in sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX)):
         try:
-            found[path] = Manifest.read(path)
+            found[path.stem] = Manifest.read(path)
         except OpAtlasError as error:
             problems.append(str(error))
     return found
@@ -192,22 +179,8 @@ def this_machine(packages: Iterable[str] = _PACKAGES) -> dict[str, Any]:
         "host": platform.node(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": installed_versions(packages),
+        "packages": {name: version for name in packages if (version := package_version(name)) is not None},
     }
-
-
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of the installed packages."""
-    # It takes 20 ms to import, which readers of manifests do without.
-    from importlib import metadata
-
-    versions = {}
-    for name in packages:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue  # not installed
-    return versions
 
 
 #: The sort key of a run, newer is greater. It ends with the run id, so that two runs never compare equal.

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
-from opatlas.row.location import ParsedPath, communication_reference, parse_npu_path
+from opatlas.row.location import communication_reference, newness, parse_npu_path
 from opatlas.row.versions import CANN, TORCH, VLLM
 from opatlas.yaml_file import YamlError, key_lines, parse_yaml
 
@@ -173,8 +172,6 @@ def _operator(name: str, line: int, fields: Mapping[str, Any]) -> MappedOperator
 _DEFAULT = Path(__file__).with_name("default_op_mapping.yaml")
 #: Prefix of the first line of a copy.
 _COPY = "# A copy of "
-#: Software by how much its version affects which kernels run, most first.
-_NEARNESS = (VLLM, CANN, TORCH)
 _VERSION_KEYS = {"version": VLLM, "cann_version": CANN, "pytorch_version": TORCH}
 
 
@@ -247,28 +244,14 @@ def _settings(database: Path) -> Mapping[str, str]:
     }
 
 
-def _neighbours(database: Path) -> Iterator[Path]:
-    """Yields the mappings of other databases below the same root: same device first, then nearest versions."""
+def _neighbours(database: Path) -> list[Path]:
+    """Returns the mappings of other databases below the same root: same device first, then the newest versions."""
     here = database.resolve()
     stack = here.parent
-    found = []
-    for path in stack.parent.parent.glob(f"*/{stack.name}/*/{MAPPING}"):
-        parsed = parse_npu_path(path.parent)
-        if parsed is not None and path.parent != here:
-            found.append((parsed[0] != stack.parent.name, _distance(parse_npu_path(here), parsed), path))
-    for _, _, path in sorted(found):
-        yield path
-
-
-def _distance(one: ParsedPath | None, other: ParsedPath | None) -> Sequence[Sequence[int]]:
-    """Returns the differences of version numbers between two places, a list for each piece of software."""
-    ours, theirs = (parsed[1] if parsed is not None else {} for parsed in (one, other))
-    pairs = [(_numbers(ours.get(each.name, "")), _numbers(theirs.get(each.name, ""))) for each in _NEARNESS]
-    return [[abs(a - b) for a, b in zip_longest(*pair, fillvalue=0)] for pair in pairs]
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", version)]
+    found = stack.parent.parent.glob(f"*/{stack.name}/*/{MAPPING}")
+    others = [path for path in found if parse_npu_path(path.parent) is not None and path.parent != here]
+    others.sort(key=lambda path: newness(path.parent), reverse=True)
+    return sorted(others, key=lambda path: path.parents[2].name != stack.parent.name)
 
 
 def _copy_text(source: Path, settings: Mapping[str, str]) -> str | None:

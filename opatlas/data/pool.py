@@ -14,13 +14,12 @@ from statistics import median
 
 from opatlas.data import log
 from opatlas.data.candidates import RunCells, candidates_of_records
-from opatlas.data.cells import duration_cells, microseconds, status_cells
+from opatlas.data.cells import microseconds
 from opatlas.data.combine_table import Conflict
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Pooled
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.gc_pause import gc_paused
@@ -47,7 +46,7 @@ from opatlas.row.columns import (
     is_microbench_column,
 )
 from opatlas.row.quality import Quality, is_composition, is_noisy, run_medians, valid_duration
-from opatlas.row.record import Record, RowName
+from opatlas.row.record import RowName
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.text import parse_real
@@ -64,31 +63,20 @@ class RunDuration:
         median_us: the median of the samples, in microseconds.
         conditions: cache state, instrument, and whether a composition was timed.
         implementation: the implementation that was timed; "" if unknown.
-        source: the record of the run, or the cells of a row that was replaced; None if only the median is known.
+        cells: the cells of the duration, and the Status Reason; None if only the median is known.
         host: the machine of a cluster that ran the row; "" without a cluster, or if unknown.
     """
 
     median_us: float
     conditions: tuple[str, str, bool]
     implementation: str
-    source: Record | Mapping[str, str] | None = field(repr=False)
+    cells: Mapping[str, str] | None = field(repr=False)
     host: str = ""
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """The cells of the duration, and the Status Reason; not without a source."""
-        assert self.source is not None
-        found: Mapping[str, str] = (
-            {**status_cells(self.source), **duration_cells(self.source)}
-            if isinstance(self.source, Record)
-            else self.source
-        )
-        return {name: cell for name, cell in found.items() if is_microbench_column(name) or name == STATUS_REASON}
 
     @property
     def is_noisy(self) -> bool:
         """Whether the samples need a warning."""
-        cells = self.cells
+        cells = self.cells or {}
         std_us, average_us = parse_real(cells.get(MICROBENCH_STD, "")), valid_duration(cells.get(AVERAGE, ""))
         noise = std_us / average_us if std_us is not None and average_us else None
         return is_noisy(Quality.from_cell(cells.get(QUALITY, "")), noise)
@@ -179,28 +167,21 @@ def _durations(database: Database, problems: list[str]) -> Durations:
     """Returns the durations in the log of a database."""
     durations: Durations = {}
     for candidates in candidates_of_records(log.records(database, problems), ()).values():
-        for candidate in candidates:
-            if (record := candidate.record) is not None and record.measurement is not None:
-                row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
-                row[record.run_id] = _record_duration(record)
+        for each in candidates:
+            if each.record is not None and each.duration is not None and each.status is not None:
+                there = durations.setdefault(RowName(each.kernel_type, each.signature), {})
+                for run_id, duration in _run_durations({**each.status.cells, **each.duration.cells}):
+                    there[run_id] = replace(duration, host=each.record.host)
     for kept in log.imported(database, problems):
         there = durations.setdefault(RowName(kept.kernel_type, signature(kept.kernel_type, kept.row)), {})
-        for run_id, duration in _row_durations(kept.row):
+        for run_id, duration in _run_durations(kept.row):
             # What is known of the samples is preferred to a median alone.
-            if run_id not in there or (there[run_id].source is None and duration.source is not None):
+            if run_id not in there or (there[run_id].cells is None and duration.cells is not None):
                 there[run_id] = duration
     return durations
 
 
-def _record_duration(record: Record) -> RunDuration:
-    measurement = record.measurement
-    assert measurement is not None
-    conditions = (measurement.cache_state, measurement.instrument, bool(measurement.stand_in))
-    median_us, implementation = measurement.summary.median_us, measurement.execution.implementation
-    return RunDuration(median_us, conditions, implementation, record, record.host)
-
-
-def _row_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]]:
+def _run_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]]:
     """Yields the runs that the cells of a row tell of: the run of its duration, then those it was pooled with."""
     average_us = valid_duration(cells.get(AVERAGE, ""))
     if average_us is None:
@@ -209,7 +190,8 @@ def _row_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]
     composition = is_composition(cells.get(QUALITY, ""), cells.get(STAND_IN, ""))
     conditions = (cells.get(CACHE_STATE, ""), cells.get(INSTRUMENT, ""), composition)
     median_us = valid_duration(cells.get(MICROBENCH_MEDIAN, "")) or average_us
-    yield own_run, RunDuration(median_us, conditions, implementation, cells)
+    own = {name: cell for name, cell in cells.items() if is_microbench_column(name) or name == STATUS_REASON}
+    yield own_run, RunDuration(median_us, conditions, implementation, own)
     listed = run_medians(cells.get(POOLED_RUN_DURATIONS, ""))
     # Of a duration that was replaced since, the conditions are not known.
     for run_id, us in listed.items() if own_run in listed else ():
@@ -247,7 +229,7 @@ class Pooling:
         is_changed = False
         for position, (cells, name) in enumerate(zip(fold.rows.table().rows(), fold.signatures, strict=True)):
             now = dict.fromkeys(POOLED, "")
-            of_row = dict(_row_durations(cells))
+            of_row = dict(_run_durations(cells))
             if of_row:
                 kept = self._durations.get(RowName(fold.kernel_type, name), {})
                 own_run = cells.get(RUN_ID, "")
@@ -258,7 +240,7 @@ class Pooling:
                 pooled.append(row)
                 now = pooled_cells(row)
                 if row.representative != own_run:
-                    taken = kept[row.representative].cells
+                    taken = {**(kept[row.representative].cells or {})}
                     reason = taken.pop(STATUS_REASON, "")
                     is_changed |= fold.put_duration(position, RunCells(row.representative, taken))
                     if Status.from_cell(cells.get(STATUS, "")) is Status.MEASURED:
@@ -289,7 +271,7 @@ def _pool_row(
     machines = [median(each) for each in of_machine.values()]
     median_us = median(run.median_us for run in alike.values())
     representative = min(
-        (run_id for run_id in reversed(alike) if alike[run_id].source is not None),
+        (run_id for run_id in reversed(alike) if alike[run_id].cells is not None),
         key=lambda run_id: (alike[run_id].is_noisy, abs(alike[run_id].median_us - median_us)),
     )
     return PooledRow(

@@ -15,8 +15,7 @@ from opatlas.data.candidates import candidates_of_records
 from opatlas.data.cells import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
-from opatlas.data.log import COMBINE, Pooled
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.data.pool import Pooling
 from opatlas.errors import OpAtlasError, TableError
@@ -74,7 +73,7 @@ def rebuild(database: Database) -> RebuiltRows:
 
 def _pooled_runs(database: Database) -> frozenset[str]:
     """Returns the runs that `combine --pool` pooled at last."""
-    pooled = [event.runs for event in log.events(database, [], [COMBINE]) if isinstance(event, Pooled)]
+    pooled = [event.runs for _, event in log.events(database, [], COMBINE) if isinstance(event, Pooled)]
     return frozenset(pooled[-1]) if pooled else frozenset()
 
 
@@ -155,11 +154,11 @@ def _explained(table: RowTable, known: Log) -> list[int]:
         row = RowName(table.kernel_type, table.signatures[position])
         if has_duration:
             # A duration that no record has would be lost.
-            is_known = known.has_duration(run_id, row)
+            is_known = any(each.samples_us for each in known.of_row(run_id, row))
         else:
             named = of_status or run_id
             # Cells of no run are of another tool, or of a person.
-            is_known = bool(named) and known.has_row(named, row)
+            is_known = bool(named and known.of_row(named, row))
         if is_known:
             found.append(position)
     return found
@@ -269,7 +268,7 @@ class EditedLookup:
         return [
             position
             for position, (run, signature) in rows
-            if run in known and not self.log.has_row(run, RowName(table.kernel_type, signature))
+            if run in known and not self.log.of_row(run, RowName(table.kernel_type, signature))
         ]
 
 

@@ -72,10 +72,11 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     manifests = read_manifests(database, problems)
     order = log.run_order(database, manifests)
     runs: dict[RowName, list[RowRun]] = {}
-    for record in log.all_records(database, problems):
-        if chosen.holds(record.kernel_type, record.signature):
-            name = RowName(record.kernel_type, record.signature)
-            runs.setdefault(name, []).append(_run_from_record(record))
+    for requested in log.records(database, problems):
+        for record in filter(None, (requested, requested.launched_record())):
+            if chosen.holds(record.kernel_type, record.signature):
+                name = RowName(record.kernel_type, record.signature)
+                runs.setdefault(name, []).append(_run_from_record(record))
     for kept in log.imported(database, problems):
         row = RowTable(kept.kernel_type, Path(), text_table(kept.row, [kept.row])).row(0)
         if chosen.holds(kept.kernel_type, row.signature):

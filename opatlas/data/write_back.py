@@ -16,10 +16,8 @@ from opatlas.data import journal, log
 from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.data.journal import JournalContents, JournalHeader
-from opatlas.data.log import run_order
-from opatlas.data.logged_rows import Log
-from opatlas.data.own_lines import contradictions, first_of, free_name
+from opatlas.data.journal import JournalContents, JournalHeader, first_of, free_name
+from opatlas.data.log import Log, run_order
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import STATUS_REASON
@@ -222,12 +220,10 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
     except journal.NotAJournal as error:
         set_aside = (str(error), f"it is kept as {path.rename(free_name(path, 'unreadable'))}")
         return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
-    earlier = log.all_records(database, [], {record.run_id for record in contents.records})
-    contradicting = contradictions(path, contents.records, earlier)
     # Named by journal: a killed session may have several.
     header = replace(contents.header, run_id=path.stem)
     merged = _merge(database, header, {path: contents}, contents.records)
-    problems = (*contradicting, *merged.problems)
+    problems = tuple(merged.problems)
     if merged.result is None or not merged.is_merged:
         return RecoveredJournal(contents.header.run_id, problems=problems, incomplete=True)
     outdated, unmatched = set(merged.result.outdated), set(merged.result.unmatched)
@@ -239,7 +235,7 @@ def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
         Counter(record.status.value for record in counted),
         len(outdated.intersection(records)),
         problems,
-        incomplete=merged.incomplete or bool(contradicting),
+        incomplete=merged.incomplete,
     )
 
 

@@ -30,7 +30,7 @@ from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.data import log
 from opatlas.data.csv_files import TEMPORARY_SUFFIX
 from opatlas.data.database import Database
-from opatlas.data.logged_rows import Log
+from opatlas.data.log import Log
 from opatlas.row.columns import AVERAGE, RUN_ID
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import Record, RowName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 
-from abs_rows import MIDDLE, NEW, OLD, cells, failed, manifest, measured, read, write
+from abs_rows import MIDDLE, NEW, OLD, cells, failed, manifest, measured, write
 from combining import RunCombine
 
 from opatlas.data.database import Database
@@ -46,13 +46,3 @@ def test_the_counts_and_the_conflicts(target: Database, source: Database, run_co
         "Source": str(source.path),
     }
     assert (second["Kept"], second["Dropped Run"]) == ("4.0", NEW)
-
-
-def test_a_row_whose_dtype_is_unknown_is_combined_and_told(
-    target: Database, source: Database, run_combine: RunCombine
-) -> None:
-    write(source, [cells(1), {**cells(2), "Input Data Types": "DT_FLOAT99"}])
-    status, out, _ = run_combine(target.path, source.path)
-    assert (status, out["unknown_dtypes"]) == (0, {"DT_FLOAT99": 1})
-    assert len(read(target)) == 2
-    assert not run_combine(target.path, source.path)[1]["unknown_dtypes"], "the target has the row already"

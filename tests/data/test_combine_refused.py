@@ -11,18 +11,18 @@ from abs_rows import MIDDLE, NEW, OLD, cells, contents, manifest, measured, read
 from combining import RunCombine
 
 from opatlas.data.combine import open_sources, refuse_mixed
-from opatlas.data.comparable import IncomparableDatabases
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.manifest import Manifest
+from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE
 
 
-def incomparable(target: Database, *sources: Database) -> IncomparableDatabases:
+def incomparable(target: Database, *sources: Database) -> str:
     """Returns the error for databases that were measured differently."""
     opened = open_sources(target, [source.path for source in sources])
-    with pytest.raises(IncomparableDatabases) as caught:
+    with pytest.raises(OpAtlasError) as caught:
         refuse_mixed(target.path, opened)
-    return caught.value
+    return str(caught.value)
 
 
 @pytest.fixture
@@ -74,8 +74,7 @@ def test_other_devices_and_other_torches_are_refused(
     manifest(target, OLD, 1e9, "AMD_EPYC")
     manifest(source, NEW, 1.77e9, device, torch)
     error = incomparable(target, source)
-    assert (error.other, error.known) == (str(target.path), {known})
-    assert (error.source, error.found) == (str(source.path), {found})
+    assert all(text in error for text in (str(target.path), known, str(source.path), found))
     before = contents(target.path)
     status, out, err = run_combine(target.path, source.path)
     assert (status, out) == (2, {})
@@ -93,7 +92,8 @@ def test_another_number_of_cpu_threads_is_refused(pair: tuple[Database, Database
         device = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"threads": threads}}
         Manifest(run_id, 1e9, {}, "", device=device).write(database)
     error = incomparable(target, source)
-    assert (error.known, error.found) == ({"2"}, {"16"})
+    assert " 2:" in error
+    assert " 16," in error
     assert run_combine(target.path, source.path)[0] == 2
 
 
@@ -114,7 +114,7 @@ def test_every_device_of_a_session_counts(pair: tuple[Database, Database]) -> No
     manifest(target, OLD, 1e9, "NPU")
     path = manifest(source, NEW, 1.77e9, "NPU")
     path.write_text(json.dumps({**json.loads(path.read_text()), "other_devices": [{"name": "Other"}]}))
-    assert incomparable(target, source).found == {"NPU", "Other"}
+    assert "NPU, Other" in incomparable(target, source)
 
 
 def test_sources_of_different_devices_are_refused_too(
@@ -125,7 +125,7 @@ def test_sources_of_different_devices_are_refused_too(
         write(shard, [measured(1, 5.0, OLD)])
         manifest(shard, OLD, 1e9, device)
     error = incomparable(target, *sources)
-    assert (error.other, error.source) == tuple(str(shard.path) for shard in sources)
+    assert all(str(shard.path) in error for shard in sources)
     assert run_combine(target.path, *(shard.path for shard in sources))[0] == 2
     assert not target.path.exists()
 

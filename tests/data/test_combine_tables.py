@@ -12,7 +12,7 @@ import pytest
 from abs_rows import NEW, OLD, cells, failed, measured
 from hypothesis import given, settings
 
-from opatlas.data.combine_table import CombineTally, combine_rows
+from opatlas.data.combine_table import TableCombination
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID
@@ -30,14 +30,14 @@ def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
 @dataclass(frozen=True)
 class CombinedTable:
     frame: pd.DataFrame
-    tally: CombineTally
+    tally: TableCombination
 
 
 def combine_tables(kernel_type: str, target: pd.DataFrame, source: pd.DataFrame) -> CombinedTable:
     path = Path(f"{kernel_type}.csv")
-    fold = TableFold(RowTable(kernel_type, path, target), RunOrder())
-    tally = combine_rows(fold, RowTable(kernel_type, path, source), "elsewhere")
-    return CombinedTable(fold.rows.table().frame, tally)
+    tally = TableCombination(TableFold(RowTable(kernel_type, path, target), RunOrder()))
+    tally.add_rows(RowTable(kernel_type, path, source), "elsewhere")
+    return CombinedTable(tally.fold.rows.table().frame, tally)
 
 
 def combined(
@@ -105,7 +105,7 @@ def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
         "Status Run ID": NEW,
         "Crashes In A Row": "2",
     }
-    assert result.tally.statuses == {0: "crashed"}
+    assert result.tally.statuses == {0}
     counted = failed(1, NEW, **{"Crashes In A Row": "1"})
     both = [
         {name: cell for name, cell in only_row(combined(*rows)).items() if cell}

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from abs_rows import cells, read, record, write
-from folding import killed
 
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.journal import Journal, JournalHeader, check_ended
-from opatlas.data.own_lines import OwnLines
-from opatlas.data.write_back import recover, write_back_run
+from opatlas.data.journal import Journal, JournalHeader, OwnLines, check_ended
+from opatlas.data.write_back import write_back_run
 from opatlas.row.record import Record
 
 HEADER = JournalHeader("run-1", "all", prune=False)
@@ -123,44 +119,7 @@ def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Da
     assert kept.close() == []
     written = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
     add_to(kept.path, line(record(2, 0.5)))
-    problems = check_ended([kept.path], {kept.path: written})
+    problems = check_ended({kept.path: written})
     assert any(record(2).signature in problem for problem in problems)
     assert refused(kept.path) == line(record(2, 0.5))
     assert journal.read(kept.path).records == (record(1, 10.0),)
-
-
-CONTRADICTIONS: dict[str, Callable[[Record], Record]] = {
-    "the same time": lambda own: replace(own, reason="another"),
-    "other samples later": lambda own: replace(record(1, 0.5), finished_at=own.finished_at + 1),
-}
-
-
-@pytest.mark.parametrize("forge", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_records_that_contradict_each_other_in_a_killed_journal_are_named(
-    database: Database, forge: Callable[[Record], Record]
-) -> None:
-    own = record(1, 10.0)
-    path = killed(database, own, record(2, 20.0), forge(own))
-    (found,) = recover(database, own_run="")
-    assert found.incomplete
-    (problem,) = found.problems
-    assert str(path) in problem
-    assert f"Abs {own.signature}" in problem
-    assert averages(database)[:2] == [f"{forge(own).measurement.samples_us[0]:.4f}", "20.0000"]
-    assert not path.exists()
-
-
-def test_the_journal_of_a_killed_worker_is_checked_for_contradictions(database: Database) -> None:
-    path = killed(database, record(1, 10.0), record(1, 0.5), record(2, 20.0))
-    (problem,) = check_ended([path], {})
-    assert record(1).signature in problem
-
-
-def test_records_that_agree_are_no_contradiction(database: Database) -> None:
-    own = record(1, 10.0)
-    killed(database, own, record(2), replace(record(2), finished_at=1.0), own)
-    (found,) = recover(database, own_run="")
-    assert (found.problems, found.incomplete) == ((), False)
-    killed(database, own)
-    (found,) = recover(database, own_run="")
-    assert (found.problems, found.incomplete) == ((), False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.data.combine import CombineResult, CombineSource, combine
+from opatlas.data.combine import CombineResult, CombineSource, CombineSources, combine
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests
 
@@ -15,17 +15,9 @@ RunCombine = Callable[..., tuple[int, dict[str, Any], str]]
 
 def apply(target: Database, *sources: Database) -> CombineResult:
     problems: list[str] = []
-    every = [one for each in (target, *sources) for one in read_manifests(each, problems).values()]
+    opened = [CombineSource(str(each.path), each, read_manifests(each, problems)) for each in sources]
+    done = combine(target, CombineSources(opened, read_manifests(target, problems)))
     assert not problems
-    named = [
-        CombineSource(
-            str(each.path),
-            each,
-            {each.runs_dir / f"{run_id}.json": one for run_id, one in read_manifests(each, problems).items()},
-        )
-        for each in sources
-    ]
-    done = combine(target, named, every)
     # As the command does.
     with target.lock():
         remade = rebuild_profiling(target).outcome

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from opatlas.ask.compare.calls import RowCall, replayed_call
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import database_device
 from opatlas.errors import OpAtlasError
@@ -17,6 +17,9 @@ from opatlas.row.location import device_kind, implementation_label, implementati
 from opatlas.row.table import Row
 from opatlas.row.versions import version_key
 from opatlas.run.implementation import default_name
+
+if TYPE_CHECKING:
+    from opatlas.ask.compare.calls import RowCall
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,9 @@ class ComparedDatabase:
     @cached_property
     def calls(self) -> CallSource:
         """Where its calls come from."""
+        # A query compares no calls.
+        from opatlas.ask.compare.calls import replayed_call
+
         return self.source or calls_in(self.path, replayed_call, Database(self.path).kernel_types_and_messages())
 
 

@@ -196,7 +196,7 @@ def _width(features: RowFeatures) -> tuple[int, int, int]:
 
 def _key(rows: AnsweringRows, cores: int, used: Mask) -> str:
     """Returns the name of a model: a hash of the data that it is fitted to."""
-    told = repr((_VERSION, rows.kernel_type, cores, rows.signatures)).encode()
+    told = "\n".join((str(_VERSION), rows.kernel_type, str(cores), *rows.signatures)).encode()
     return blake2b(told + used.tobytes() + rows.duration_us.tobytes(), digest_size=16).hexdigest()
 
 

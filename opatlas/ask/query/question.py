@@ -19,6 +19,9 @@ from opatlas.text import parse_whole
 if TYPE_CHECKING:
     from opatlas.ask.query.answering_rows import AnsweringRows
 
+#: The columns of a row's tensors but their sizes.
+FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
+
 #: A tensor's shape: "48,18432" or (48, 18432).
 Shape = str | Sequence[int]
 #: The shapes of several tensors: a cell of the CSV ("48,18432;7168,18432"), or a shape for each tensor.
@@ -123,7 +126,6 @@ def _expect_numbers(kernel_type: str, cells: Mapping[str, str]) -> None:
 
 
 Dims = tuple[tuple[int, ...], ...]
-_FORM = (*INPUT_SLOTS[1:], *OUTPUT_SLOTS[1:])
 
 
 class Completion:
@@ -157,14 +159,14 @@ class Completion:
             ((usual, _),) = Counter(self._rows.cells(INPUT_SHAPES)).most_common(1)
             raise NoAnswer(f"{question.kernel_type}: no {rows} has {as_many} (most have {usual}): measure the row")
         form = max(fitting, key=lambda each: len(fitting[each]))
-        named = {column: ";".join(words) for column, words in zip(_FORM, form, strict=True)}
+        named = {column: ";".join(words) for column, words in zip(FORM, form, strict=True)}
         outputs = question.cells.get(OUTPUT_SHAPES) or self._follow(fitting[form], asked)
         if outputs is None:
             raise NoAnswer(
                 f"{question.kernel_type}: the outputs do not follow from the inputs: give output_shapes, or a row "
                 f"(`opatlas query --file`)"
             )
-        note = "" if len(fitting) == 1 else f"with {named[_FORM[0]]}, as most rows"
+        note = "" if len(fitting) == 1 else f"with {named[FORM[0]]}, as most rows"
         return {**named, **question.cells, OUTPUT_SHAPES: outputs}, note
 
     @cached_property
@@ -188,9 +190,9 @@ class Completion:
     def _forms(self) -> Mapping[tuple[int, ...], Mapping[tuple[tuple[str, ...], ...], list[int]]]:
         """The positions of the rows by the numbers of axes of the inputs, then by form."""
         found: dict[tuple[int, ...], dict[tuple[tuple[str, ...], ...], list[int]]] = {}
-        forms = zip(*(self._rows.words(column) for column in _FORM), strict=True)
-        for position, (dims, form) in enumerate(zip(self._inputs, forms, strict=True)):
-            found.setdefault(_axes(dims), {}).setdefault(form, []).append(position)
+        for places in self._rows.alike:
+            form = tuple(self._rows.words_at(places[0], column) for column in FORM)
+            found.setdefault(_axes(self._inputs[places[0]]), {}).setdefault(form, []).extend(places)
         return found
 
     def _follow(self, found: Sequence[int], asked: Dims) -> str | None:
@@ -226,7 +228,7 @@ def _agrees(form: Sequence[tuple[str, ...]], question: Question) -> bool:
         return False
     return all(
         column not in question.cells or normal_words(question.kernel_type, column, question.cells) == words
-        for column, words in zip(_FORM, form, strict=True)
+        for column, words in zip(FORM, form, strict=True)
     )
 
 
