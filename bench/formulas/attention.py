@@ -1,7 +1,7 @@
 """Attention formulas: for query tokens and heads, over the keys that each sees.
 
-softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017). The arguments are described in the documentation of
-npu_fused_infer_attention_score and npu_ring_mla (torch_npu).
+softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017), sparse (DeepSeek-V3.2), and in training (Dao et al. 2022, algorithms 1
+and 4). The arguments are described in the documentation of torch_npu.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
+from opatlas.run.result_check import Largest
 
 #: Most inputs that are read at once, and converted to float64: 64 MiB.
 _MOST_READ = 1 << 23
@@ -220,3 +221,214 @@ def _merge_sums(at: tuple[Tensor, ...], lse: Sequence[Tensor], *_: object) -> Te
 
 
 attention_update = each(_merge_results, _merge_sums)
+
+
+def _sort_scores(indices: Tensor, *scores: Tensor) -> tuple[Tensor, ...]:
+    """Returns the scores in descending order; a kernel may give any order."""
+    return (indices, *(values.sort(dim=-1, descending=True).values for values in scores))
+
+
+@parts(view=_sort_scores)
+def lightning_indexer(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    *,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+    return_value: bool = False,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Returns the largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
+    ends, lengths = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
+    longest = max(lengths)
+    tokens = draw(len(query), elements=sparse_count, terms=longest * query.shape[1] * query.shape[2])
+    scores = torch.full((len(tokens), longest), -torch.inf, dtype=torch.float64, device=query.device)
+    for line, token in zip(scores, tokens, strict=True):
+        b = bisect_right(ends, token)
+        seen = lengths[b] - (ends[b] - token) + 1
+        k = _read_pages(key, block_table[b], torch.arange(seen, device=query.device)).double()
+        line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
+    best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
+    missing = sparse_count - best.shape[-1]
+    best = torch.nn.functional.pad(best, (0, missing), value=-torch.inf)
+    where = (torch.tensor(tokens, device=query.device), 0)
+    found = Part(where, Largest(scores, best))
+    return (found, Part(where, best)) if return_value else (found,)
+
+
+@parts()
+def sparse_flash_attention(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale_value: float,
+    *,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes attention over the keys of `sparse_indices`; -1 means no key."""
+    ends = actual_seq_lengths_query.tolist()
+    heads, width = query.shape[1:]
+    rows, outs = [], []
+    for row in draw(len(query) * heads, elements=width, terms=sparse_indices.shape[-1] * 2 * width):
+        token, n = divmod(row, heads)
+        j = sparse_indices[token, 0]
+        j = j[j >= 0].long()
+        table = block_table[bisect_right(ends, token)]
+        keys = torch.cat([_read_pages(key, table, j), _read_pages(key_rope, table, j)], dim=-1)
+        q = torch.cat([query[token, n], query_rope[token, n]])
+        out, _ = attention_of(q, keys, _read_pages(value, table, j), scale_value)
+        rows.append((token, n))
+        outs.append(out)
+    return (Part(index_of(rows, query.device), torch.stack(outs)),)
+
+
+def _read_pages(cache: Tensor, table: Tensor, j: Tensor) -> Tensor:
+    """Returns tokens j of a sequence whose pages are in `table`: (len(j), D)."""
+    size = cache.shape[1]
+    return cache[table[j // size].long(), j % size, 0]
+
+
+#: The axes of batch b, head n and token s in each layout.
+Places = tuple[Tensor, ...]
+
+
+def _sum_of_powers(out: Tensor, highest: Tensor, total: Tensor) -> tuple[Tensor, ...]:
+    """Returns the log-sum-exp m + ln sum of any number m and the sum of exp(score - m)."""
+    lse = highest + total.log()
+    return out, lse, lse
+
+
+@parts(view=_sum_of_powers)
+def flash_attention_score(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    head_num: int,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    scale: float,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes attention as in inference; with a mask, which is causal, query i sees keys 0 ... i."""
+    batches, queries, keys = _sizes(query, key, input_layout)
+    width = query.shape[-1] if "D" in input_layout else query.shape[-1] // head_num
+    group = query.numel() * keys // (key.numel() * queries)
+    rows, outs, sums = [], [], []
+    for row in draw(batches * head_num * queries, elements=width, terms=keys * 2 * width):
+        b, n, i = row // (head_num * queries), row // queries % head_num, row % queries
+        seen = i + 1 if atten_mask is not None else keys
+        every_k, every_v = (_tokens(x, input_layout, b, n // group, width)[:seen] for x in (key, value))
+        out, lse = attention_of(_tokens(query, input_layout, b, n, width)[i], every_k, every_v, scale)
+        rows.append((b, n, i))
+        outs.append(out)
+        sums.append(lse)
+    at = index_of(rows, query.device)
+    statistics = Part(at, torch.stack(sums)[:, None])
+    return Part(_where(at, input_layout, width), torch.stack(outs)), statistics, statistics
+
+
+@parts()
+def flash_attention_grad(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    *,
+    head_num: int,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
+    scale_value: float,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes the gradients of queries, keys and values.
+
+    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
+    dq_i = scale sum_j dS_ij k_j, dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two
+    over all heads that share the key.
+    """
+    batches, queries, keys = _sizes(query, key, input_layout)
+    width = query.shape[-1] if "D" in input_layout else query.shape[-1] // head_num
+    group = query.numel() * keys // (key.numel() * queries)
+    causal = atten_mask is not None
+
+    def shares_and_slopes(b: int, n: int, i: slice, j: slice) -> tuple[Tensor, Tensor]:
+        """Returns P and dS of some queries and keys of a head."""
+        q, grad, out = (_tokens(x, input_layout, b, n, width)[i].double() for x in (query, dy, attention_in))
+        k, v = (_tokens(x, input_layout, b, n // group, width)[j].double() for x in (key, value))
+        scores = torch.einsum("id,jd->ij", q, k) * scale_value
+        highest, total = (x[b, n, i, 0, None].double() for x in (softmax_max, softmax_sum))
+        shares = (scores - highest).exp() / total
+        return shares, shares * (torch.einsum("id,jd->ij", grad, v) - (grad * out).sum(dim=-1, keepdim=True))
+
+    rows, dq = [], []
+    for row in draw(batches * head_num * queries, elements=width, terms=keys * 2 * width):
+        b, n, i = row // (head_num * queries), row // queries % head_num, row % queries
+        seen = slice(0, i + 1 if causal else keys)
+        _, slopes = shares_and_slopes(b, n, slice(i, i + 1), seen)
+        k = _tokens(key, input_layout, b, n // group, width)[seen].double()
+        rows.append((b, n, i))
+        dq.append((slopes.T * k).sum(dim=0) * scale_value)
+    kv_rows, dk, dv = [], [], []
+    kv_heads = head_num // group
+    for row in draw(batches * kv_heads * keys, elements=width, terms=queries * group * 3 * width):
+        b, h, j = row // (kv_heads * keys), row // keys % kv_heads, row % keys
+        seeing = slice(j if causal else 0, queries)
+        of_key = torch.zeros(width, dtype=torch.float64, device=query.device)
+        of_value = torch.zeros_like(of_key)
+        for n in range(h * group, (h + 1) * group):
+            shares, slopes = shares_and_slopes(b, n, seeing, slice(j, j + 1))
+            q, grad = (_tokens(x, input_layout, b, n, width)[seeing].double() for x in (query, dy))
+            of_key += (slopes * q).sum(dim=0) * scale_value
+            of_value += (shares * grad).sum(dim=0)
+        kv_rows.append((b, h, j))
+        dk.append(of_key)
+        dv.append(of_value)
+    written = _where(index_of(kv_rows, query.device), input_layout, width)
+    return (
+        Part(_where(index_of(rows, query.device), input_layout, width), torch.stack(dq)),
+        Part(written, torch.stack(dk)),
+        Part(written, torch.stack(dv)),
+    )
+
+
+def _sizes(query: Tensor, key: Tensor, layout: str) -> tuple[int, int, int]:
+    """Returns the sizes of batch, queries and keys."""
+    of_tokens = layout.index("S")
+    return query.shape[layout.index("B")], query.shape[of_tokens], key.shape[of_tokens]
+
+
+def _tokens(x: Tensor, layout: str, batch: int, head: int, width: int) -> Tensor:
+    """Returns all tokens of a head, (S, D)."""
+    if layout == "BNSD":
+        return x[batch, head]
+    if layout == "BSND":
+        return x[batch, :, head]
+    tokens = x[:, batch] if layout == "SBH" else x[batch]
+    return tokens[:, head * width : (head + 1) * width]
+
+
+def _where(at: Places, layout: str, width: int) -> Places:
+    """Returns the index of vectors (b, n, s) of a tensor."""
+    b, n, s = at
+    if layout == "BNSD":
+        return b, n, s
+    if layout == "BSND":
+        return b, s, n
+    first, second = (s, b) if layout == "SBH" else (b, s)
+    return first[:, None], second[:, None], n[:, None] * width + torch.arange(width, device=b.device)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from .activation import swiglu
 from .matmul import linear
 from .moe import groups_of, moe_token_permute, moe_token_unpermute
+from .norm import swiglu
 from .quantized import dequantize, dynamic_quant, integer_matmul
 
 #: Numbers for each token from a second version's dispatch to its combine; three are used: rank, token, choice.
