@@ -7,6 +7,7 @@ process these fixtures open the device, and skip a replay that cannot run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,16 @@ from opatlas.run.devices.device import DeviceDescription, kind_named
 
 from .row_runner import RowRunner
 from .session import SESSION
-from .session_context import MsprofSessions
 
 
 @pytest.fixture(scope="session")
-def msprof(request: pytest.FixtureRequest) -> MsprofSessions | None:
-    """The sessions of msprof in which rows run, many in each; None where another instrument measures."""
+def msprof(request: pytest.FixtureRequest) -> Path | None:
+    """The folder for the profiles of the sessions of msprof in which rows run; None for another instrument."""
     return request.config.stash[SESSION].context.msprof
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest, msprof: MsprofSessions | None) -> Iterator[RowRunner]:
+def device(request: pytest.FixtureRequest, msprof: Path | None) -> Iterator[RowRunner]:
     """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:

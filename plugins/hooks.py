@@ -1,11 +1,14 @@
-"""The hooks of a session: each calls one step of `Session`."""
+"""The hooks of a session, each of which calls one step of `Session`, and the answers to Ctrl-C and other signals."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +22,7 @@ from .cases import needs_group, row_of
 from .collector import REFUSED, sort_exclusive_last, sort_longest_first
 from .reports import JUnit, LogXML, attach_note, benchmark_plugins, shorten_message, skip_made_fixtures, xml_key
 from .session import SESSION, Session
+from .session_context import STOPPED, SessionContext
 from .settings import has_replays, scope_of
 from .target import devices_of
 from .terminal import RowWords, print_summary
@@ -177,6 +181,7 @@ class MainHooks:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._interrupts = Interrupts(session.context)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -190,7 +195,7 @@ class MainHooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, Any, Any]:
         """Answers Ctrl-C while rows run."""
-        with self._session.interrupts.handler():
+        with self._interrupts.handler():
             return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -236,7 +241,7 @@ class ControllerHooks:
         from .scheduling import BatchScheduling, ExclusiveScheduling
 
         inner = yield
-        if has_replays(config) and (at_once := self._context.settings.rows_at_once) > 1:
+        if has_replays(config) and (at_once := self._context.settings.msprof_rows or 1) > 1:
             inner = BatchScheduling(config, log, at_once)
         if config.getoption("dist", None) == "each":
             # Every worker runs everything.
@@ -267,3 +272,67 @@ class ControllerHooks:
         """Takes the records of a worker that has ended and closed its journal."""
         self._context.end_worker(node)
         self._session.records.take_worker(node)
+
+
+_FIRST_ANSWER = (
+    "\nCtrl-C: stopping after the running row.\n"
+    "A second Ctrl-C stops at once, and leaves the records to the next session.\n"
+)
+
+
+#: These end pytest without a word.
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Interrupts:
+    """Answers Ctrl-C while rows run: the first stops after the running row, the second stops now.
+
+    Signals that end pytest still do; before that the user is told where the records are.
+
+    Only the main process of a session has one: the only process, or the controller of xdist.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._stderr = 2
+        self._is_first = True
+
+    @contextlib.contextmanager
+    def handler(self) -> Iterator[None]:
+        """Answers signals within the context; other tests than replays keep pytest's answer."""
+        if self._context.plan is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # While a test runs, descriptor 2 is pytest's capture.
+        self._stderr = os.dup(2)
+        before: dict[int, Any] = {signal.SIGINT: signal.signal(signal.SIGINT, self._answer)}
+        # In this process a kernel that hangs would keep Python from answering. `nohup` ignores SIGHUP.
+        for number in () if self._context.settings.in_process else _ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, self._tell_and_end)
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            os.close(self._stderr)
+
+    def _tell_and_end(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        lines = "\n".join(self._context.kept_lines(f"ended by {signal.Signals(number).name}"))
+        # The terminal may be gone.
+        with contextlib.suppress(OSError):
+            os.write(self._stderr, f"\n{lines}\n".encode(errors="backslashreplace"))
+        os.kill(os.getpid(), number)
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        if self._is_first:
+            self._is_first = False
+            self._context.stop(STOPPED)
+            os.write(self._stderr, _FIRST_ANSWER.encode())
+            return
+        self._context.stopped_now = True
+        if self._context.is_controller:
+            self._context.kill_workers()
+        # pytest would print where a KeyboardInterrupt was raised, which helps no user.
+        raise pytest.Session.Interrupted("stopped at once by Ctrl-C, twice")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -80,11 +79,12 @@ def _plan_session(context: SessionContext) -> Plan:
     base = _BaseRows(settings)
     if settings.source.rows is not None:
         with context.past_capture():
-            base.requested, base.notes = settings.source.rows(Database(source))
-    plan = Plan(notes=list(base.notes))
-    for number in range(len(settings.targets)):
-        plan.add(_plan_target(context, number, base))
-    plan.problems += base.problems
+            base.requested, notes = settings.source.rows(Database(source))
+        base.plan.notes += notes
+    plans = [_plan_target(context, number, base) for number in range(len(settings.targets))]
+    plan = base.plan
+    for each in plans:
+        plan.add(each)
     plan.problems += context.profile.problems if context.profile is not None else ()
     return plan
 
@@ -107,39 +107,37 @@ def _expect_fitting(profile: Profile, database: Database) -> None:
 
 def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
     """Makes the plan of a target, whose database the session has if the session writes."""
-    settings, own = context.settings, context.databases[number]
-    database, target = own.database, own.target
+    settings, own, plan = context.settings, context.databases[number], Plan()
+    database, target, source = own.database, own.target, settings.source
+    starter = source.starter if target.implementation.is_default and target.rows_from is None else None
     requested = base.of_target(target) if base.requested is not None else None
     if target.captures is not None and target.rows_from is not None:
         requested = base.not_pruned(target, database)
-    notes: list[str] = []
-    elsewhere: Collection[str] = context.profile.cases.keys() if context.profile is not None else ()
-    may_start = target.implementation.is_default and target.rows_from is None
-    starter = settings.source.starter if may_start else None
+    elsewhere = set(context.profile.cases) if context.profile is not None else set()
     if settings.writes:
-        prepared = _prepare_for(context, own, base, starter)
+        edited = _prepare_for(context, own, base, starter, plan)
     else:
-        prepared = PreparedDatabase(edited_rows(database))
+        edited = edited_rows(database)
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
-        elif starter is not None and not database.kernel_types() and settings.collect_only:
-            told = settings.source.starter_unlisted
+        elif starter is not None and settings.collect_only and not database.kernel_types():
+            told = source.starter_unlisted
             if told:
-                elsewhere = settings.ops
+                elsewhere |= settings.ops
             else:
                 requested = base.starter_rows()
                 told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
-            notes.append(f"there is no database yet: {told}")
+            plan.notes.append(f"there is no database yet: {told}")
     if base.requested is not None:
-        elsewhere = base.requested
+        elsewhere |= base.requested.keys()
     elif target.rows_from is not None:
-        elsewhere = {*elsewhere, *Database(target.rows_from).kernel_types()}
-    plan = make_plan(
+        elsewhere.update(Database(target.rows_from).kernel_types())
+    chosen = make_plan(
         database,
         settings.choice,
         elsewhere=elsewhere,
         requested=requested,
-        unmeasured=prepared.edited.positions,
+        unmeasured=edited.positions,
         stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
         target=number,
         implementation=target.implementation,
@@ -147,26 +145,37 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         captures=Database(target.captures) if target.captures is not None else None,
     )
     if len(settings.targets) > 1:
-        for table in plan.tables.values():
+        for table in chosen.tables.values():
             table.label = f"{table.kernel_type} {target.implementation.name}"
-    plan.notes = [*notes, *plan.notes]
+    plan.add(chosen)
     if settings.writes and any(table.to_run for table in plan.tables.values()):
         expect_writable(database)
     if not settings.collect_only:
         provenance, notes = _read_origin(context, own)
-        if target.captures is None:
-            # Else the target has a note.
-            notes += captured_notes(provenance, plan, settings)
-        plan.notes += [*notes, *provenance.problems]
-    plan.prepared, plan.is_incomplete = prepared.told, prepared.is_incomplete
-    plan.problems += prepared.problems
+        # Else the target has a note.
+        captured = _captured_note(provenance, plan, settings) if target.captures is None else ""
+        plan.notes += [*notes, *filter(None, [captured]), *provenance.problems]
     return plan
 
 
 def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
-    """Raises OpAtlasError if the database is one of another device or of other software."""
-    own.provenance = Provenance(own.database)
-    return own.provenance, origin_notes(own.provenance, context.settings, own.target)
+    """Reads what a database was measured on. Returns also what the user should know of it.
+
+    Raises:
+        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
+    """
+    settings = context.settings
+    own.provenance = provenance = Provenance(own.database)
+    try:
+        check_origin(provenance, own.target.origin)
+    except MixedDatabase as error:
+        if settings.read_only and not settings.rehearses:
+            return provenance, [printable(f"{error}: the two do not compare")]
+        if settings.mixed:
+            return provenance, [printable(f"--mixed: {error}")]
+        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
+    note = folder_note(provenance, own.target.origin)
+    return provenance, [printable(note)] if note else []
 
 
 def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
@@ -177,11 +186,17 @@ def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
 
 
 def _prepare_for(
-    context: SessionContext, own: TargetDatabase, base: _BaseRows, starter: Callable[[Database], int] | None
-) -> PreparedDatabase:
+    context: SessionContext,
+    own: TargetDatabase,
+    base: _BaseRows,
+    starter: Callable[[Database], int] | None,
+    plan: Plan,
+) -> EditedRows:
+    """Prepares the database of a target, and adds the rows that other databases or options name."""
     settings, target = context.settings, own.target
-    prepared = prepare_database(
+    edited = prepare_database(
         own.database,
+        plan,
         run_id=context.run_id,
         starter=starter,
         is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
@@ -190,15 +205,13 @@ def _prepare_for(
     own.left_behind = journal.journals(own.database)
     if settings.source.is_listed and base.requested is not None:
         add_rows(own.database, base.of_target(target))
-    elif target.rows_from is not None:
-        added = add_rows(own.database, base.of_target(target))
+    elif target.rows_from is not None and (added := add_rows(own.database, base.of_target(target))):
         place = target.rows_from if Database(target.rows_from).kernel_types() else "the starter database"
-        if added:
-            told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
-            prepared.told.append(told)
+        told = f"{target.implementation.label}: {pluralize(added, 'row')} without durations added from {place}"
+        plan.prepared.append(told)
     if own.lock is not None and own.lock.stale is not None:
-        prepared.told.append(f"{own.lock.stale} was killed; took the database over from it")
-    return prepared
+        plan.prepared.append(f"{own.lock.stale} was killed; took the database over from it")
+    return edited
 
 
 class _BaseRows:
@@ -206,15 +219,13 @@ class _BaseRows:
 
     Attributes:
         requested: the rows that options list, by kernel type; None where the rows are those of a database.
-        notes: what the user should know about these rows.
-        problems: files that cannot be read.
+        plan: a plan without tables, with notes on these rows, and the files that cannot be read.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.requested: Rows | None = None
-        self.notes: Sequence[str] = ()
-        self.problems: list[str] = []
+        self.plan = Plan()
         #: By kernel type, for each folder.
         self._rows: dict[Path, dict[str, Sequence[Mapping[str, str]]]] = {}
 
@@ -222,7 +233,7 @@ class _BaseRows:
         """Returns the rows of `SessionTarget.rows_from` whose kernel types the implementation has.
 
         The rows of a starter database are taken where there are none. A file that cannot be read has no rows, and is
-        one of `problems`.
+        a problem of the plan.
 
         Raises:
             OpAtlasError: the starter cannot be made.
@@ -231,11 +242,10 @@ class _BaseRows:
         if self.requested is not None:
             return {name: rows for name, rows in self.requested.items() if has_kernel(name)}
         assert target.rows_from is not None
-        source = Database(target.rows_from)
-        names, starter = source.kernel_types(), self._settings.source.starter
-        if not names and self._settings.source.is_listed and starter is not None and self._settings.writes:
+        source, starter = Database(target.rows_from), self._settings.source.starter
+        if self._settings.source.is_listed and self._settings.writes and starter and not source.kernel_types():
             starter(source)
-            names = source.kernel_types()
+        names = source.kernel_types()
         if target.rows_from not in self._rows:
             self._rows[target.rows_from] = {} if names else self.starter_rows()
         rows = self._rows[target.rows_from]
@@ -245,7 +255,7 @@ class _BaseRows:
                     rows[name] = source.read_or_empty(name).identities()
                 except TableError as error:
                     rows[name] = []
-                    self.problems.append(str(error))
+                    self.plan.problems.append(str(error))
         return {name: rows[name] for name in filter(has_kernel, sorted(rows))}
 
     def not_pruned(self, target: SessionTarget, database: Database) -> Rows:
@@ -275,61 +285,52 @@ def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
 
 
-@dataclass
-class PreparedDatabase:
-    """What was done to a database before its plan was made.
-
-    Attributes:
-        edited: rows that hold the duration or the status of another shape.
-        told: lines for the user.
-        problems: files of killed sessions that cannot be read.
-        is_incomplete: whether records of a killed session could not be merged.
-    """
-
-    edited: EditedRows
-    told: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    is_incomplete: bool = False
-
-
 def prepare_database(
     database: Database,
+    plan: Plan,
     *,
     run_id: str,
     starter: Callable[[Database], int] | None,
     is_npu: bool = False,
     others: Container[Path] = (),
-) -> PreparedDatabase:
+) -> EditedRows:
     """Merges the records of killed sessions, and clears durations that were measured with other shapes.
 
     Args:
         database: locked by the caller.
+        plan: gets the lines and problems of what was done.
         run_id: the run of this session, whose journal is not merged.
         starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
         is_npu: whether the rows are of an NPU, where the folder does not say.
         others: folders of the databases of the session, whose records profiles in this database may hold.
 
+    Returns:
+        The rows that hold the duration or the status of another shape.
+
     Raises:
         OpAtlasError: the database cannot be written.
     """
-    told, is_incomplete = [], False
-    problems = recover_profiles(database, others) if database.profiles_dir.is_dir() else []
+    if database.profiles_dir.is_dir():
+        plan.problems += recover_profiles(database, others)
     if database.journal_dir.is_dir():
         for each in recover(database, own_run=run_id):
-            is_incomplete |= each.incomplete
-            told += [str(each), *each.problems]
+            plan.is_incomplete |= each.incomplete
+            plan.prepared += [str(each), *each.problems]
         expect_writable(database)
     if starter is not None and not database.kernel_types():
-        told.append(f"there was no database yet; made a starter of {pluralize(starter(database), 'theory row')}")
+        rows = pluralize(starter(database), "theory row")
+        plan.prepared.append(f"there was no database yet; made a starter of {rows}")
     edited = clear_edited(database, run_id)
     if edited.example is not None:
         rows = pluralize(edited.count, "row was", "rows were")
         example = make_case_id(edited.example.kernel_type, edited.example.signature)
-        told.append(f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)")
+        told = f"{rows} measured with other shapes than now ({example}): measured again (`opatlas history`)"
+        plan.prepared.append(told)
     with database.lock():
         mapping = write_default_mapping(database.path, is_npu=is_npu)
-    told += [str(mapping)] if mapping is not None else []
-    return PreparedDatabase(edited, told, [*problems, *edited.problems], is_incomplete)
+    plan.prepared += [str(mapping)] if mapping is not None else []
+    plan.problems += edited.problems
+    return edited
 
 
 def expect_writable(database: Database) -> None:
@@ -338,30 +339,12 @@ def expect_writable(database: Database) -> None:
         pass
 
 
-def origin_notes(provenance: Provenance, settings: Settings, target: SessionTarget) -> list[str]:
-    """Returns a note if the database is of another device, other software, or another patch of the same release.
-
-    Raises:
-        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
-    """
-    try:
-        check_origin(provenance, target.origin)
-    except MixedDatabase as error:
-        if settings.read_only and not settings.rehearses:
-            return [printable(f"{error}: the two do not compare")]
-        if settings.mixed:
-            return [printable(f"--mixed: {error}")]
-        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
-    note = folder_note(provenance, target.origin)
-    return [printable(note)] if note else []
-
-
-def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
-    """Returns a note if captured durations are of another device than the session's."""
-    if all(np.isnan(table.captured[[case.position for case in table.to_run]]).all() for table in plan.tables.values()):
-        return []
-    note = captured_mismatch(provenance, settings)
-    return [note] if note else []
+def _captured_note(provenance: Provenance, plan: Plan, settings: Settings) -> str:
+    """Returns a note if captured durations of rows to run are of another device than the session's; "" if not."""
+    tables = plan.tables.values()
+    if all(np.isnan(table.captured[[case.position for case in table.to_run]]).all() for table in tables):
+        return ""
+    return captured_mismatch(provenance, settings)
 
 
 def captured_mismatch(provenance: Provenance, settings: Settings) -> str:

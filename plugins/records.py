@@ -250,7 +250,7 @@ class SessionRecords:
         results = [found for case, found in results_of(cases) if case.target == number]
         manifest.statuses = dict(Counter(found.status.value for found in results))
         if context.settings.prof_path is None:
-            manifest.machine_at_end = facts_of(devices, *context.surroundings.at_end(devices))
+            manifest.machine_at_end = facts_of(devices, *context.surroundings.load(devices, at_end=True))
         manifest.write(context.databases[number].database)
         self.manifest = self.manifest or manifest
 

@@ -93,9 +93,8 @@ class RowRunner:
             return Profiles(self.samples(), settings.devices[0].name)
         if settings.in_process:
             return InProcess(settings.devices[0], settings.measure, context.waits)
-        shared = context.shared_if_made
-        excluded = ExcludedDevices(shared.path if shared is not None else None)
-        first, size = context.place % len(settings.devices), settings.rows_at_once
+        excluded = ExcludedDevices(context.shared_path)
+        first, size = context.place % len(settings.devices), settings.msprof_rows or 1
         single = OnDevices(settings.devices[first:] + settings.devices[:first], self._of_device, excluded, size)
         groups = GroupPool(GroupNodes(settings.devices), settings.measure, excluded, self._of_group, size)
         return groups if settings.source.scope is Scope.COLLECTIVES else SingleOrGroup(single, groups)
@@ -301,13 +300,13 @@ class RowRunner:
         settings, waits, msprof = self._context.settings, self._context.waits, self._context.msprof
         if msprof is None:
             return DeviceProcess(spec, settings.measure, waits=waits)
-        return msprof_on_device(spec, settings.measure, msprof.folder, waits)
+        return msprof_on_device(spec, settings.measure, msprof, waits)
 
     def _of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Scheduler:
         msprof = self._context.msprof if measure.instrument == MSPROF else None
         if msprof is None:
             return GroupProcess(spec, devices, measure, self._context.waits)
-        return msprof_on_group(spec, devices, measure, msprof.folder, self._context.waits)
+        return msprof_on_group(spec, devices, measure, msprof, self._context.waits)
 
 
 def _instrument(row: SessionCase) -> str:

@@ -56,7 +56,6 @@ from .cases import (
 )
 from .choice import requested_rows
 from .collector import Collector, lacks_replay
-from .interrupts import STOPPED, Interrupts
 from .plan import check_replaced, plan_session
 from .records import SessionJournal, SessionRecords
 from .reports import (
@@ -95,7 +94,6 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         self.context = context = SessionContext(config)
-        self.interrupts = Interrupts(context)
         self.collector = Collector(context, self.plan, self.run)
         self.journal = SessionJournal(context)
         self.records = SessionRecords(context, self.journal)
@@ -322,7 +320,7 @@ class Session:
         """Step 6: merges the records into the CSVs. A worker leaves its journal to the controller."""
         if self.context.is_worker:
             self.records.hand_over(self.context.worker_output)
-        elif self.interrupts.now:
+        elif self.context.stopped_now:
             self.records.close_journals()
         elif self.context.runs_rows:
             merged = self.records.merge()
@@ -335,7 +333,7 @@ class Session:
 
     def report(self, session: pytest.Session) -> None:
         """Step 7: writes the report files, and decides the exit status of the session."""
-        if self.context.is_worker or self.interrupts.now or not self.context.runs_rows:
+        if self.context.is_worker or self.context.stopped_now or not self.context.runs_rows:
             return
         write_reports(self)
         problems = [*self.records.problems, *self.unaccounted, *self.unreported]
@@ -344,7 +342,7 @@ class Session:
         if is_wrong and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         # pytest calls any early end "interrupted"; here the word means Ctrl-C.
-        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.stop_reason not in ("", STOPPED):
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.failed_early:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def not_replayable(self) -> Counter[str]:
@@ -421,8 +419,8 @@ class Session:
                 return None
             return outcome_of(MissingPrecondition(str(call.excinfo.value)))
         outcome = item.stash.get(_OUTCOME, None)
-        is_stopped = self.context.stop_reason not in ("", STOPPED)
-        if outcome is None and self.context.settings.in_process and call.excinfo and not (row.given_up or is_stopped):
+        is_ended = row.given_up or self.context.failed_early
+        if outcome is None and self.context.settings.in_process and call.excinfo and not is_ended:
             # With --in-process the body's own exception reaches pytest, for a debugger.
             outcome = outcome_of(call.excinfo.value)
             if outcome.status is Status.DEVICE_ERROR:

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ import pytest
 from opatlas.capture.profile_samples import Profile
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
-from opatlas.data.journal import JournalHeader
+from opatlas.data.journal import JournalHeader, count_run_records
 from opatlas.data.log import start_of_run
 from opatlas.data.manifest import Manifest, code_digest, this_machine
 from opatlas.errors import OpAtlasError
@@ -40,7 +40,7 @@ from opatlas.run.devices.system import MachineState, MachineWatch, needed_cores
 from opatlas.run.msprof_sessions import accepts_profiles
 from opatlas.run.process.fresh_python import forget_imports_from
 from opatlas.run.process.keeper import die_with_parent, parent_of
-from opatlas.text import printable_lines
+from opatlas.text import pluralize, printable_lines
 
 from .cases import Plan
 from .settings import Settings, is_distributed, settings_of
@@ -53,24 +53,18 @@ class Surroundings:
     def __init__(self, own_pid: int) -> None:
         """`own_pid` is the ancestor of all processes of the session, whose load does not count."""
         self._watch = MachineWatch(own_pid=own_pid)
-        self._start: tuple[MachineState, list[DeviceState]] | None = None
-        self._end: tuple[MachineState, list[DeviceState]] | None = None
+        self._read: dict[bool, tuple[MachineState, list[DeviceState]]] = {}
 
-    def at_start(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[DeviceState]]:
-        """Returns the state between the start of the session and the first call."""
-        if self._start is None:
-            self._start = self._watch.state(), device_states(devices, self._watch.own_processes(), opened=False)
-        return self._start
-
-    def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[DeviceState]]:
-        """Returns the state since `at_start`, read at the first call."""
-        if self._end is None:
-            self._end = self._watch.state(), device_states(devices, self._watch.own_processes(), opened=True)
-        return self._end
+    def load(self, devices: Sequence[DeviceSpec], *, at_end: bool = False) -> tuple[MachineState, list[DeviceState]]:
+        """Returns the load until the first call, or since then until the first call with `at_end`."""
+        if at_end not in self._read:
+            gpus = device_states(devices, self._watch.own_processes(), opened=at_end)
+            self._read[at_end] = self._watch.state(), gpus
+        return self._read[at_end]
 
     def higher_load(self, devices: Sequence[DeviceSpec]) -> str:
         """Returns the higher load of start and end, in words; "" where the system has none."""
-        states = (self.at_start(devices)[0], self.at_end(devices)[0])
+        states = (self.load(devices)[0], self.load(devices, at_end=True)[0])
         return max(states, key=lambda state: state.load_1min or 0.0).load
 
 
@@ -92,34 +86,6 @@ def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequenc
 def present_code() -> str:
     """Returns the digest of the code that this process runs."""
     return code_digest(measuring_code())
-
-
-def new_manifest(
-    run_id: str,
-    started_at: float,
-    settings: Settings,
-    surroundings: Surroundings,
-    devices: Sequence[DeviceDescription],
-    target: int = 0,
-) -> Manifest:
-    """Returns the manifest of a run that begins.
-
-    Args:
-        started_at: seconds since the epoch.
-        devices: each device and each group that rows were run on so far.
-        target: number of the target whose database holds the manifest.
-    """
-    at_start = {} if settings.prof_path else facts_of(settings.devices, *surroundings.at_start(settings.devices))
-    return Manifest(
-        run_id=run_id,
-        started_at=started_at,
-        device=asdict(devices[0]) if devices else {},
-        other_devices=[asdict(device) for device in devices[1:]],
-        options=options_of(settings, target),
-        code=present_code(),
-        machine_at_start=at_start,
-        **this_machine(),
-    )
 
 
 def options_of(settings: Settings, target: int = 0) -> Mapping[str, object]:
@@ -225,19 +191,8 @@ class SharedFolder:
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
-
-
-@dataclass(frozen=True)
-class MsprofSessions:
-    """The sessions of msprof in which rows of a process run.
-
-    Attributes:
-        folder: for the profiles: in the database, if the session writes and msprof takes the path.
-        rows: the most rows of one of them.
-    """
-
-    folder: Path
-    rows: int
+#: The reason of a session that the first Ctrl-C ends.
+STOPPED = "Ctrl-C: stopped after the running row"
 
 
 class SessionContext:
@@ -279,6 +234,8 @@ class SessionContext:
         self._databases: Sequence[TargetDatabase] = ()
         self._shared = SharedFolder(Path(received["shared_dir"]), received["plan"]) if received else None
         self._stop_reason = ""
+        #: Whether the user pressed Ctrl-C twice.
+        self.stopped_now = False
         #: In the controller: the place of each worker's device.
         self._places: dict[Any, int] = {}
         #: In the controller: the ids of workers that have not said what they wrote; they run, or were killed.
@@ -319,15 +276,25 @@ class SessionContext:
         return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
     def manifest(self, devices: Sequence[DeviceDescription], target: int = 0) -> Manifest:
-        """Returns the manifest of a target.
+        """Returns the manifest of a target, as of a run that begins.
 
         Args:
-            devices: those that rows of the session were run on so far.
+            devices: each device and each group that rows of the session were run on so far.
             target: number of the target.
         """
         if target not in self._starts:
             self._starts[target] = start_of_run(self.databases[target].database, self.run_id, self.started_at)
-        return new_manifest(self.run_id, self._starts[target], self.settings, self.surroundings, devices, target)
+        settings, specs = self.settings, self.settings.devices
+        return Manifest(
+            run_id=self.run_id,
+            started_at=self._starts[target],
+            device=asdict(devices[0]) if devices else {},
+            other_devices=[asdict(device) for device in devices[1:]],
+            options=options_of(settings, target),
+            code=present_code(),
+            machine_at_start={} if settings.prof_path else facts_of(specs, *self.surroundings.load(specs)),
+            **this_machine(),
+        )
 
     @property
     def shared(self) -> SharedFolder:
@@ -337,8 +304,9 @@ class SessionContext:
         return self._shared
 
     @property
-    def shared_if_made(self) -> SharedFolder | None:
-        return self._shared
+    def shared_path(self) -> Path | None:
+        """The path of that folder; None before its first use."""
+        return self._shared.path if self._shared is not None else None
 
     @property
     def command(self) -> str:
@@ -348,16 +316,15 @@ class SessionContext:
         return shlex.join(["pytest", *self.config.invocation_params.args])
 
     @cached_property
-    def msprof(self) -> MsprofSessions | None:
-        """The sessions of msprof that measure the rows of this process; None where another instrument does."""
+    def msprof(self) -> Path | None:
+        """The folder for the profiles of msprof; None where another instrument measures the rows of this process."""
         if self.settings.msprof_rows is None:
             return None
         profiles = self.database.profiles_dir if self.settings.writes else self.shared.path / "profiles"
         if accepts_profiles(profiles):
-            return MsprofSessions(profiles / self.run_id / self.worker, self.settings.msprof_rows)
+            return profiles / self.run_id / self.worker
         # A profile that lacks the samples of some rows is kept after the session.
-        elsewhere = Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", self.run_id)
-        return MsprofSessions(elsewhere, self.settings.msprof_rows)
+        return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", self.run_id)
 
     @property
     def runs_rows(self) -> bool:
@@ -380,6 +347,24 @@ class SessionContext:
         if not self._stop_reason and self._shared is not None:
             self._stop_reason = self._shared.read(_STOP)
         return self._stop_reason
+
+    @property
+    def failed_early(self) -> str:
+        """Why the session stops, unless the user asked for it; "" while it goes on."""
+        return "" if self.stop_reason == STOPPED else self.stop_reason
+
+    def kept_lines(self, ended: str) -> Iterator[str]:
+        """Yields which journals keep the records of a session that does not merge them; nothing with --read-only.
+
+        Args:
+            ended: how the session ended.
+        """
+        for each in self.databases if self.settings.writes else ():
+            try:
+                kept = pluralize(count_run_records(each.database, self.run_id), "record stays", "records stay")
+            except OSError as error:
+                kept = f"the records stay ({error.strerror})"
+            yield f"{ended}: {kept} in {each.database.journal_dir}; the next session on this database merges them"
 
     def end_without_device(self, reason: str) -> NoReturn:
         """Ends the session because there is no device. The current test fails, and its row gets no record.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -74,11 +74,17 @@ def source_of(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource
         return collectives(config, devices)
     for name in _LISTING:
         if getattr(option, name):
-            if name not in extensions(ROW_SOURCES):
-                raise pytest.UsageError(f"--{name}: this installation has no source of rows of that name")
-            found: RowSource = extensions(ROW_SOURCES)[name].load()(option, devices)
+            found: RowSource = _registered(name)(option, devices)
             return found
     return kernels(option) if scope is Scope.KERNELS else profiles(option)
+
+
+def _registered(name: str) -> Any:
+    """Returns what an extension registers under the name of its option. Raises pytest.UsageError."""
+    # Sessions without the option import nothing of it.
+    if name not in extensions(ROW_SOURCES):
+        raise pytest.UsageError(f"--{name}: this installation has nothing of that name")
+    return extensions(ROW_SOURCES)[name].load()
 
 
 def kernels(option: argparse.Namespace) -> RowSource:
@@ -209,11 +215,6 @@ class Settings:
         return Choice(self.mode, self.ops, self.shard, self.retry_failed, self.where, self.strict)
 
     @property
-    def rows_at_once(self) -> int:
-        """How many rows the instrument measures before it gives any duration."""
-        return self.msprof_rows or 1
-
-    @property
     def ep_size(self) -> int | None:
         """The number of devices that share the experts, for rows that do not tell it; None: not given."""
         size = self.group_options.get("ep_size")
@@ -242,7 +243,9 @@ def settings_of(config: pytest.Config) -> Settings:
     devices = devices_of(config)
     has_msprof = _has_msprof(config, scope, devices)
     source = source_of(config, devices)
-    models = _models(option, devices)
+    models: ModelSettings | None = None
+    if option.models is not None:
+        models = _registered("models")(option.models, devices[0].kind)
     targets, notes = targets_of(config, devices, source, models)
     return Settings(
         targets=tuple(targets),
@@ -280,22 +283,6 @@ def settings_of(config: pytest.Config) -> Settings:
         models=models,
         ray=option.ray,
     )
-
-
-def _models(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> ModelSettings | None:
-    """Returns what the file of --models says; None without --models.
-
-    Raises:
-        OpAtlasError: a file, an address or its key cannot be used.
-        pytest.UsageError: options contradict each other.
-    """
-    if option.models is None:
-        return None
-    if "models" not in extensions(ROW_SOURCES):
-        raise pytest.UsageError("--models: this installation has nothing that lets models write kernels")
-    # Sessions without models do not import the client of endpoints.
-    found: ModelSettings = extensions(ROW_SOURCES)["models"].load()(option.models, devices[0].kind)
-    return found
 
 
 def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:

@@ -66,23 +66,24 @@ class SessionTarget:
     captures: Path | None = None
 
 
+@dataclass
 class TargetDatabase:
     """The database of a target in one process of a session.
 
     Attributes:
-        target: the target.
-        database: its database.
         provenance: what the durations of the database were measured on; read with the plan.
         lock: the lock of the database, taken with the plan.
         left_behind: journals of earlier sessions that could not be merged.
     """
 
-    def __init__(self, target: SessionTarget) -> None:
-        self.target = target
-        self.database = Database(target.path)
-        self.provenance: Provenance | None = None
-        self.lock: SessionLock | None = None
-        self.left_behind: Collection[Path] = ()
+    target: SessionTarget
+    provenance: Provenance | None = None
+    lock: SessionLock | None = None
+    left_behind: Collection[Path] = ()
+
+    @property
+    def database(self) -> Database:
+        return Database(self.target.path)
 
 
 def cluster_of(config: pytest.Config, own: Sequence[DeviceSpec]) -> RayCluster:

@@ -22,11 +22,10 @@ from opatlas.show.row_summary import duration_tables
 from opatlas.show.session_report import SessionFacts, cause_table, gap_table
 from opatlas.text import printable_lines, shortened
 
-from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, of_fate, results_of
-from .interrupts import STOPPED, kept_lines
+from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, results_of
 from .reports import note_of, write_parts
 from .session import Session
-from .told import continuation, facts_of, nothing_to_do
+from .told import continuation, facts_of
 
 _REASON_SHOWN = 100
 _SHOWN = 5
@@ -97,15 +96,13 @@ def _parts(session: Session, terminal: pytest.TerminalReporter) -> Iterator[Part
     if counts:
         statuses = [status for status in map(Status.from_cell, counts) if status is not None]
         terminal.write_line(facts.ledger, red=any(status.expected_to_fail for status in statuses))
-    if session.interrupts.now:
-        yield from kept_lines(session.context, "stopped at once")
+    if session.context.stopped_now:
+        yield from session.context.kept_lines("stopped at once")
         return
-    merged = session.records.merged
-    if not counts.keys() - {WITHOUT_REPLAY}:
-        if merged is None or not (merged.added.total() or merged.updated.total()):
-            yield from _nothing_run(session)
-        if not session.has_written:
-            return
+    if not counts.keys() - {WITHOUT_REPLAY} and not session.has_written:
+        idle = ((fate, session.requested(fate)) for fate in (Fate.LEFT_OUT, Fate.OTHER_SHARD, Fate.NOT_SELECTED))
+        yield Fields({"nothing to do": next(((len(rows), fate.value) for fate, rows in idle if rows), None)})
+        return
     yield Fields({**_run_fields(session, facts), **_written(session, facts)})
     if facts.errors:
         yield cause_table("not measured", facts.errors, _SHOWN)
@@ -161,17 +158,6 @@ def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
     return found
 
 
-def _nothing_run(session: Session) -> Iterator[Part]:
-    if found := nothing_to_do(session):
-        yield Fields(found)
-        return
-    known = session.collector.known_replays()
-    to_run = [case for case in of_fate(session.cases, Fate.TO_RUN) if case.kernel_type in known]
-    if to_run and not session.not_replayable():
-        unit = session.context.settings.unit
-        yield f"none of {len(to_run)} {unit}s was selected; -k takes parts of names such as {to_run[0].id}"
-
-
 def _score(session: Session) -> Iterator[Part]:
     """Yields what models, or implementations of a suite, achieved."""
     settings = session.context.settings
@@ -182,11 +168,11 @@ def _score(session: Session) -> Iterator[Part]:
 
 def _problems(session: Session) -> Iterator[str]:
     context, merged = session.context, session.records.merged
-    if session.interrupts.now:
+    if context.stopped_now:
         yield from session.records.problems
         return
-    if context.stop_reason not in ("", STOPPED):
-        yield f"stopped: {context.stop_reason}"
+    if context.failed_early:
+        yield f"stopped: {context.failed_early}"
     failed = merged is None or merged.problems
     for problem in session.records.problems:
         yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
@@ -256,26 +242,26 @@ def _comparison(session: Session) -> Iterator[Part]:
     for case, found in results_of(session.cases):
         if found.figures is not None:
             measured.setdefault(case.target, set()).add(case.row_id)
-    targets = enumerate(settings.targets)
-    default = next((number for number, each in targets if each.implementation.is_default), None)
+    targets = dict(enumerate(settings.targets))
+    default = next((number for number, each in targets.items() if each.implementation.is_default), None)
     rivals = [number for number in sorted(measured) if number != default]
     if default is None or not settings.writes or not 0 < len(rivals) <= _MOST_RIVALS:
         return
     databases = {
         number: ComparedDatabase(each.implementation.name, each.path, each.implementation.version, number == default)
-        for number in (default, *rivals)
-        for each in (settings.targets[number],)
+        for number, each in targets.items()
+        if number in (default, *rivals)
     }
+    # The default is the first.
+    ordered = [databases[number] for number in (default, *rivals)]
     try:
-        types = sorted({case.kernel_type for case in session.cases})
-        compared = compare_databases(list(databases.values()), kernel_types=types)
+        compared = compare_databases(ordered, kernel_types=sorted({case.kernel_type for case in session.cases}))
     except OpAtlasError as error:
         yield str(error)
         return
     for number in rivals:
-        rival = databases[number]
         rows = replace(compared, rows=[row for row in compared.rows if row.case_id in measured[number]])
-        if any(rival.name in row.pairs for row in rows.rows):
-            yield figures_table(rows, [rival])
-            if (table := rows_table(rows, rival)).rows:
+        if any(databases[number].name in row.pairs for row in rows.rows):
+            yield figures_table(rows, [databases[number]])
+            if (table := rows_table(rows, databases[number])).rows:
                 yield table

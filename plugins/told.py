@@ -38,7 +38,6 @@ from .cases import (
 from .plan import captured_mismatch
 from .reports import FOR_OTHERS
 from .session_context import disturbances
-from .settings import Settings
 
 if TYPE_CHECKING:
     from .session import Session
@@ -57,7 +56,7 @@ def plan_lines(session: Session) -> list[str]:
     lines = [*plan.prepared, *_to_run(session, selected)]
     settings = context.settings
     if selected and settings.prof_path is None and not settings.collect_only:
-        found = disturbances(settings.devices, *context.surroundings.at_start(settings.devices))
+        found = disturbances(settings.devices, *context.surroundings.load(settings.devices))
         lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
     return [f"opatlas: {printable_lines(line)}" for line in lines]
 
@@ -118,8 +117,10 @@ def _left_out(session: Session) -> Iterator[str]:
     settings, left_out = session.context.settings, session.requested(Fate.LEFT_OUT)
     if settings.mode is not UpdateMode.STALE:
         if left_out:
-            rows, kinds = pluralize(len(left_out), settings.unit), _kinds(left_out)
-            yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
+            rows, captured = pluralize(len(left_out), settings.unit), sum(case.is_captured_only for case in left_out)
+            kinds = f" ({len(left_out) - captured:,} replayed, {captured:,} captured only)" if captured else ""
+            duration = "a duration" if settings.mode is UpdateMode.MISSING_ONLY else "a replayed duration"
+            yield f"{rows} left out, with {duration} already{kinds} (--update-mode={settings.mode})"
         return
     counts = Counter(case.staleness for case in left_out + session.requested(Fate.TO_RUN))
     never = counts.pop(None, 0)
@@ -135,15 +136,6 @@ def _left_out(session: Session) -> Iterator[str]:
         yield f"the driver is not compared: {kind_named(kind).tool} does not tell its version"
 
 
-def _duration(settings: Settings) -> str:
-    return "a duration" if settings.mode is UpdateMode.MISSING_ONLY else "a replayed duration"
-
-
-def _kinds(left_out: Collection[SessionCase]) -> str:
-    captured = sum(case.is_captured_only for case in left_out)
-    return f" ({len(left_out) - captured:,} replayed, {captured:,} captured only)" if captured else ""
-
-
 def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
     """Yields how long the rows will take, and how large the tensors of the largest row are."""
     settings = session.context.settings
@@ -154,25 +146,6 @@ def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
     pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
     memory = f"; the largest, of {kernel_type}, has tensors of {formats.size(size)}" if size else ""
     yield f"{pluralize(len(rows), settings.unit)} would take about {pace.time_of(len(rows))}{memory}"
-
-
-def nothing_to_do(session: Session) -> dict[str, object]:
-    """Returns why none of the requested rows ran; nothing if rows were there to run."""
-    settings, unit = session.context.settings, session.context.settings.unit
-    if left_out := session.requested(Fate.LEFT_OUT):
-        if settings.mode is UpdateMode.STALE:
-            return {"nothing to do": (len(left_out), f"{unit}s, none of them stale")}
-        why = f"{unit}s with {_duration(settings)}{_kinds(left_out)}"
-        found: dict[str, object] = {"nothing to do": (len(left_out), why)}
-        if captured := sum(case.is_captured_only for case in left_out):
-            return found | {"--update-mode=unreplayed": f"replays the {captured:,} without a replayed duration"}
-        return found | {"--update-mode=all": "measures them again"}
-    if elsewhere := session.requested(Fate.OTHER_SHARD):
-        return {"nothing to do": (len(elsewhere), f"{unit}s, all in other shards")}
-    if not_selected := session.requested(Fate.NOT_SELECTED):
-        said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
-        return {said: (len(not_selected), f"{unit}s, of none of which --where {str(settings.where)!r} is true")}
-    return {}
 
 
 def continuation(session: Session) -> str:

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from opatlas.arrays import Floats
@@ -121,6 +122,8 @@ _TEXTS = frozenset(("type", "dtype", "dtypes", "format", "formats", "status", "q
 
 #: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any
+#: Computes a part of an expression from the values of a row's names.
+_Part = Callable[[Mapping[str, Value]], Value]
 
 _LONGEST = 500
 _ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
@@ -151,7 +154,7 @@ class Where:
 
     text: str
     names: Mapping[str, int]
-    _tree: ast.expr = field(repr=False, compare=False)
+    _value: _Part = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
@@ -160,8 +163,7 @@ class Where:
         """Returns whether the expression is true of each row of a table."""
         values = values_of(table, self.names)
         return [
-            _value(self._tree, {name: values[name][position] for name in values}) is True
-            for position in range(len(table))
+            self._value({name: values[name][position] for name in values}) is True for position in range(len(table))
         ]
 
     @property
@@ -184,41 +186,52 @@ class Where:
 
 def parse_where(text: str) -> Where:
     """Reads an expression from the command line. Raises argparse.ArgumentTypeError."""
+    names: dict[str, int] = {}
     try:
-        tree = parse_tree(text, _LONGEST)
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
-        for node in nodes:
-            _expect_understood(node)
-        for node in nodes:
-            if isinstance(node, ast.Compare):
-                _take_texts(node)
+        value = _part(parse_tree(text, _LONGEST), names)
     except ExpressionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     except RecursionError:
         raise argparse.ArgumentTypeError(f"{text!r}: the expression is nested too deeply") from None
-    names: dict[str, int] = {}
-    for each in ast.walk(tree):
-        if isinstance(each, ast.Name):
-            names.setdefault(each.id.lower(), each.col_offset + 1)
-    return Where(text.strip(), names, tree)
+    return Where(text.strip(), names, value)
 
 
-def _expect_understood(node: ast.expr) -> None:
+def _part(node: ast.expr, names: dict[str, int]) -> _Part:
+    """Returns a function that computes a part of an expression, and notes its names. Raises ExpressionError."""
     match node:
-        case ast.Name() | ast.Tuple() | ast.List() | ast.Subscript() | ast.BoolOp():
-            return
         case ast.Constant(value=value) if type(value) in (int, float, str):
-            return
-        case ast.UnaryOp(op=ast.USub() | ast.Not()):
-            return
-        case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
-            return
+            return lambda row: value
+        case ast.Name(id=name):
+            lower = name.lower()
+            names.setdefault(lower, node.col_offset + 1)
+            return lambda row: row[lower]
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            parts = [_part(item, names) for item in items]
+            return lambda row: tuple(part(row) for part in parts)
+        case ast.Subscript(value=of, slice=index):
+            return _of(_item, _part(of, names), _part(index, names))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _of(lambda value: None if value is None else not value, _part(operand, names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _of(partial(_calculated, operator.sub, 0), _part(operand, names))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _of(partial(_calculated, _ARITHMETIC[type(op)]), _part(left, names), _part(right, names))
+        case ast.BoolOp(op=op, values=values):
+            parts, decisive = [_part(each, names) for each in values], isinstance(op, ast.Or)
+            return lambda row: _joined((part(row) for part in parts), decisive=decisive)
         case ast.Compare(ops=ops) if all(isinstance(op, _COMPARING) for op in ops):
-            return
+            _take_texts(node)
+            parts = [_part(each, names) for each in (node.left, *node.comparators)]
+            pairs = [_of(partial(_compared, op), *sides) for op, *sides in zip(ops, parts, parts[1:], strict=False)]
+            return lambda row: _joined((pair(row) for pair in pairs), decisive=False)
     raise ExpressionError(
         f"column {node.col_offset + 1}: {ast.unparse(node)!r} is not understood: use variables, numbers, texts, "
         f"== != < <= > >=, in, and, or, not, + - * / // %, inputs[0][1]"
     )
+
+
+def _of(function: Callable[..., Value], *parts: _Part) -> _Part:
+    return lambda row: function(*(part(row) for part in parts))
 
 
 def _take_texts(node: ast.Compare) -> None:
@@ -249,31 +262,6 @@ def _as_text(node: ast.expr, *, is_text: bool, is_status: bool) -> ast.expr:
     elif is_text and isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
         return ast.Constant(node.id)
     return node
-
-
-def _value(node: ast.expr, row: Mapping[str, Value]) -> Value:
-    """Returns the value of an expression, given those of its names."""
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return row[name.lower()]
-        case ast.Tuple(elts=items) | ast.List(elts=items):
-            return tuple(_value(item, row) for item in items)
-        case ast.Subscript(value=of, slice=index):
-            return _item(_value(of, row), _value(index, row))
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _negated(_value(operand, row))
-        case ast.UnaryOp(operand=operand):
-            return _calculated(operator.sub, 0, _value(operand, row))
-        case ast.BinOp(left=left, op=op, right=right):
-            return _calculated(_ARITHMETIC[type(op)], _value(left, row), _value(right, row))
-        case ast.BoolOp(op=op, values=values):
-            return _joined((_value(each, row) for each in values), decisive=isinstance(op, ast.Or))
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            sides = [_value(each, row) for each in (left, *others)]
-            return _joined((_compared(*each) for each in zip(ops, sides, sides[1:], strict=False)), decisive=False)
-    raise AssertionError(ast.dump(node))
 
 
 def _compared(op: ast.cmpop, left: Value, right: Value) -> bool | None:
@@ -323,10 +311,6 @@ def _item(of: Value, index: Value) -> Value:
     if not isinstance(of, tuple) or not isinstance(index, int):
         return None
     return of[index] if -len(of) <= index < len(of) else None
-
-
-def _negated(value: Value) -> bool | None:
-    return None if value is None else not value
 
 
 def _joined(values: Iterable[Value], *, decisive: bool) -> bool | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from captures import launch, write_capture
+from opatlas.plugins.cases import Plan
 from opatlas.plugins.plan import prepare_database
 
 from opatlas.cli.main import main
@@ -112,7 +113,7 @@ def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
 def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:
     folder = place("vllm0.18.0_torch2.9.0_cann8.5")
     for path, is_npu in ((folder, False), (tmp_path / "mine", True), (tmp_path / "cpu", False)):
-        prepare_database(Database(path), run_id="r", starter=None, is_npu=is_npu)
+        prepare_database(Database(path), Plan(), run_id="r", starter=None, is_npu=is_npu)
         assert (path / MAPPING).exists() == (path.name != "cpu")
 
 
