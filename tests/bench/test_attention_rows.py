@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from replaying import cells_of, replay_of, runner
-from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
+from sample_rows import FIA_SLOTS, MASK, ROWS, fia
 
 from opatlas.row.columns import RUNTIME_PREFIX
 from opatlas.row.status import Status
@@ -35,7 +35,7 @@ DECODE = fia("3,4,16", query="3,4,16", key="9,8,16", mask=MASK, query_lengths="3
 
 
 def test_paged_row_of_a_capture():
-    call = call_of(PAGED[0])
+    call = call_of(ROWS[FIA][0])
     assert (call.layout, call.heads, call.kv_heads, call.block_size, call.sparse_mode) == ("TND", 4, 2, 8, 3)
     assert call.query_lengths == [3, 5, 7, 9]  # added up, the first one gets one more
     assert call.kv_lengths == [16] * 4  # each one's own: two of eleven blocks for each of four
@@ -45,14 +45,14 @@ def test_paged_row_of_a_capture():
 
 
 def test_latent_row_of_a_capture():
-    call = call_of(LATENT[0])
+    call = call_of(ROWS[FIA][4])
     assert (call.layout, call.heads, call.kv_heads, call.sparse_mode) == ("BNSD_NBSD", 4, 1, 0)
     assert call.query_lengths is None
     assert call.scale == pytest.approx((32 + 8) ** -0.5)
 
 
 def test_packed_row_of_a_capture():
-    call = call_of(PACKED[1])
+    call = call_of(ROWS[FIA][7])
     assert call.query_lengths == [8, 16, 23]
     assert call.kv_lengths == [11, 21, 31]
     assert (call.table, call.block_size, call.sparse_mode) == (None, 0, 0)
@@ -85,7 +85,7 @@ class TestRuntimeColumns:
         assert call_of(DECODE, **runtime).kv_lengths == [8, 8, 8]
 
     def test_causal_mode_that_was_recorded_without_its_mask(self):
-        row = PACKED[1]
+        row = ROWS[FIA][7]
         assert (call_of(row).sparse_mode, call_of(row).mask_dtype) == (0, "")
         assert (call_of(row, sparse_mode="3").sparse_mode, call_of(row, sparse_mode="3").mask_dtype) == (3, "INT8")
         assert replayed(row, sparse_mode="3").status is Status.MEASURED

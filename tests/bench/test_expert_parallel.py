@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
-from replaying import assert_mistake_is_caught, cells_of
-from sample_rows_moe import BACK, ROWS, TOLD
+from replaying import cells_of
+from sample_rows import BACK, TOLD
 
 from opatlas.cli.app import run_tool
 from opatlas.options import add_all
@@ -78,52 +78,6 @@ def test_tokens_that_are_not_active_get_zeros_and_go_to_no_expert() -> None:
     impl.dispatch_ffn_combine(x[:3], [up], [down], experts[:3], [], [], probs[:3], "", 0, alone, fewer)
     torch.testing.assert_close(out, torch.cat([alone, torch.zeros(1, 16)]))
     assert counts.tolist() == [fewer.tolist()] == [[1, 2, 1, 1, 1]]
-
-
-LAYER_OF = "dispatch_ffn_combine", "DispatchFFNCombine"
-DISPATCH, DISPATCH_V2 = (
-    (f"moe_distribute_dispatch{version.lower()}", f"MoeDistributeDispatch{version.removeprefix('_')}")
-    for version in ("", "_V2")
-)
-COMBINE, COMBINE_V2 = (
-    (f"moe_distribute_combine{version.lower()}", f"MoeDistributeCombine{version.removeprefix('_')}")
-    for version in ("", "_V2")
-)
-
-#: Mistakes that are easy to make: the function, the sample row, and the change to the call.
-MISTAKES = {
-    "weights of experts left out": (LAYER_OF, 0, lambda call: {"probs": torch.ones_like(call["probs"])}),
-    "scales of another expert": (LAYER_OF, 3, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}),
-    "scales of another column": (LAYER_OF, 3, lambda call: {"scale2": [call["scale2"][0].roll(1, 1)]}),
-    "scales are numbers and not bits": (LAYER_OF, 3, lambda call: {"scale2": [call["scale2"][0].float()]}),
-    "matrices of another expert": (LAYER_OF, 6, lambda call: {"weight2": call["weight2"][::-1]}),
-    "to the next expert": (DISPATCH, 0, lambda call: {"expert_ids": (call["expert_ids"] + 1) % 5}),
-    "the next token": (DISPATCH, 0, lambda call: {"x": call["x"].roll(1, 0)}),
-    "not scaled before it is quantized": (DISPATCH, 1, lambda call: {"scales": None}),
-    "scaled for another expert": (DISPATCH, 1, lambda call: {"scales": call["scales"].roll(1, 0)}),
-    "a token left out": (DISPATCH_V2, 0, lambda call: {"x_active_mask": torch.arange(7) > 0}),
-    "the result of another expert": (COMBINE, 0, lambda call: {"expand_x": call["expand_x"].roll(1, 0)}),
-    "not weighted": (COMBINE, 0, lambda call: {"expert_scales": torch.ones_like(call["expert_scales"])}),
-    "weights of another token": (COMBINE_V2, 0, lambda call: {"expert_scales": call["expert_scales"].roll(1, 0)}),
-    "copies of another token": (
-        COMBINE_V2,
-        0,
-        lambda call: {"assist_info_for_combine": call["assist_info_for_combine"].roll(128)},
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "mistake", MISTAKES, ids=[f"{kernel_type}-{mistake}" for mistake, ((_, kernel_type), *_) in MISTAKES.items()]
-)
-def test_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
-    (name, kernel_type), row, change = MISTAKES[mistake]
-    right = getattr(impl, name)
-
-    def wrong(**call):
-        return right(**{**call, **change(call)})
-
-    assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, ROWS[kernel_type][row])
 
 
 def exchange(tokens: int, width: int, top_k: int, ranks: int, experts: int, most_tokens: int | None = None) -> Exchange:

@@ -12,7 +12,7 @@ import torch
 from npu_environment import REPOSITORY, environment_variables
 from opatlas.plugins.choice import Choice, make_plan
 from replaying import cells_of
-from sample_rows_attention import LATENT, MASK, fia
+from sample_rows import MASK, ROWS, fia
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
@@ -26,7 +26,7 @@ ATTENTION = "FusedInferAttentionScore"
 CAPTURED = (
     fia("7,4,16", query="7,4,16", key="12,16,32", mask=MASK, query_lengths="3", kv_lengths="3", table="3,4"),
     fia("23,4,16", query="23,4,16", key="31,1,16", query_lengths="2", kv_lengths="2"),
-    LATENT[0],
+    ROWS["FusedInferAttentionScore"][4],
     fia("2,4,16", query="2,4,16", key="12,16,32", mask=MASK, query_lengths="2", kv_lengths="2", table="2,4"),
 )
 
