@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.check import Check, CheckedDatabase, Finding
-from opatlas.ask.checks.results import CheckResults, read_known
+from opatlas.ask.checks.check import Check, CheckedDatabase, CheckResults, Finding, read_known
 from opatlas.data.database import expect_tables
 from opatlas.run.registry import replays_of_bench
 from opatlas.text import pluralize, printable
@@ -37,7 +36,7 @@ def run_checks(folder: Path, for_pytest: Sequence[str]) -> tuple[int, CheckResul
     """
     expect_tables(folder)
     database = CheckedDatabase(folder, replayed_types=frozenset(replays_of_bench()))
-    results = CheckResults(database, read_known(folder, CHECKS))
+    results = CheckResults(database, read_known(folder, CHECKS), CHECKS)
     # The working folder gives neither settings nor code: no rootdir, no conftest.py, no pytest.ini.
     # PYTEST_ADDOPTS holds options of replays, and pytest alone does not know most of them.
     os.environ.pop("PYTEST_ADDOPTS", None)

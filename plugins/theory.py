@@ -151,7 +151,7 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
-        from opatlas.theory.coverage import model_coverage
+        from opatlas.theory.known_rows import model_coverage
         from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]

@@ -9,7 +9,7 @@ operators are not in the first. `make gpu-database` also measures the rows.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,12 +49,6 @@ def _samples(*kernel_types: str) -> list[RowsPart]:
     ]
 
 
-def _of_weights(wanted: Callable[[str], bool]) -> Targets:
-    """Returns the models with some of their weights, by role."""
-    models = (replace(each, weights=tuple(w for w in each.weights if wanted(w.role))) for each in MODELS.models)
-    return replace(MODELS, models=tuple(models))
-
-
 #: Tokens whose logits are computed: the last of each sequence, never those of a whole prefill.
 _SAMPLED = {"m": (1, 2, 4, 8, 16, 32, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 1024, 2048)}
 #: Decoding steps: sequences, one query of each, and keys.
@@ -64,8 +58,8 @@ _PREFILL = {"s": (1, 4, 16), "k": (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4
 _GROUPED = ("gate_up", "down")
 #: One operator of torch on a GPU. MatMulV3 and MatMulCommon would be the same rows as MatMulV2: other names of Ascend.
 TORCH = (
-    _part("MatMulV2", sizes=24, limit=_SHORT, targets=_of_weights(lambda role: role != "lm_head")),
-    _part("MatMulV2", grids=_SAMPLED, targets=_of_weights(lambda role: role == "lm_head")),
+    _part("MatMulV2", sizes=24, limit=_SHORT, targets=replace(MODELS, lm_head=False)),
+    _part("MatMulV2", grids=_SAMPLED, targets=replace(MODELS, lm_head=True)),
     _part("GroupedMatmul", "grouped_gate_up"),
     _part("GroupedMatmul", "grouped_down"),
     _part("QuantBatchMatmulV3", "quant_matmul_per_token", sizes=20, dtype="FLOAT8_E4M3FN", limit=_SHORT),

@@ -8,7 +8,7 @@ from opatlas.data.manifest import Pace
 from opatlas.formats import size
 from opatlas.show.render import markdown
 from opatlas.show.result import Column, Fields, Part, Table
-from opatlas.theory.coverage import ENOUGH_SIZES, ShapeCoverage
+from opatlas.theory.known_rows import ENOUGH_SIZES, ShapeCoverage
 from opatlas.theory.plan import KernelResult
 
 #: Shapes of a model with too few sizes that the terminal names; the report has all.

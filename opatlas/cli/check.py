@@ -12,7 +12,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.checks.results import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
+from opatlas.ask.checks.check import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
 from opatlas.errors import usage_errors
 from opatlas.installation import require_extra
 from opatlas.show import Fields, Output, Result, Table
@@ -52,7 +52,7 @@ def check(
 
 def _parts(found: CheckResults) -> Iterator[Part]:
     database = found.database
-    about = {"kernel types": len(database.kernel_types), "rows": database.rows, "device": database.device or None}
+    about = {"kernel types": len(database.tables), "rows": database.rows, "device": database.device or None}
     yield Fields(about, str(database.path))
     tallies = [tally for tally in found.tallies.values() if tally.cases or tally.skipped]
     rows = [

@@ -8,8 +8,7 @@ sources.py          the sizes that models give to a pattern
 models.py           facts about a model
 model_calls.py      the calls of a step of a model
 config_json.py      the models that config.json files describe
-model_kinds.py      how the kinds of models are read from them
-known_rows.py       the rows of a database as theory rows see them
-coverage.py         the coverage of models by these rows
+model_kinds.py      their keys by kind of model, with types and defaults
+known_rows.py       the rows of a database as theory rows see them, and the models that they cover
 refused_shapes.py   the shapes that DispatchFFNCombine accepts
 """

@@ -189,7 +189,7 @@ def _pattern(name: str, spec: _PatternEntry, grids: Mapping[str, tuple[int, ...]
     axes = [_axis(f"{place}, axis {axis!r}", axis, entry, grids) for axis, entry in spec.axes.items()]
     known: set[str] = set()
     for axis in axes:
-        for variable in SOURCES[axis.source].names if axis.source else (axis.name,):
+        for variable in SOURCES[axis.source] if axis.source else (axis.name,):
             if variable in known:
                 raise _Mistake(f"{place}, key 'axes'", f"two axes give the variable {variable!r}: rename one of them")
             known.add(variable)
@@ -228,7 +228,7 @@ def _axis(place: str, name: str, entry: Any, grids: Mapping[str, tuple[int, ...]
     if spec.name not in SOURCES:
         meant = suggest(spec.name, [*grids, *SOURCES])
         raise _Mistake(place, f"{spec.name!r} is neither a grid nor a source of models' sizes{meant}")
-    names = SOURCES[spec.name].names
+    names = SOURCES[spec.name]
     if spec.generic and set(spec.generic) != set(names):
         raise _Mistake(f"{place}, key 'generic'", f"give sizes for {', '.join(names)}")
     generic = {each: _grid(f"{place}, {each}", sizes) for each, sizes in spec.generic.items()}

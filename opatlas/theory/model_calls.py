@@ -7,7 +7,8 @@ A step is one forward pass of an engine: the next token of each sequence (decode
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from opatlas.errors import OpAtlasError, UsageError
@@ -16,7 +17,7 @@ from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, Collec
 from opatlas.row.signature import signature
 from opatlas.row.slots import FP8, known_dtype
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.models import DeltaNet, Indexer, Latent, Linear, ModelFacts, RoutedExperts
+from opatlas.theory.models import DeltaNet, Latent, Linear, ModelFacts, RoutedExperts
 from opatlas.theory.patterns import NZ, Form, Pattern
 from opatlas.theory.sources import NOT_QUANTIZED
 from opatlas.theory.space import pattern_row
@@ -172,15 +173,6 @@ class _ModelStep:
         return self.batch * self.context if self.prefill else self.batch
 
     @property
-    def queries(self) -> int:
-        """The tokens of each sequence."""
-        return self.context if self.prefill else 1
-
-    @property
-    def heads(self) -> int:
-        return self.model.heads // self.tp
-
-    @property
     def activation(self) -> str:
         """The dtype of activations."""
         return self.dtype if self.dtype in _ACTIVATIONS else "BF16"
@@ -189,164 +181,144 @@ class _ModelStep:
     def quantized(self) -> bool:
         return self.dtype in _QUANTIZED
 
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of the step by the catalog's variables, for all calls that name no others."""
+        model, latent = self.model, self.model.latent
+        # Sequences, tokens of each and keys of each; tokens of the step and of its output.
+        sizes = {"s": self.batch, "t": self.context if self.prefill else 1, "k": self.context}
+        sizes |= {"m": self.tokens, "b": self.batch, "h": model.hidden, "vocab": model.vocab}
+        sizes |= {"q": model.heads // self.tp, "kv": model.kv_heads_on_device(self.tp), "d": model.head_dim}
+        if latent is not None:
+            sizes |= {"lora": latent.kv_lora_rank, "v": latent.v_head_dim}
+            sizes |= {"nope": latent.qk_nope_head_dim, "rope": latent.qk_rope_head_dim}
+        return sizes
+
     def calls(self) -> Iterator[ModelCall]:
-        model, m = self.model, self.tokens
+        model = self.model
         layers = model.layers
-        hidden = model.hidden
-        yield self.call("embedding", "GatherV2", "gather", m=m, vocab=-(-model.vocab // self.tp), h=hidden)
+        yield self.call("embedding", "GatherV2", "gather", vocab=-(-model.vocab // self.tp))
         yield from self.all_reduce("embedding_all_reduce", 0)
         # The first layer has nothing to add to its input.
-        yield self.call("attention_norm", "RmsNorm", "rms_norm", layers=1, m=m, h=hidden)
+        yield self.call("attention_norm", "RmsNorm", "rms_norm", 1)
         if layers > 1:
-            yield self.add_norm("attention_norm", layers - 1)
-        yield from self.attention()
+            yield self.call("attention_norm", "AddRmsNorm", "add_rms_norm", layers - 1)
+        yield from self.attention() if model.latent is None else self.latent_attention(model.latent)
         yield from self.products("o_proj")
         if model.delta is not None:
             yield from self.delta_net(model.delta)
         yield from self.all_reduce("attention_all_reduce", layers)
-        yield self.add_norm("ffn_norm", layers)
-        yield from self.feed_forward()
-        yield self.add_norm("final_norm", 0)
-        yield from self.head()
-
-    def attention(self) -> Iterator[ModelCall]:
-        """Yields the calls from the input of the attention to the input of its output projection."""
-        if self.model.latent is not None:
-            yield from self.latent_attention(self.model.latent)
-            return
-        model, m, layers = self.model, self.tokens, self.model.attention_layers
-        sizes = {"q": self.heads, "kv": model.kv_heads_on_device(self.tp), "d": model.head_dim}
-        yield from self.products("qkv")
-        if model.head_norms:
-            for part, heads in (("query_norm", sizes["q"]), ("key_norm", sizes["kv"])):
-                yield self.call(part, "RmsNorm", "head_rms_norm", layers=layers, m=m, g=heads, d=model.head_dim)
-        yield self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers=layers, m=m, **sizes)
-        blocks = self.blocks("ReshapeAndCacheNdKernel", "reshape_and_cache")
-        yield self.call(
-            "cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers=layers, m=m, blocks=blocks, **sizes
-        )
-        pattern = "packed_attention" if self.prefill else "paged_attention"
-        lengths = {"s": self.batch, "t": self.queries, "k": self.context}
-        yield self.call("attention", "FusedInferAttentionScore", pattern, layers=layers, **lengths, **sizes)
-        if model.gated_attention:
-            features = self.heads * model.head_dim
-            yield self.unknown("attention_gate", "SigmoidMul", layers, [(m, features)] * 2, (m, features))
-
-    def delta_net(self, delta: DeltaNet) -> Iterator[ModelCall]:
-        """Yields the calls of layers with a gated delta net: its products, and calls without rows."""
-        m, layers = self.tokens, delta.layers
-        features, heads = delta.features(self.tp), delta.value_heads // self.tp
-        values = heads * delta.value_dim
-        yield from self.products("in_proj_qkvz", "in_proj_ba")
-        window = self.batch, features, delta.kernel - 1
-        yield self.unknown(
-            "convolution", "CausalConvolution", layers, [(m, features), (features, delta.kernel), window], (m, features)
-        )
-        state = self.batch, heads, delta.key_dim, delta.value_dim
-        yield self.unknown("delta_rule", "GatedDeltaRule", layers, [(m, features), (m, 2 * heads), state], (m, values))
-        yield self.unknown("delta_norm", "GatedRmsNorm", layers, [(m, values)] * 2, (m, values))
-        yield from self.products("out_proj")
-
-    def latent_attention(self, latent: Latent) -> Iterator[ModelCall]:
-        m, layers, indexer = self.tokens, self.model.attention_layers, self.model.indexer
-        sizes = {"q": self.heads, "lora": latent.kv_lora, "nope": latent.nope, "rope": latent.rope, "v": latent.value}
-        down = ("q_kv_a",) if self.linears("q_kv_a") else ("q_a", "kv_a")
-        yield from self.products(*down)
-        if latent.q_lora:
-            yield self.call("query_norm", "RmsNorm", "rms_norm", layers=layers, m=m, h=latent.q_lora)
-        yield from self.products("q_b", "q")
-        yield self.call("rope", "InterleaveRope", "interleave_rope", layers=layers, m=m, **sizes)
-        # Sparse attention has absorbed products in both phases.
-        absorbed = not self.prefill or indexer is not None
-        pattern = "kv_rms_norm_rope_cache" if absorbed else "kv_rms_norm_rope_cache_prefill"
-        cache = {"m": m, "blocks": self.blocks("KvRmsNormRopeCache", pattern)}
-        yield self.call("cache", "KvRmsNormRopeCache", pattern, layers=layers, **cache, **sizes)
-        if not absorbed:
-            yield from self.products("kv_b")
-            # A row of this kernel has one sequence.
-            ring = {"calls": self.batch, "t": self.context}
-            yield self.call("attention", "RINGMLAPrefillBF16Kernel", "ring_first", layers=layers, **ring, **sizes)
-            return
-        yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers=layers, m=m, **sizes)
-        lengths = {"s": self.batch, "t": self.queries, "k": self.context}
-        if indexer is None:
-            yield self.call(
-                "attention", "FusedInferAttentionScore", "latent_attention", layers=layers, **lengths, **sizes
-            )
-        else:
-            yield from self.indexer(indexer, lengths)
-            chosen = {**lengths, **sizes, "top": indexer.top_k}
-            yield self.call("attention", "SparseFlashAttention", "sparse_attention", layers=layers, **chosen)
-        yield self.call("value_up", "TransposeBatchMatMul", "transpose_batch_matmul", layers=layers, m=m, **sizes)
-
-    def indexer(self, indexer: Indexer, lengths: Mapping[str, int]) -> Iterator[ModelCall]:
-        yield from self.products("indexer_q", "indexer_k", "indexer_weights")
-        sizes = {"q": indexer.heads, "d": indexer.head_dim, "top": indexer.top_k}
-        layers = indexer.layers
-        yield self.call("indexer", "LightningIndexer", "lightning_indexer", layers=layers, **lengths, **sizes)
-
-    def feed_forward(self) -> Iterator[ModelCall]:
-        dense = self.model.layers_with("down")
-        if dense:
-            yield from self.gated("", self.model.intermediate // self.tp, dense)
+        yield self.call("ffn_norm", "AddRmsNorm", "add_rms_norm", layers)
+        if dense := model.dense_layers:
+            yield from self.feed_forward("", model.intermediate // self.tp, dense)
             yield from self.all_reduce("ffn_all_reduce", dense)
-        if self.model.experts is not None:
-            yield from self.experts(self.model.experts, self.model.layers_with("router"))
-
-    def gated(self, prefix: str, width: int, layers: int) -> Iterator[ModelCall]:
-        """Yields the calls of a feed-forward network that all tokens pass."""
-        yield from self.products(f"{prefix}gate_up")
-        yield self.call(f"{prefix}act", "SwiGlu", "swiglu", layers=layers, m=self.tokens, w=width)
-        yield from self.products(f"{prefix}down")
-
-    def experts(self, experts: RoutedExperts, layers: int) -> Iterator[ModelCall]:
-        """Yields the calls of mixtures of experts. Tokens are spread evenly over the experts."""
-        hidden, tokens = self.model.hidden, self.tokens
-        travels = self.ep > self.tp
-        # Where tokens travel, each of `tp` devices sends its share of them.
-        own = -(-tokens // self.tp) if travels else tokens
-        on_device = experts.count // self.ep
-        width = experts.width if self.ep > 1 else experts.width // self.tp
-        rows = -(-tokens * experts.top_k // self.tp) if self.ep > 1 else tokens * experts.top_k
-        router = {"m": own, "e": experts.count, "top": experts.top_k, "h": hidden}
-        grouped = {"m": rows, "e": on_device, "w": width, "h": hidden}
-        yield from self.products("router", tokens=own)
-        yield self.call("gating", "MoeGatingTopK", "moe_gating", layers=layers, **router)
-        yield self.call("permute", "MoeTokenPermute", "moe_permute", layers=layers, **router)
-        if travels:
-            message = own * experts.top_k * hidden
-            yield self.collective("dispatch", ALL_TO_ALL, self.ep, message, layers)
-        for part, product, size in (("gate_up", "grouped_gate_up", hidden), ("down", "grouped_down", width)):
-            if self.quantized:
-                product += "_quantized"
-                yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers=layers, m=rows, h=size)
-            yield self.call(f"experts_{part}", "GroupedMatmul", product, layers=layers, **grouped)
-            if part == "gate_up":
-                yield self.call("experts_act", "SwiGlu", "swiglu", layers=layers, m=rows, w=width)
-        if travels:
-            yield self.collective("combine", ALL_TO_ALL, self.ep, message, layers)
-        yield self.call("unpermute", "MoeTokenUnpermute", "moe_unpermute", layers=layers, **router)
-        if travels and self.tp > 1:
-            yield self.collective("experts_all_gather", ALL_GATHER, self.tp, own * hidden, layers)
-        if experts.shared:
-            yield from self.gated("shared_", experts.shared // self.tp, layers)
-            yield from self.products("shared_expert_gate")
-            if travels:
-                yield from self.all_reduce("shared_all_reduce", layers)
-            yield self.call("experts_add", "Add", "binary", layers=layers, m=tokens, h=hidden)
-        if not travels:
-            yield from self.all_reduce("experts_all_reduce", layers)
-
-    def head(self) -> Iterator[ModelCall]:
-        """Yields the calls from the last layer to the next token of each sequence, the most probable one."""
-        model, logits = self.model, {"b": self.batch, "vocab": self.model.vocab}
-        yield self.call("last_tokens", "Index", "index_rows", m=self.tokens, b=self.batch, h=model.hidden)
+        if model.experts is not None:
+            yield from self.experts(model.experts)
+        yield self.call("final_norm", "AddRmsNorm", "add_rms_norm")
+        yield self.call("last_tokens", "Index", "index_rows")
         for linear in self.linears("lm_head"):
             yield from self.product(linear, self.batch, in_layers=False)
             if self.tp > 1:
                 yield self.collective("logits_all_gather", ALL_GATHER, self.tp, self.batch * linear.n, 0)
         yield self.call("logits_cast", "Cast", "unary", m=self.batch, h=model.vocab)
-        yield self.call("sample", "ArgMaxV2", "argmax", **logits)
+        # The most probable token.
+        yield self.call("sample", "ArgMaxV2", "argmax")
+
+    def attention(self) -> Iterator[ModelCall]:
+        """Yields the calls from the input of the attention to the input of its output projection."""
+        model, layers = self.model, self.model.attention_layers
+        yield from self.products("qkv")
+        if model.head_norms:
+            for part, heads in (("query_norm", self.sizes["q"]), ("key_norm", self.sizes["kv"])):
+                yield self.call(part, "RmsNorm", "head_rms_norm", layers, g=heads)
+        yield self.call("rope", "ApplyRotaryPosEmb", "apply_rotary_pos_emb", layers)
+        yield self.call("cache", "ReshapeAndCacheNdKernel", "reshape_and_cache", layers)
+        pattern = "packed_attention" if self.prefill else "paged_attention"
+        yield self.call("attention", "FusedInferAttentionScore", pattern, layers)
+        if model.gated_attention:
+            gated = (self.tokens, self.sizes["q"] * model.head_dim)
+            yield self.unknown("attention_gate", "SigmoidMul", layers, [gated] * 2, gated)
+
+    def latent_attention(self, latent: Latent) -> Iterator[ModelCall]:
+        layers, indexer = self.model.attention_layers, self.model.indexer
+        yield from self.products(*(("q_kv_a",) if self.linears("q_kv_a") else ("q_a", "kv_a")))
+        if latent.q_lora_rank:
+            yield self.call("query_norm", "RmsNorm", "rms_norm", layers, h=latent.q_lora_rank)
+        yield from self.products("q_b", "q")
+        yield self.call("rope", "InterleaveRope", "interleave_rope", layers)
+        # Sparse attention has absorbed products in both phases.
+        absorbed = not self.prefill or indexer is not None
+        pattern = "kv_rms_norm_rope_cache" if absorbed else "kv_rms_norm_rope_cache_prefill"
+        yield self.call("cache", "KvRmsNormRopeCache", pattern, layers)
+        if not absorbed:
+            yield from self.products("kv_b")
+            # A row of this kernel has one sequence.
+            yield self.call("attention", "RINGMLAPrefillBF16Kernel", "ring_first", layers, calls=self.batch)
+            return
+        yield self.call("query_absorb", "BatchMatMulV2", "batch_matmul", layers)
+        if indexer is None:
+            yield self.call("attention", "FusedInferAttentionScore", "latent_attention", layers)
+        else:
+            yield from self.products("indexer_q", "indexer_k", "indexer_weights")
+            heads = {"q": indexer.index_n_heads, "d": indexer.index_head_dim, "top": indexer.index_topk}
+            yield self.call("indexer", "LightningIndexer", "lightning_indexer", indexer.layers, **heads)
+            yield self.call("attention", "SparseFlashAttention", "sparse_attention", layers, top=indexer.index_topk)
+        yield self.call("value_up", "TransposeBatchMatMul", "transpose_batch_matmul", layers)
+
+    def delta_net(self, delta: DeltaNet) -> Iterator[ModelCall]:
+        """Yields the calls of layers with a gated delta net: its products, and calls without rows."""
+        m, layers, heads = self.tokens, delta.layers, delta.linear_num_value_heads // self.tp
+        features, kernel = (m, (2 * delta.keys + delta.values) // self.tp), delta.linear_conv_kernel_dim
+        values = (m, delta.values // self.tp)
+        yield from self.products("in_proj_qkvz", "in_proj_ba")
+        inputs = [features, (features[1], kernel), (self.batch, features[1], kernel - 1)]
+        yield self.unknown("convolution", "CausalConvolution", layers, inputs, features)
+        state = (self.batch, heads, delta.linear_key_head_dim, delta.linear_value_head_dim)
+        yield self.unknown("delta_rule", "GatedDeltaRule", layers, [features, (m, 2 * heads), state], values)
+        yield self.unknown("delta_norm", "GatedRmsNorm", layers, [values] * 2, values)
+        yield from self.products("out_proj")
+
+    def feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[ModelCall]:
+        """Yields the calls of a feed-forward network that all tokens pass."""
+        yield from self.products(f"{prefix}gate_up")
+        yield self.call(f"{prefix}act", "SwiGlu", "swiglu", layers, w=width)
+        yield from self.products(f"{prefix}down")
+
+    def experts(self, experts: RoutedExperts) -> Iterator[ModelCall]:
+        """Yields the calls of mixtures of experts. Tokens are spread evenly over the experts."""
+        hidden, tokens, layers = self.model.hidden, self.tokens, experts.layers
+        travels = self.ep > self.tp
+        # Where tokens travel, each of `tp` devices sends its share of them.
+        own = -(-tokens // self.tp) if travels else tokens
+        width = experts.width if self.ep > 1 else experts.width // self.tp
+        rows = -(-tokens * experts.top_k // self.tp) if self.ep > 1 else tokens * experts.top_k
+        router = {"m": own, "e": experts.count, "top": experts.top_k}
+        yield from self.products("router", tokens=own)
+        yield self.call("gating", "MoeGatingTopK", "moe_gating", layers, **router)
+        yield self.call("permute", "MoeTokenPermute", "moe_permute", layers, **router)
+        if travels:
+            yield self.collective("dispatch", ALL_TO_ALL, self.ep, own * experts.top_k * hidden, layers)
+        for part, size in (("gate_up", hidden), ("down", width)):
+            if self.quantized:
+                yield self.call(f"experts_{part}_quant", "DynamicQuant", "dynamic_quant", layers, m=rows, h=size)
+            product = f"grouped_{part}{'_quantized' if self.quantized else ''}"
+            grouped = {"m": rows, "e": experts.count // self.ep, "w": width}
+            yield self.call(f"experts_{part}", "GroupedMatmul", product, layers, **grouped)
+            if part == "gate_up":
+                yield self.call("experts_act", "SwiGlu", "swiglu", layers, m=rows, w=width)
+        if travels:
+            yield self.collective("combine", ALL_TO_ALL, self.ep, own * experts.top_k * hidden, layers)
+        yield self.call("unpermute", "MoeTokenUnpermute", "moe_unpermute", layers, **router)
+        if travels and self.tp > 1:
+            yield self.collective("experts_all_gather", ALL_GATHER, self.tp, own * hidden, layers)
+        if experts.shared:
+            yield from self.feed_forward("shared_", experts.shared // self.tp, layers)
+            yield from self.products("shared_expert_gate")
+            if travels:
+                yield from self.all_reduce("shared_all_reduce", layers)
+            yield self.call("experts_add", "Add", "binary", layers)
+        if not travels:
+            yield from self.all_reduce("experts_all_reduce", layers)
 
     def linears(self, role: str) -> list[Linear]:
         return [linear for linear in self.model.linears(self.tp) if linear.name == role]
@@ -358,18 +330,12 @@ class _ModelStep:
                 yield from self.product(linear, tokens or self.tokens)
 
     def product(self, linear: Linear, tokens: int, in_layers: bool = True) -> Iterator[ModelCall]:
-        layers, calls = (linear.calls, 1) if in_layers else (0, linear.calls)
-        sizes = {"m": tokens, "n": linear.n, "k": linear.k}
-        if not self.quantized or linear.name in NOT_QUANTIZED:
-            yield self.call(linear.name, "MatMulV2", "matmul", layers=layers, calls=calls, **sizes)
-            return
-        quant = {"m": tokens, "h": linear.k}
-        yield self.call(f"{linear.name}_quant", "DynamicQuant", "dynamic_quant", layers=layers, calls=calls, **quant)
-        pattern = "quant_matmul_per_token"
-        yield self.call(linear.name, "QuantBatchMatmulV3", pattern, layers=layers, calls=calls, **sizes)
-
-    def add_norm(self, part: str, layers: int) -> ModelCall:
-        return self.call(part, "AddRmsNorm", "add_rms_norm", layers=layers, m=self.tokens, h=self.model.hidden)
+        name, layers, calls = linear.name, *((linear.calls, 1) if in_layers else (0, linear.calls))
+        kernel_type, pattern = "MatMulV2", "matmul"
+        if self.quantized and name not in NOT_QUANTIZED:
+            kernel_type, pattern = "QuantBatchMatmulV3", "quant_matmul_per_token"
+            yield self.call(f"{name}_quant", "DynamicQuant", "dynamic_quant", layers, calls, m=tokens, h=linear.k)
+        yield self.call(name, kernel_type, pattern, layers, calls, m=tokens, n=linear.n, k=linear.k)
 
     def all_reduce(self, part: str, layers: int) -> Iterator[ModelCall]:
         """Yields the sum of a layer's results over the devices that share the layer."""
@@ -389,14 +355,21 @@ class _ModelStep:
         return ModelCall(part, collective.kernel_type, cells, 1, layers)
 
     def call(
-        self, part: str, kernel_type: str, pattern: str, *, layers: int = 0, calls: int = 1, **sizes: int
+        self, part: str, kernel_type: str, pattern: str, layers: int = 0, calls: int = 1, **others: int
     ) -> ModelCall:
-        """Returns a call by a pattern of the catalog."""
+        """Returns a call by a pattern of the catalog; `others` are sizes that differ from those of the step."""
         found = _pattern(kernel_type, pattern)
+        sizes = {**self.sizes, **others}
+        for axis in found.axes:
+            if axis.name == "blocks":
+                # The pages of the cache: the least number of the catalog that holds all sequences.
+                needed = self.batch * -(-self.context // _PAGE)
+                sizes["blocks"] = next((size for size in axis.grid if size >= needed), needed)
         row = pattern_row(kernel_type, found, self.form(found.forms), sizes)
         twins = next((names for names in _TWINS if kernel_type in names), ())
-        others = tuple(name for name in twins if name != kernel_type)
-        return ModelCall(part, kernel_type, row.cells, calls, layers, others)
+        return ModelCall(
+            part, kernel_type, row.cells, calls, layers, tuple(name for name in twins if name != kernel_type)
+        )
 
     def unknown(
         self, part: str, kernel_type: str, layers: int, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
@@ -418,20 +391,12 @@ class _ModelStep:
             other = {*_QUANTIZED, *FP8}
             forms = own or [form for form in forms if not other & {*form.input_dtypes, *form.output_dtypes}] or forms
         in_nz = [form for form in forms if NZ in form.input_formats]
-        return self.with_activation(in_nz[0] if self.nz_weights and in_nz else forms[0].in_nd())
-
-    def with_activation(self, form: Form) -> Form:
+        form = in_nz[0] if self.nz_weights and in_nz else forms[0].in_nd()
         inputs, outputs = (
             tuple(self.activation if name == "BF16" else name for name in names)
             for names in (form.input_dtypes, form.output_dtypes)
         )
-        return Form(inputs, form.input_formats, outputs, form.output_formats, form.op_state, form.core)
-
-    def blocks(self, kernel_type: str, pattern: str) -> int:
-        """Returns the pages of the cache: the least number of the catalog that holds all sequences."""
-        needed = self.batch * -(-self.context // _PAGE)
-        sizes = next(axis.grid for axis in _pattern(kernel_type, pattern).axes if axis.name == "blocks")
-        return next((size for size in sizes if size >= needed), needed)
+        return replace(form, input_dtypes=inputs, output_dtypes=outputs)
 
 
 def _pattern(kernel_type: str, name: str) -> Pattern:

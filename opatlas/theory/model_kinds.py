@@ -1,6 +1,6 @@
-"""How a config.json is read: the kinds of models by their `model_type`, and how it says that weights are quantized.
+"""The keys of config.json by kind of model, their types and defaults, and how a file says that weights are quantized.
 
-From the configuration classes of transformers 5 and published files.
+Names and defaults are those of the configuration classes of transformers 5 and of published files.
 """
 
 from __future__ import annotations
@@ -8,9 +8,77 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-SLIDING, LINEAR = "sliding_attention", "linear_attention"
+import msgspec
+
+from opatlas.theory.models import OptionalSize, Size
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+#: The kind of each layer: a list, or a text with a letter for each.
+LayerKinds = list[str | int] | str
+
+
+class EveryKind(msgspec.Struct):
+    """Keys that each kind of model may have. Rules that no type can say are in the functions below."""
+
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    hidden_size: Size
+    num_attention_heads: Size
+    vocab_size: Size
+    intermediate_size: OptionalSize = 0
+    layer_types: LayerKinds = ""
+    attn_type_list: LayerKinds = ""
+    sliding_window: OptionalSize = 0
+    use_sliding_window: bool = True
+    max_window_layers: OptionalSize = 0
+    qk_norm_type: str = "per_head"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: str = "silu"
+    mlp_hidden_act: str = ""
+    hidden_activation: str = ""
+    attn_logit_softcapping: float = 0
+    final_logit_softcapping: float = 0
+    num_nextn_predict_layers: int = 0
+
+
+class SharedKeys(msgspec.Struct):
+    """Attention whose queries share keys."""
+
+    num_key_value_heads: Size
+    head_dim: OptionalSize = 0
+    partial_rotary_factor: float = 1
+    rotary_dim: OptionalSize = 0
+
+
+class Cycle(msgspec.Struct):
+    """One layer of so many has full attention, if the file lists no kinds of layers."""
+
+    full_attention_interval: Size
+
+
+class IndexedLayers(msgspec.Struct):
+    """The layers with an indexer."""
+
+    indexer_types: LayerKinds = ""
+    index_topk_pattern: LayerKinds = ""
+    index_topk_freq: Size = 1
+    index_skip_topk_offset: Size = 2
+
+
+class Experts(msgspec.Struct):
+    num_experts: OptionalSize
+    num_experts_per_tok: OptionalSize = 0
+    moe_intermediate_size: OptionalSize = 0
+    shared_expert_intermediate_size: OptionalSize = 0
+    shared_intermediate_size: OptionalSize = 0
+    n_shared_experts: OptionalSize = 0
+    mlp_layer_types: list[Literal["dense", "sparse"]] = []
+    mlp_only_layers: list[int] = []
+    first_k_dense_replace: OptionalSize = 0
+    decoder_sparse_step: Size = 1
+    moe_layer_freq: Literal[1] = 1
 
 
 @dataclass(frozen=True)
@@ -22,9 +90,9 @@ class ModelKind:
         width: the key with the features of an expert; "" without experts.
         sparse: which layers have experts: all, those after the first dense ones, or each of some steps.
         defaults: transformers' values of keys that a file may leave out. Other keys are required.
-        head_norms: whether queries and keys are normalized, or the key that says so.
-        cycle: each layer of this number has full attention, if the file does not list the kinds of layers.
-        other: the kind of the other layers.
+        head_norms: whether queries and keys are normalized. Otherwise the key `use_qk_norm` says so.
+        own_keys: whether each query has its own key where the file states no number of key heads.
+        other: the kind of the layers without full attention.
         gated: whether the attention's output has a gate.
         differs: the parts of each of these models that the calls leave out.
     """
@@ -33,21 +101,21 @@ class ModelKind:
     width: str = ""
     sparse: Literal["all", "later", "steps"] = "all"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    head_norms: bool | str = False
-    cycle: int = 1
+    head_norms: bool = False
+    own_keys: bool = False
     other: str = SLIDING
     gated: bool = False
     differs: tuple[str, ...] = ()
 
 
-MOE_WIDTH = "moe_intermediate_size"
+MOE_WIDTH, CYCLE = "moe_intermediate_size", "full_attention_interval"
 _DEEPSEEK_V3 = ModelKind("latent", MOE_WIDTH, "later", {"first_k_dense_replace": 3, "n_shared_experts": 1})
 _NEXT = ModelKind(
     head_norms=True,
     gated=True,
-    cycle=4,
     other=LINEAR,
     defaults={
+        CYCLE: 4,
         "head_dim": 256,
         "partial_rotary_factor": 0.25,
         "linear_num_key_heads": 16,
@@ -59,10 +127,10 @@ _NEXT = ModelKind(
 )
 #: Of Qwen: a window is in use only if the file says so, and in later layers.
 _NO_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
-INDEXER = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+_INDEXER = {**_DEEPSEEK_V3.defaults, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 #: The kinds of models by their `model_type`.
 MODEL_KINDS: Mapping[str, ModelKind] = {
-    "llama": ModelKind(defaults={"num_key_value_heads": None}),
+    "llama": ModelKind(own_keys=True),
     "mistral": ModelKind(defaults={"sliding_window": 4096}),
     "mixtral": ModelKind(width="intermediate_size"),
     "qwen2": ModelKind(defaults=_NO_WINDOW, differs=("no biases of queries, keys and values",)),
@@ -74,39 +142,37 @@ MODEL_KINDS: Mapping[str, ModelKind] = {
     "glm4_moe": ModelKind(
         width=MOE_WIDTH,
         sparse="later",
-        head_norms="use_qk_norm",
-        defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "partial_rotary_factor": 0.5},
+        defaults={
+            "use_qk_norm": False,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 1,
+            "partial_rotary_factor": 0.5,
+        },
     ),
-    "minimax_m2": ModelKind(
-        width="intermediate_size", head_norms="use_qk_norm", defaults={"head_dim": 128, "use_qk_norm": True}
-    ),
+    "minimax_m2": ModelKind(width="intermediate_size", defaults={"head_dim": 128, "use_qk_norm": True}),
     "gpt_oss": ModelKind(
         width="intermediate_size",
-        cycle=2,
-        defaults={"head_dim": 64, "sliding_window": 128, "attention_bias": True},
+        defaults={CYCLE: 2, "head_dim": 64, "sliding_window": 128, "attention_bias": True},
         differs=("no attention sinks", "no biases of experts and of the router"),
     ),
     "gemma3_text": ModelKind(
         head_norms=True,
-        cycle=6,
-        defaults={"head_dim": 256, "sliding_window": 4096, "hidden_act": "gelu_pytorch_tanh"},
+        defaults={
+            CYCLE: 6,
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "hidden_act": "gelu_pytorch_tanh",
+        },
         differs=("no norms after attention and feed-forward network",),
     ),
     "deepseek_v2": ModelKind("latent", MOE_WIDTH, "later"),
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,
-    "deepseek_v32": replace(_DEEPSEEK_V3, attention="indexed", defaults={**_DEEPSEEK_V3.defaults, **INDEXER}),
-    "glm_moe_dsa": replace(
-        _DEEPSEEK_V3, attention="indexed", defaults={**_DEEPSEEK_V3.defaults, **INDEXER, "index_n_heads": 32}
-    ),
+    "deepseek_v32": replace(_DEEPSEEK_V3, attention="indexed", defaults=_INDEXER),
+    "glm_moe_dsa": replace(_DEEPSEEK_V3, attention="indexed", defaults={**_INDEXER, "index_n_heads": 32}),
 }
 #: Models of several modalities whose `text_config` may lack a `model_type`.
-TEXT_OF = {
-    "gemma3": "gemma3_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "kimi_k25": "kimi_k2",
-}
+TEXT_OF = {name: f"{name}_text" for name in ("gemma3", "qwen3_5", "qwen3_5_moe")} | {"kimi_k25": "kimi_k2"}
 
 #: Modules by these names are in no quantized product of a step.
 _NEVER_QUANTIZED = re.compile(
@@ -115,44 +181,62 @@ _NEVER_QUANTIZED = re.compile(
 )
 
 
-def read_quantization(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the dtype of a step with quantized weights, "" if no row has it, and how the weights are stored."""
-    method = str(found.get("quant_method") or "").lower()
-    algorithm = str(found.get("quant_algo") or "").upper()
-    dtype, stored = "", f"weights by quant_method {method[:60]!r}"
-    if method == "fp8":
-        blocks = found.get("weight_block_size")
-        in_blocks = f" in blocks of {'x'.join(map(str, blocks))}" if isinstance(blocks, list) else ""
-        is_other = str(found.get("fmt") or "e4m3").lower() not in ("e4m3", "e4m3fn", "float8_e4m3fn")
-        dtype, stored = "" if is_other else "FLOAT8_E4M3FN", f"FP8 weights{in_blocks}"
-    elif method == "mxfp4":
-        return "", "MXFP4 experts"
-    elif method.startswith("modelopt"):
-        dtype, stored = "FLOAT8_E4M3FN" if algorithm == "FP8" else "", f"{algorithm[:60] or method} weights"
-    elif method in ("awq", "gptq"):
-        stored = f"INT{found.get('bits', 4)} weights ({method})"
-    elif method == "compressed-tensors":
-        dtype, stored = _compressed(found)
-    kept = [found.get(key) or () for key in ("ignore", "modules_to_not_convert", "exclude_modules")]
-    if any(not _NEVER_QUANTIZED.search(str(name)) for names in kept if isinstance(names, list) for name in names):
-        stored += " (not in all layers)"
-    return dtype, stored
+class _Numbers(msgspec.Struct):
+    num_bits: int | None = None
+    type: str = "int"
+    group_size: int | None = None
+
+    def __str__(self) -> str:
+        in_groups = f" in groups of {self.group_size}" if self.group_size and self.group_size > 0 else ""
+        return f"{'FP' if self.type == 'float' else 'INT'}{self.num_bits} weights{in_groups}"
 
 
-def _compressed(found: Mapping[str, Any]) -> tuple[str, str]:
-    """Reads the groups of layers of compressed-tensors."""
-    groups = found.get("config_groups")
-    kinds: list[tuple[str, bool]] = []
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights, inputs = (
-            group.get(key) if isinstance(group, dict) else None for key in ("weights", "input_activations")
-        )
-        if isinstance(weights, dict):
-            bits, kind = weights.get("num_bits"), weights.get("type", "int")
-            size = weights.get("group_size")
-            in_groups = f" in groups of {size}" if isinstance(size, int) and size > 0 else ""
-            same = isinstance(inputs, dict) and (inputs.get("num_bits"), inputs.get("type", "int")) == (bits, kind)
-            kinds.append((f"{'FP' if kind == 'float' else 'INT'}{bits} weights{in_groups}", same))
-    dtypes = {"FP8 weights": "FLOAT8_E4M3FN", "INT8 weights": "INT8"}
-    dtype = dtypes.get(kinds[0][0], "") if len({*kinds}) == 1 and kinds[0][1] else ""
-    return dtype, " and ".join(dict.fromkeys(name for name, _ in kinds)) or "weights of compressed-tensors"
+class _Group(msgspec.Struct):
+    weights: _Numbers | None = None
+    input_activations: _Numbers | None = None
+
+
+class Quantization(msgspec.Struct):
+    """How a file says that weights are quantized; `config_groups` are the groups of layers of compressed-tensors."""
+
+    quant_method: str = ""
+    quant_algo: str = ""
+    fmt: str = "e4m3"
+    weight_block_size: list[int] = []
+    bits: int = 4
+    config_groups: dict[str, _Group] = {}
+    ignore: list[str] = []
+    modules_to_not_convert: list[str] = []
+    exclude_modules: list[str] = []
+    kv_cache_scheme: Any = None
+    kv_cache_quant_algo: Any = None
+
+    def dtype_and_weights(self) -> tuple[str, str]:
+        """Returns the dtype of a step, "" if no row has it, and how the weights are stored."""
+        method, algorithm = self.quant_method.lower(), self.quant_algo.upper()
+        dtype, stored = "", f"weights by quant_method {method[:60]!r}"
+        if method == "fp8":
+            in_blocks = f" in blocks of {'x'.join(map(str, self.weight_block_size))}" if self.weight_block_size else ""
+            dtype = "FLOAT8_E4M3FN" if self.fmt.lower() in ("e4m3", "e4m3fn", "float8_e4m3fn") else ""
+            stored = f"FP8 weights{in_blocks}"
+        elif method == "mxfp4":
+            return "", "MXFP4 experts"
+        elif method.startswith("modelopt"):
+            dtype, stored = "FLOAT8_E4M3FN" if algorithm == "FP8" else "", f"{algorithm[:60] or method} weights"
+        elif method in ("awq", "gptq"):
+            stored = f"INT{self.bits} weights ({method})"
+        elif method == "compressed-tensors":
+            groups = [(each.weights, each.input_activations) for each in self.config_groups.values() if each.weights]
+            words = list(dict.fromkeys(str(weights) for weights, _ in groups))
+            same = all(a and (a.num_bits, a.type) == (weights.num_bits, weights.type) for weights, a in groups)
+            if same and len(words) == 1:
+                dtype = {"FP8 weights": "FLOAT8_E4M3FN", "INT8 weights": "INT8"}.get(words[0], "")
+            stored = " and ".join(words) or "weights of compressed-tensors"
+        kept = (*self.ignore, *self.modules_to_not_convert, *self.exclude_modules)
+        return dtype, stored + ("" if all(map(_NEVER_QUANTIZED.search, kept)) else " (not in all layers)")
+
+
+class Stored(msgspec.Struct):
+    """How the weights of a model are stored."""
+
+    quantization_config: Quantization

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from opatlas.errors import UsageError
 
@@ -15,6 +17,10 @@ _VOCAB_MULTIPLE = 64
 #: Default sizes of tensor and of expert parallelism. A model takes the sizes that divide its heads and experts.
 TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+#: A size of a model, and one that may be absent. No model has a larger one.
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+OptionalSize = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class TargetError(UsageError):
@@ -50,17 +56,17 @@ class Weight:
         parts: output features; one number for each of the matrices that engines fuse into one.
         k: input features.
         cut: the features that tensor parallelism divides.
+        calls: how often a forward pass multiplies with a weight of this kind: once in each layer that has one.
         least: the smallest number of output features of a part on a device. A head that several devices share stays
             whole.
-        calls: how often a forward pass multiplies with a weight of this kind: once in each layer that has one.
     """
 
     role: str
     parts: tuple[int, ...]
     k: int
     cut: Literal["outputs", "inputs", "nothing"]
-    least: int = 1
     calls: int = 1
+    least: int = 1
 
     def on_device(self, tp: int) -> Linear | None:
         """Returns the matrix that one of `tp` devices holds; None if `tp` does not divide the weight."""
@@ -75,76 +81,79 @@ class Weight:
         return Linear(self.role, n, self.k, self.calls)
 
 
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention: ranks of the compressed queries and keys, and features of a head.
+class Latent(msgspec.Struct, frozen=True):
+    """Multi-head latent attention, by the keys of config.json: ranks of compressed tensors, and features of a head.
 
     Attributes:
-        q_lora: rank of the compressed queries; 0 where queries are not compressed.
-        kv_lora: rank of the compressed keys and values.
-        nope, rope: features of a query or key without and with rotary embedding.
-        value: features of a value.
+        q_lora_rank: 0 where queries are not compressed.
+        qk_nope_head_dim, qk_rope_head_dim: features of a query or key without and with rotary embedding.
     """
 
-    q_lora: int
-    kv_lora: int
-    nope: int
-    rope: int
-    value: int
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
+    q_lora_rank: OptionalSize = 0
 
 
-@dataclass(frozen=True)
-class Indexer:
-    """The heads with which sparse attention selects `top_k` keys for each query.
+class Indexer(msgspec.Struct, frozen=True):
+    """The heads with which sparse attention selects `index_topk` keys for each query, by the keys of config.json.
 
     Attributes:
         layers: the layers that select keys. The others take those of a layer before them.
     """
 
-    heads: int
-    head_dim: int
-    top_k: int
-    layers: int
+    index_n_heads: Size
+    index_head_dim: Size
+    index_topk: Size
+    layers: int = 0
 
 
-@dataclass(frozen=True)
-class DeltaNet:
-    """Gated delta nets (linear attention), which some layers have in place of attention.
+class DeltaNet(msgspec.Struct, frozen=True):
+    """Gated delta nets, which some layers have in place of attention, by the keys of config.json.
 
     Attributes:
+        linear_conv_kernel_dim: tokens that the convolution before the delta rule sees.
         layers: the layers with one.
-        key_heads, value_heads: heads of queries and keys, and of values.
-        key_dim, value_dim: features of these heads.
-        kernel: tokens that the convolution before the delta rule sees.
     """
 
-    layers: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
+    linear_num_key_heads: Size
+    linear_num_value_heads: Size
+    linear_key_head_dim: Size
+    linear_value_head_dim: Size
+    linear_conv_kernel_dim: Size
+    layers: int = 0
 
-    def features(self, tp: int) -> int:
-        """Returns the features of queries, keys and values on one of `tp` devices."""
-        return (2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim) // tp
+    @property
+    def keys(self) -> int:
+        """The features of all keys, and of all queries."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def values(self) -> int:
+        """The features of all values."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
 
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """The experts of a mixture-of-experts layer.
+    """The experts of mixture-of-experts layers.
 
     Attributes:
         count: routed experts.
         width: intermediate features of each routed expert.
         top_k: routed experts of each token.
+        layers: the layers with experts.
         shared: intermediate features of the experts that process all tokens; 0 if there are none.
+        shared_gate: whether the output of these experts has a gate.
     """
 
     count: int
     width: int
     top_k: int
+    layers: int
     shared: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,6 @@ class ModelFacts:
         heads, kv_heads: attention heads of queries, and of keys and values.
         head_dim: features of a head; `heads * head_dim` may differ from `hidden`.
         vocab: rows of the embedding table and outputs of the LM head.
-        weights: all matrices of linear layers, each kind once, without the matrices of routed experts.
         head_norms: whether queries and keys are normalized head by head.
         latent, indexer, experts, delta: None where the model does not have the part.
         gated_attention: whether the output of attention is multiplied with a gate, which the queries' product computes.
@@ -176,7 +184,6 @@ class ModelFacts:
     kv_heads: int
     head_dim: int
     vocab: int
-    weights: tuple[Weight, ...]
     head_norms: bool = False
     latent: Latent | None = None
     indexer: Indexer | None = None
@@ -192,9 +199,76 @@ class ModelFacts:
         """The number of layers with attention."""
         return self.layers - (self.delta.layers if self.delta is not None else 0)
 
-    def layers_with(self, role: str) -> int:
-        """Returns the number of layers with a weight of a role."""
-        return sum(weight.calls for weight in self.weights if weight.role == role)
+    @property
+    def dense_layers(self) -> int:
+        """The number of layers with a feed-forward network that all tokens pass alone."""
+        return self.layers - (self.experts.layers if self.experts is not None else 0)
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        """All matrices of linear layers, each kind once, without the matrices of routed experts."""
+        return tuple(self._weights())
+
+    def _weights(self) -> Iterator[Weight]:
+        hidden = self.hidden
+        if self.latent is not None:
+            yield from self._latent_weights(self.latent)
+        else:
+            queries, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+            with_gate = queries * (2 if self.gated_attention else 1)
+            yield Weight("qkv", (with_gate, kv, kv), hidden, "outputs", self.attention_layers, least=self.head_dim)
+            yield Weight("o_proj", (hidden,), queries, "inputs", self.attention_layers)
+        if self.indexer is not None and self.latent is not None:
+            of_queries = self.indexer.index_n_heads * self.indexer.index_head_dim
+            yield Weight("indexer_q", (of_queries,), self.latent.q_lora_rank, "nothing", self.indexer.layers)
+            yield Weight("indexer_k", (self.indexer.index_head_dim,), hidden, "nothing", self.indexer.layers)
+            yield Weight("indexer_weights", (self.indexer.index_n_heads,), hidden, "nothing", self.indexer.layers)
+        if self.dense_layers:
+            yield from self._feed_forward("", self.intermediate, self.dense_layers)
+        if (experts := self.experts) is not None:
+            if experts.shared:
+                yield from self._feed_forward("shared_", experts.shared, experts.layers)
+            yield Weight("router", (experts.count,), hidden, "nothing", experts.layers)
+            if experts.shared and experts.shared_gate:
+                yield Weight("shared_expert_gate", (1,), hidden, "nothing", experts.layers)
+        if (delta := self.delta) is not None:
+            of_qkvz = (delta.keys, delta.keys, delta.values, delta.values)
+            yield Weight("in_proj_qkvz", of_qkvz, hidden, "outputs", delta.layers)
+            yield Weight("in_proj_ba", (delta.linear_num_value_heads,) * 2, hidden, "outputs", delta.layers)
+            yield Weight("out_proj", (hidden,), delta.values, "inputs", delta.layers)
+        yield Weight("lm_head", (-(-self.vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
+
+    def _feed_forward(self, prefix: str, width: int, layers: int) -> Iterator[Weight]:
+        """Yields the fused gate and up projection, and the down projection."""
+        yield Weight(f"{prefix}gate_up", (width, width), self.hidden, "outputs", layers)
+        yield Weight(f"{prefix}down", (self.hidden,), width, "inputs", layers)
+
+    def _latent_weights(self, latent: Latent) -> Iterator[Weight]:
+        """Yields the projections of multi-head latent attention.
+
+        Every device has the compressions. Engines compute both in one product, or one after the other.
+        """
+        layers = self.attention_layers
+        down, query = (
+            latent.kv_lora_rank + latent.qk_rope_head_dim,
+            self.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim),
+        )
+        if latent.q_lora_rank:
+            yield Weight("q_a", (latent.q_lora_rank,), self.hidden, "nothing", layers)
+        yield Weight("kv_a", (down,), self.hidden, "nothing", layers)
+        if latent.q_lora_rank:
+            yield Weight("q_kv_a", (latent.q_lora_rank, down), self.hidden, "nothing", layers)
+            yield Weight("q_b", (query,), latent.q_lora_rank, "outputs", layers)
+        else:
+            yield Weight("q", (query,), self.hidden, "outputs", layers)
+        yield Weight(
+            "kv_b",
+            (self.heads * (latent.qk_nope_head_dim + latent.v_head_dim),),
+            latent.kv_lora_rank,
+            "outputs",
+            layers,
+        )
+        yield Weight("o_proj", (self.hidden,), self.heads * latent.v_head_dim, "inputs", layers)
 
     def differences(self, dtype: str) -> tuple[str, ...]:
         """Returns how a step with this dtype differs from one of the published model."""
@@ -207,7 +281,9 @@ class ModelFacts:
         return tuple(
             tp
             for tp in wanted
-            if not any(heads % tp for heads in (self.heads, self.delta.key_heads if self.delta is not None else tp))
+            if not any(
+                heads % tp for heads in (self.heads, self.delta.linear_num_key_heads if self.delta is not None else tp)
+            )
             and all(weight.on_device(tp) for weight in self.weights)
         )
 
@@ -260,11 +336,6 @@ class ModelFacts:
             if width % tp == 0:
                 shares.setdefault((count, width // tp), 1)
         return tuple((*share, ep) for share, ep in shares.items())
-
-
-def lm_head(vocab: int, hidden: int) -> Weight:
-    """Returns the weight of the LM head, whose rows are padded."""
-    return Weight("lm_head", (-(-vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
 
 
 @cache

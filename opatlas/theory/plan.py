@@ -20,8 +20,7 @@ from opatlas.row.signature import row_cells, signatures
 from opatlas.row.slots import FP8, split_cell
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import CatalogKernel
-from opatlas.theory.coverage import ModelCoverage, ShapeCoverage
-from opatlas.theory.known_rows import KnownRows, sorted_forms
+from opatlas.theory.known_rows import KnownRows, ModelCoverage, ShapeCoverage, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import Batch, Space, TheoryRow

@@ -5,32 +5,15 @@ Also finds the models that a user names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 from opatlas.text import suggest
 from opatlas.theory.config_json import load_config_file
 from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, TargetError, built_in_models, models_by_name
 from opatlas.theory.patterns import Axis, Pattern
-
-
-class ModelPart(NamedTuple):
-    """A part of a model on one device.
-
-    Attributes:
-        name: the part, such as "gate_up".
-        sizes: its sizes.
-        calls: how often a step calls a kernel with these sizes, by the number of layers.
-        division: how the part is divided, such as "tp 8"; "" for a part that every device has.
-    """
-
-    name: str
-    sizes: tuple[int, ...]
-    calls: int
-    division: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,30 +24,26 @@ class Targets:
         models: the architectures.
         tp_sizes, ep_sizes: sizes of tensor and expert parallelism; each model uses those that divide its parts.
         generic: whether sizes of no particular model are wanted too.
+        lm_head: whether of the linear layers the LM head alone is wanted, or all but it; None: all.
     """
 
     models: Sequence[ModelFacts]
     tp_sizes: Sequence[int] = TP_SIZES
     ep_sizes: Sequence[int] = EP_SIZES
     generic: bool = False
-
-
-@dataclass(frozen=True)
-class ShapeSource:
-    """Sizes of a model that belong together.
-
-    Attributes:
-        names: the variables of the sizes.
-        sizes_of: yields the parts of a model with these sizes, for each way to divide the model.
-    """
-
-    names: tuple[str, ...]
-    sizes_of: Callable[[ModelFacts, Targets], Iterable[ModelPart]]
+    lm_head: bool | None = None
 
 
 @dataclass(frozen=True)
 class ShapeOrigin:
-    """The model that sizes come from, the part of the model, how it is divided, and its calls in a step."""
+    """Where sizes come from.
+
+    Attributes:
+        model: the model's name.
+        part: the part of the model, such as "gate_up".
+        division: how the part is divided, such as "tp 8"; "" for a part that every device has.
+        calls: how often a step calls a kernel with these sizes, by the number of layers.
+    """
 
     model: str
     part: str
@@ -119,11 +98,11 @@ def missing_source(pattern: Pattern, targets: Targets) -> str:
 
 
 def _axis_shapes(axis: Axis, targets: Targets) -> list[Shape]:
-    names = SOURCES[axis.source].names
+    names = SOURCES[axis.source]
     found: dict[tuple[int, ...], list[ShapeOrigin]] = {}
     for model in targets.models:
-        for part, sizes, calls, division in SOURCES[axis.source].sizes_of(model, targets):
-            found.setdefault(sizes, []).append(ShapeOrigin(model.name, part, division, calls))
+        for sizes, origin in _origins(axis.source, model, targets):
+            found.setdefault(sizes, []).append(origin)
     if targets.generic and axis.generic:
         for values in product(*(axis.generic[name] for name in names)):
             found.setdefault(values, [])
@@ -139,154 +118,95 @@ def _combine(parts: Sequence[Shape]) -> Shape:
     return Shape(values, tuple(dict.fromkeys(origins)))
 
 
-def _per_tp(
-    sizes_of: Callable[[ModelFacts, int], Iterable[ModelPart]],
-) -> Callable[[ModelFacts, Targets], Iterable[ModelPart]]:
-    """Yields the sizes on one device for each size of tensor parallelism."""
-
-    def of_all(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-        for tp in model.tp_sizes(targets.tp_sizes):
-            for part in sizes_of(model, tp):
-                yield part._replace(division=f"tp {tp}")
-
-    return of_all
-
-
-def _linears(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    for linear in model.linears(tp):
-        yield ModelPart(linear.name, (linear.n, linear.k), linear.calls)
-
-
 #: Linear layers that engines do not quantize.
 NOT_QUANTIZED = frozenset({"lm_head", "router", "indexer_weights", "indexer_k", "shared_expert_gate", "in_proj_ba"})
 
 
-def _quantized(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    for part in _linears(model, tp):
-        if part.name not in NOT_QUANTIZED:
-            yield part
-
-
-def _hidden(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    yield _residual(model)
-
-
-def _residual(model: ModelFacts) -> ModelPart:
-    """Returns the residual stream, which attention and the feed-forward network of each layer read and add to."""
-    return ModelPart("hidden", (model.hidden,), 2 * model.layers)
-
-
-def _widths(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    """Yields the features of tensors between layers."""
-    yield _residual(model)
-    yield from _gated(model, tp)
-    if model.latent is not None and model.latent.q_lora:
-        yield ModelPart("q_lora", (model.latent.q_lora,), model.attention_layers)
-    if model.latent is not None:
-        yield ModelPart("kv_lora", (model.latent.kv_lora,), model.attention_layers)
-
-
-def _norms(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    yield _residual(model)
-    if model.latent is not None and model.latent.q_lora:
-        yield ModelPart("q_lora", (model.latent.q_lora,), model.attention_layers)
-
-
-def _head_norms(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    if model.head_norms:
-        yield ModelPart("query heads", (model.heads // tp, model.head_dim), model.attention_layers)
-        yield ModelPart("key heads", (model.kv_heads_on_device(tp), model.head_dim), model.attention_layers)
-
-
-def _gated(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    """Yields the features of feed-forward networks after the gate."""
+def _parts(model: ModelFacts, tp: int) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+    """Yields the parts of one of `tp` devices: the sources that have a part, its name, its sizes and its calls."""
+    for linear in model.linears(tp):
+        quantized = "" if linear.name in NOT_QUANTIZED else " quantized_linears"
+        yield f"linears{quantized}", linear.name, (linear.n, linear.k), linear.calls
+    layers, heads, experts, latent, indexer = (
+        *(model.attention_layers, model.heads // tp),
+        *(model.experts, model.latent, model.indexer),
+    )
+    # Attention and the feed-forward network of each layer read the residual stream, and add to it.
+    yield "hidden widths norms", "hidden", (model.hidden,), 2 * model.layers
     if model.intermediate:
-        yield ModelPart("feed-forward", (model.intermediate // tp,), model.layers_with("down"))
-    if model.experts is not None:
-        if model.experts.shared:
-            shared = (model.experts.shared // tp,)
-            yield ModelPart("shared experts", shared, model.layers_with("shared_down"))
-        yield ModelPart("expert", (model.experts.width,), model.layers_with("router"))
+        yield "gated widths", "feed-forward", (model.intermediate // tp,), model.dense_layers
+    if experts is not None:
+        if experts.shared:
+            yield "gated widths", "shared experts", (experts.shared // tp,), experts.layers
+        yield "gated widths", "expert", (experts.width,), experts.layers
+        yield "router", "router", (experts.count, experts.top_k, model.hidden), experts.layers
+    if model.head_norms:
+        yield "head_norms", "query heads", (heads, model.head_dim), layers
+        yield "head_norms", "key heads", (model.kv_heads_on_device(tp), model.head_dim), layers
+    if latent is None:
+        yield "attention", "attention", (heads, model.kv_heads_on_device(tp), model.head_dim), layers
+        yield "angles", "rotary embedding", (model.head_dim,), layers
+    else:
+        if latent.q_lora_rank:
+            yield "widths norms", "q_lora", (latent.q_lora_rank,), layers
+        yield "widths", "kv_lora", (latent.kv_lora_rank,), layers
+        yield (
+            "latent",
+            "attention",
+            (heads, latent.kv_lora_rank, latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim),
+            layers,
+        )
+        yield "latent_cache", "cache", (latent.kv_lora_rank, latent.qk_rope_head_dim), layers
+        yield "angles", "rotary embedding", (latent.qk_rope_head_dim,), layers
+    if indexer is not None and latent is not None:
+        yield "sparse", "attention", (heads, latent.kv_lora_rank, latent.qk_rope_head_dim, indexer.index_topk), layers
+        yield "indexer", "indexer", (indexer.index_n_heads, indexer.index_head_dim, indexer.index_topk), indexer.layers
+    yield "vocab", "logits", (model.vocab,), 1
+    yield "embedding", "embedding", (-(-model.vocab // tp), model.hidden), 1
 
 
-def _attention(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    """Yields query heads, key heads and features of a head; nothing for latent attention."""
-    if model.latent is None:
-        sizes = (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
-        yield ModelPart("attention", sizes, model.attention_layers)
-
-
-def _latent(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    if model.latent is not None:
-        latent = model.latent
-        sizes = (model.heads // tp, latent.kv_lora, latent.nope, latent.rope, latent.value)
-        yield ModelPart("attention", sizes, model.attention_layers)
-
-
-def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    if model.latent is not None:
-        yield ModelPart("cache", (model.latent.kv_lora, model.latent.rope), model.attention_layers)
-
-
-def _angles(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    """Yields the features that a rotary embedding rotates."""
-    rotated = model.latent.rope if model.latent is not None else model.head_dim
-    yield ModelPart("rotary embedding", (rotated,), model.attention_layers)
-
-
-def _sparse(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    if model.latent is not None and model.indexer is not None:
-        sizes = (model.heads // tp, model.latent.kv_lora, model.latent.rope, model.indexer.top_k)
-        yield ModelPart("attention", sizes, model.attention_layers)
-
-
-def _indexer(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    if model.indexer is not None:
-        sizes = (model.indexer.heads, model.indexer.head_dim, model.indexer.top_k)
-        yield ModelPart("indexer", sizes, model.indexer.layers)
-
-
-def _vocab(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    yield ModelPart("logits", (model.vocab,), 1)
-
-
-def _embedding(model: ModelFacts, tp: int) -> Iterator[ModelPart]:
-    yield ModelPart("embedding", (-(-model.vocab // tp), model.hidden), 1)
-
-
-def _router(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    if model.experts is not None:
-        sizes = (model.experts.count, model.experts.top_k, model.hidden)
-        yield ModelPart("router", sizes, model.layers_with("router"))
-
-
-def _experts(model: ModelFacts, targets: Targets) -> Iterator[ModelPart]:
-    """Yields (experts on a device, their width, hidden, top_k, ep)."""
-    for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
-        assert model.experts is not None
-        sizes = (count, width, model.hidden, model.experts.top_k, ep)
-        yield ModelPart("experts", sizes, model.layers_with("router"), f"ep {ep}")
-
-
-SOURCES: dict[str, ShapeSource] = {
-    "linears": ShapeSource(("n", "k"), _per_tp(_linears)),
-    "quantized_linears": ShapeSource(("n", "k"), _per_tp(_quantized)),
-    "hidden": ShapeSource(("h",), _hidden),
-    "widths": ShapeSource(("h",), _per_tp(_widths)),
-    "norms": ShapeSource(("h",), _norms),
-    "head_norms": ShapeSource(("g", "d"), _per_tp(_head_norms)),
-    "gated": ShapeSource(("w",), _per_tp(_gated)),
-    "attention": ShapeSource(("q", "kv", "d"), _per_tp(_attention)),
-    "latent": ShapeSource(("q", "lora", "nope", "rope", "v"), _per_tp(_latent)),
-    "latent_cache": ShapeSource(("lora", "rope"), _latent_cache),
-    "angles": ShapeSource(("d",), _angles),
-    "sparse": ShapeSource(("q", "lora", "rope", "top"), _per_tp(_sparse)),
-    "indexer": ShapeSource(("q", "d", "top"), _indexer),
-    "vocab": ShapeSource(("vocab",), _vocab),
-    "embedding": ShapeSource(("vocab", "h"), _per_tp(_embedding)),
-    "router": ShapeSource(("e", "top", "h"), _router),
-    "experts": ShapeSource(("e", "w", "h", "top", "ep"), _experts),
+#: The variables of each source of sizes.
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "linears": ("n", "k"),
+    "quantized_linears": ("n", "k"),
+    "hidden": ("h",),
+    "widths": ("h",),
+    "norms": ("h",),
+    "head_norms": ("g", "d"),
+    "gated": ("w",),
+    "attention": ("q", "kv", "d"),
+    "latent": ("q", "lora", "nope", "rope", "v"),
+    "latent_cache": ("lora", "rope"),
+    "angles": ("d",),
+    "sparse": ("q", "lora", "rope", "top"),
+    "indexer": ("q", "d", "top"),
+    "vocab": ("vocab",),
+    "embedding": ("vocab", "h"),
+    "router": ("e", "top", "h"),
+    #: Experts on a device, their width, hidden, top_k, ep.
+    "experts": ("e", "w", "h", "top", "ep"),
 }
+#: Sources whose parts every device has as a whole.
+_WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "vocab", "router"})
+
+
+def _origins(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple[tuple[int, ...], ShapeOrigin]]:
+    """Yields the sizes that a model gives to a source, for each way to divide the model, and where they come from."""
+    if source == "experts":
+        experts = model.experts
+        for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
+            assert experts is not None
+            yield (
+                (count, width, model.hidden, experts.top_k, ep),
+                ShapeOrigin(model.name, "experts", f"ep {ep}", experts.layers),
+            )
+        return
+    for tp in (1,) if source in _WHOLE else model.tp_sizes(targets.tp_sizes):
+        for sources, part, sizes, calls in _parts(model, tp):
+            if "linears" in source and targets.lm_head is not None and targets.lm_head != (part == "lm_head"):
+                continue
+            if source in sources.split():
+                yield sizes, ShapeOrigin(model.name, part, "" if source in _WHOLE else f"tp {tp}", calls)
 
 
 def resolve_targets(names: Sequence[str]) -> Targets:

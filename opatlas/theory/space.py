@@ -115,7 +115,7 @@ class Space:
         self.missing_source = missing_source(pattern, targets)
         self.shapes = model_shapes(pattern, targets)
         grids = [axis for axis in pattern.axes if not axis.source]
-        names = [name for axis in pattern.axes if axis.source for name in SOURCES[axis.source].names]
+        names = [name for axis in pattern.axes if axis.source for name in SOURCES[axis.source]]
         self._of_shape: dict[str, Array] = {
             name: np.array([shape.values[name] for shape in self.shapes], dtype=np.int64) for name in names
         }

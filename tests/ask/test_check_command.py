@@ -15,7 +15,7 @@ import pytest
 from checked import product, write_database
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.results import KNOWN_FINDINGS
+from opatlas.ask.checks.check import KNOWN_FINDINGS
 from opatlas.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]

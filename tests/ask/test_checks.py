@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from sessions import row
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.check import CheckedDatabase, Finding
+from opatlas.ask.checks.check import KNOWN_FINDINGS, CheckedDatabase, Finding, read_known, split_findings
 from opatlas.ask.checks.duration_checks import families
-from opatlas.ask.checks.results import KNOWN_FINDINGS, read_known, split_findings
 from opatlas.cli.main import main
 from opatlas.data.cells import microseconds
 from opatlas.errors import OpAtlasError
@@ -154,7 +153,7 @@ def test_files_that_cannot_be_read_are_found_and_the_others_are_checked(tmp_path
     database = CheckedDatabase(tmp_path)
     found = sorted(finding.file for finding in findings("unreadable", database))
     assert found == [str(tmp_path / "Add.csv"), str(tmp_path / "runs")]
-    assert database.kernel_types == ["MatMulV2"]
+    assert list(database.tables) == ["MatMulV2"]
 
 
 @pytest.mark.parametrize("shift", [0.0, 20.0])
@@ -210,7 +209,7 @@ def test_a_spike_names_both_neighbours(tmp_path: Path) -> None:
 
 def test_a_row_whose_m_equals_a_dimension_of_the_weights_is_compared(tmp_path: Path) -> None:
     database = database_of(tmp_path, products((512, 10.0), (1024, 20.0), (2048, 40.0)))
-    (family,) = families(database.table("MatMulV2"), least=2)
+    (family,) = families(database.tables["MatMulV2"], least=2)
     assert list(family.m) == [512, 1024, 2048]
 
 

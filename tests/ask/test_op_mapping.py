@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checked import findings, message, product, write_database
+from checked import check_named, findings, message, product, write_database
 
 from opatlas.ask.checks.check import CheckedDatabase
-from opatlas.ask.checks.op_mapping_checks import OP_MAPPING
 from opatlas.data.op_mapping import MAPPING, write_default_mapping
 from opatlas.row.location import DEFAULT_NPU_DEVICE
 from opatlas.run.registry import replays_of_bench
@@ -134,4 +133,4 @@ def test_operators_without_rows_and_rows_without_an_operator_are_told(folder: Pa
 
 
 def test_a_database_without_a_mapping_is_not_looked_at(folder: Path) -> None:
-    assert MAPPING in OP_MAPPING.why_skipped(checked(folder))
+    assert MAPPING in check_named("op-mapping").why_skipped(checked(folder))

@@ -11,8 +11,7 @@ from pathlib import Path
 import captures
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.ask.checks.results import KNOWN_FINDINGS, read_known, split_findings
+from opatlas.ask.checks.check import KNOWN_FINDINGS, WHOLE_DATABASE, CheckedDatabase, read_known, split_findings
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
@@ -81,7 +80,7 @@ def _table(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     database = CheckedDatabase(path.parent)
     for check in CHECKS:
-        for kernel_type in [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types:
+        for kernel_type in [WHOLE_DATABASE] if check.of_database is not None else database.tables:
             found = split_findings(check, check.find(database, kernel_type), ()).new
             expect(
                 all(not math.isnan(finding.weight) for finding in found), f"{check.name}: a weight that orders nothing"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from opatlas.outer.judging.answer import read_answer
+from opatlas.outer.generation.prompt import read_answer
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 
 FORMER = "class ModelNew:\n    def f(self):\n        x = 1\n        y = 2\n        return  x + y\n\n\nx = 1\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import read_tasks
+from opatlas.outer.tasks.task_rows import find_candidates
 from opatlas.run.implementation_catalog import KernelInFile
 
 TASK = "class Model: ...\ndef get_inputs(): return []\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.outer.judging.judgement import ErrorClass
-from opatlas.outer.judging.static_rules import RULES
+from opatlas.outer.judging.rules import RULES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "candidates.md").read_text("utf-8").splitlines()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.outer.judging.complexity import CLASSES, class_of_score, complexity_of_task
+from opatlas.outer.tasks.task import CLASSES, class_of_score, complexity_of_task
 
 
 def task(forward: str, init: str = "pass") -> str:

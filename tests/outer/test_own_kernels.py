@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import math
 
 import pytest
 
-from opatlas.outer.judging.durations import expect_possible, own_kernel_names, own_share, share_notes
+from opatlas.outer.judging.judged_replay import expect_possible, own_share, share_notes
 from opatlas.outer.judging.judgement import CandidateRejected
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.row.roofline import Peak
@@ -29,11 +28,11 @@ extern "C" __global__ void plain(float* x) {}
 
 
 def _source(text: str) -> CandidateSource:
-    return CandidateSource(text, ast.parse(text))
+    return CandidateSource.read(text)
 
 
 def test_kernels_of_triton_and_of_strings_are_the_candidates_own() -> None:
-    assert own_kernel_names(_source(_SOURCE), ["__global__ static void helper(int n) {}"]) == {
+    assert _source(_SOURCE).own_kernels(["__global__ static void helper(int n) {}"]) == {
         *("row_softmax", "scaled", "plain", "helper"),
     }
 
@@ -54,7 +53,7 @@ def test_the_share_is_that_of_the_time(names: list[str], durations_us: list[floa
 
 
 def test_a_candidate_without_kernels_has_no_share() -> None:
-    assert own_share(["softmax_warp_forward"], [1.0], own_kernel_names(_source("import torch"))) == 0.0
+    assert own_share(["softmax_warp_forward"], [1.0], _source("import torch").own_kernels()) == 0.0
 
 
 @pytest.mark.parametrize("durations_us", [[0.0], [1.0, -2.0], [math.nan], [math.inf, 3.0], []])

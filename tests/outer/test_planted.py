@@ -11,12 +11,11 @@ import torch
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.judging.static_rules import static_check
+from opatlas.outer.judging.rules import judge_source
 from opatlas.row.status import Status
 from opatlas.run import result_check
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.instruments import instrument as timers
-from opatlas.run.instruments import kernel_records
+from opatlas.run.instruments import instrument, kernel_records
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.runner import Runner
@@ -48,7 +47,7 @@ def _restored_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.Tensor, ("__eq__",)),
         (torch, ("allclose", "equal")),
         (result_check, ("check", "_compare")),
-        (timers, ("perf_counter_ns",)),
+        (instrument, ("perf_counter_ns",)),
         (kernel_records, ("perf_counter",)),
     ):
         for name in names:
@@ -78,7 +77,7 @@ def test_a_planted_kernel_that_ends_its_process_is_a_crash(kernel: PlantedKernel
 
 @pytest.mark.parametrize("kernel", each_of(KERNELS))
 def test_a_planted_kernel_is_caught_by_its_source_where_a_rule_is_for_it(kernel: PlantedKernel) -> None:
-    judgement = static_check(kernel.path.read_text(), kernel.path)
+    judgement, _ = judge_source(kernel.path.read_text(), kernel.path)
     found = f"{judgement.error_class} {judgement.sub_class}" if judgement else ""
     assert found == kernel.static
 

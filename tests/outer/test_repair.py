@@ -11,11 +11,10 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.outer.generation.answers import RecordedAnswers
-from opatlas.outer.generation.attempts import AttemptLog
+from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop, StopReason
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest
 from opatlas.outer.generation.models_file import KernelLanguage, LoopLimits, Price
 from opatlas.outer.generation.prompt import Prompts
-from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 
 PASS = Judgement(ErrorClass.PASS, level=Level.MEASURED, within_1e3=True, max_error=0.5, duration_us=12.5)

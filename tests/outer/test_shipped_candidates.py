@@ -10,9 +10,8 @@ import torch
 
 from opatlas.outer.judging.failures import run_candidate
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.tasks.candidate_files import find_candidates
 from opatlas.outer.tasks.task import Task, read_tasks
-from opatlas.outer.tasks.task_rows import TaskRows, task_rows
+from opatlas.outer.tasks.task_rows import TaskRows, find_candidates, task_rows
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementation_catalog import read_directory

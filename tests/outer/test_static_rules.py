@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.outer.judging.judgement import ErrorClass, Level
-from opatlas.outer.judging.static_rules import RULES, static_check, static_findings, static_notes
+from opatlas.outer.judging.rules import RULES, judge_source
 
 PATH = Path("/nonexistent/candidate.py")
 
@@ -38,7 +38,7 @@ class ModelNew(torch.nn.Module):
 
 def rule_of(source: str, language: str = "") -> str:
     """The class and rule that fail a source; "" where none does."""
-    judgement = static_check(source, PATH, language=language, installed=lambda module: module != "absent")
+    judgement, _ = judge_source(source, PATH, language=language, installed=lambda module: module != "absent")
     if judgement is None:
         return ""
     assert judgement.level is Level.ANSWER
@@ -148,8 +148,8 @@ def test_the_classes_come_in_their_order() -> None:
 def test_modules_beside_the_candidate_are_there(tmp_path: Path) -> None:
     (tmp_path / "_beside_candidate.py").write_text("", "utf-8")
     source = "from _beside_candidate import kernel\nimport given\n"
-    assert static_check(source, tmp_path / "a.py", helpers=["given"]) is None
-    judgement = static_check(source, PATH, helpers=["given"])
+    assert judge_source(source, tmp_path / "a.py", helpers=["given"])[0] is None
+    judgement, _ = judge_source(source, PATH, helpers=["given"])
     assert judgement is not None
     assert judgement.error_class is ErrorClass.IMPORT
 
@@ -166,13 +166,11 @@ def test_modules_beside_the_candidate_are_there(tmp_path: Path) -> None:
 )
 def test_notes_fail_nothing(source: str, note: str) -> None:
     assert rule_of(source) == ""
-    names = {rule.name for rule, _ in static_findings(source, PATH, installed=lambda _: True)}
-    assert note in names
-    assert any(text.startswith(f"{note}:") for text in static_notes(source, PATH))
+    assert any(text.startswith(f"{note}:") for text in judge_source(source, PATH)[1])
 
 
 def test_a_failed_candidate_keeps_its_notes() -> None:
-    judgement = static_check(in_forward("x = x.half()\nraise SystemExit"), PATH)
+    judgement, _ = judge_source(in_forward("x = x.half()\nraise SystemExit"), PATH)
     assert judgement is not None
     assert any(note.startswith("precision:") for note in judgement.notes)
 

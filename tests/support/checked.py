@@ -92,9 +92,9 @@ def check_named(name: str) -> Check:
 def findings(name: str, database: CheckedDatabase) -> list[Finding]:
     """All findings of a check."""
     check = check_named(name)
-    if check.check_database is not None:
+    if check.of_database is not None:
         return check.find(database, "database")
-    return [finding for kernel_type in database.kernel_types for finding in check.find(database, kernel_type)]
+    return [finding for kernel_type in database.tables for finding in check.find(database, kernel_type)]
 
 
 def message(size: int, us: float, std: float = 0.1) -> dict[str, str]:

@@ -11,7 +11,7 @@ from tests_of_shapes import request
 
 from opatlas.data.database import Database
 from opatlas.theory.catalog import CatalogKernel, built_in_catalog, database_kernels
-from opatlas.theory.coverage import ShapeCoverage, model_coverage
+from opatlas.theory.known_rows import ShapeCoverage, model_coverage
 from opatlas.theory.plan import add_theory_rows, read_table
 from opatlas.theory.sources import Targets
 

@@ -7,7 +7,7 @@ from opatlas.shapes.report import coverage_page, summary_parts
 
 from opatlas.data.manifest import Manifest, Pace, replay_pace
 from opatlas.show.result import Table
-from opatlas.theory.coverage import ModelCoverage, ShapeCoverage
+from opatlas.theory.known_rows import ModelCoverage, ShapeCoverage
 from opatlas.theory.plan import KernelResult
 
 

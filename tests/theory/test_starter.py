@@ -16,7 +16,7 @@ from opatlas.row.columns import AVERAGE, BASE, INPUT_DTYPES, INPUT_FORMATS
 from opatlas.row.communication import is_communication
 from opatlas.row.signature import signatures
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.coverage import model_coverage
+from opatlas.theory.known_rows import model_coverage
 from opatlas.theory.model_calls import model_calls
 from opatlas.theory.plan import read_table
 from opatlas.theory.sources import Targets

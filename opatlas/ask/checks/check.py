@@ -1,24 +1,43 @@
-"""Checks, findings, and the checked database: tables, manifests of runs, peaks of the device."""
+"""What a check is, the database that it looks at, what checks found, and which findings are known.
+
+A known finding, of which known_findings.yaml in the folder of the database has the reason, is reported and does not
+fail. An entry there that matches no finding is reported too.
+"""
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from opatlas.capture.cases import Cases, pool_cases
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
 from opatlas.data.ingests import read_ingests
-from opatlas.data.manifest import Manifest
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
+from opatlas.files import read_safely
 from opatlas.row.roofline import PEAKS, Peak
 from opatlas.row.table import FIRST_LINE, RowTable
+from opatlas.text import exception_line, suggest
+from opatlas.yaml_file import YamlError, parse_yaml
+
+#: The kernel type of a check that looks at the whole database.
+WHOLE_DATABASE = "database"
+KNOWN_FINDINGS = "known_findings.yaml"
+#: The pattern that every kernel type and every row matches.
+ANY = "*"
+_LARGEST_BYTES = 4 << 20
+_Text = Annotated[str, Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -60,66 +79,44 @@ class CheckedDatabase:
     """A database, and what its rows are compared with.
 
     Attributes:
-        database: the folder.
-        kernel_types: the types whose CSV can be read, collectives included.
+        path: the folder.
+        tables: the tables that can be read by kernel type, those of collectives included.
         unreadable: the errors of the other CSVs, by kernel type.
         replayed_types: the kernel types that have a replay.
+        provenance: the device and software of the durations.
     """
 
     def __init__(self, path: Path, *, replayed_types: Collection[str] = frozenset()) -> None:
         """Reads all CSVs. Raises OpAtlasError: a folder of the database is a link."""
-        self.database = Database(path)
+        self.path = path
         self.replayed_types = replayed_types
-        self._tables: dict[str, RowTable] = {}
+        self.provenance = Provenance(Database(path))
+        self.tables: dict[str, RowTable] = {}
         self.unreadable: dict[str, TableError] = {}
         for file in sorted(path.glob("[!.]*.csv")):
             try:
-                self._tables[file.stem] = RowTable(file.stem, file, read_table(file, file.stem))
+                self.tables[file.stem] = RowTable(file.stem, file, read_table(file, file.stem))
             except TableError as error:
                 self.unreadable[file.stem] = error
-        self.kernel_types = list(self._tables)
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return self.database.path
 
     @property
     def rows(self) -> int:
         """The number of rows of all kernel types."""
-        return sum(map(len, self._tables.values()))
-
-    def table(self, kernel_type: str) -> RowTable:
-        """Returns the rows of one of `kernel_types`."""
-        return self._tables[kernel_type]
-
-    def tables(self) -> Iterator[RowTable]:
-        """Yields the table of each kernel type."""
-        yield from self._tables.values()
+        return sum(map(len, self.tables.values()))
 
     @cached_property
     def rows_by_run(self) -> Counter[str]:
         """The number of replayed durations by run id; "" counts rows without a run id."""
         rows: Counter[str] = Counter()
-        for table in self.tables():
+        for table in self.tables.values():
             run_ids = table.replayed.run_id
             rows.update(run_ids[index].strip() for index in np.flatnonzero(table.replayed.known).tolist())
         return rows
 
     @cached_property
-    def provenance(self) -> Provenance:
-        """The device and software of the durations."""
-        return Provenance(self.database)
-
-    @property
-    def manifests(self) -> Mapping[str, Manifest]:
-        """The readable manifests of runs, by run id."""
-        return self.provenance.manifests
-
-    @cached_property
     def _pooled(self) -> tuple[Mapping[str, Cases], list[str]]:
         try:
-            return pool_cases(read_ingests(self.database)), []
+            return pool_cases(read_ingests(self.provenance.database)), []
         except OpAtlasError as error:
             return {}, [str(error)]
 
@@ -129,40 +126,31 @@ class CheckedDatabase:
         return self._pooled[0]
 
     @property
-    def ingests(self) -> frozenset[str]:
-        """The run ids of the ingests whose manifest can be read."""
-        return frozenset(ingest.manifest.run_id for ingest in self.provenance.ingests)
-
-    @property
     def problems(self) -> Sequence[str]:
         """A sentence for each file in `runs/` that cannot be read. Raises OpAtlasError as `Provenance.problems`."""
         return list(dict.fromkeys([*self.provenance.problems, *self._pooled[1]]))
 
-    @cached_property
+    @property
     def device(self) -> str:
         """The device of the rows; "" if it is unknown, or there are several."""
         return self.provenance.device
 
-    @cached_property
+    @property
     def peak(self) -> Peak | None:
         """The peaks in the data sheet of the device; None if unknown."""
         return PEAKS.get(self.device)
 
 
-#: The kernel type of a check that looks at the whole database.
-WHOLE_DATABASE = "database"
-
-
 @dataclass(frozen=True)
 class Check:
-    """One data test.
+    """One data test: of the rows of each kernel type, or of the whole database.
 
     Attributes:
         name: the name in test ids, in known_findings.yaml and in JSON.
         about: what the findings are: "rows far above both neighbours".
         remedy: what a user can do about a finding.
-        check_table: finds rows of one kernel type; None for a check of the whole database.
-        check_database: finds rows or runs of the whole database; None for a check of each kernel type.
+        of_table: finds rows of a kernel type; None for a check of the whole database.
+        of_database: finds rows or runs of the whole database; None for a check of each kernel type.
         advisory: whether findings fail only with --strict.
         why_skipped: says why the check does not apply to a database; "" if it applies.
     """
@@ -170,16 +158,177 @@ class Check:
     name: str
     about: str
     remedy: str
-    check_table: Callable[[CheckedDatabase, RowTable], Sequence[Finding]] | None = None
-    check_database: Callable[[CheckedDatabase], Sequence[Finding]] | None = None
+    of_table: Callable[[CheckedDatabase, RowTable], Iterable[Finding]] | None = None
+    of_database: Callable[[CheckedDatabase], Iterable[Finding]] | None = None
     advisory: bool = False
     why_skipped: Callable[[CheckedDatabase], str] = lambda database: ""
 
     def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
         """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
-        if self.check_database is not None:
-            found = self.check_database(database)
+        if self.of_table is not None:
+            found = self.of_table(database, database.tables[kernel_type])
         else:
-            assert self.check_table is not None
-            found = self.check_table(database, database.table(kernel_type))
-        return sorted(found, key=lambda finding: -finding.weight)
+            assert self.of_database is not None
+            found = self.of_database(database)
+        return sorted(found, key=lambda each: -each.weight)
+
+
+class KnownFinding(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry of known_findings.yaml.
+
+    Attributes:
+        checks: names of the checks.
+        kernel_type, row: patterns with `*` and `?` for the kernel type and the row of a finding.
+        most: how many findings of each kernel type are known, the least severe ones; None for all.
+        reason: the cause of the numbers.
+        date: the day of the examination.
+        number: of the entry in the file, from 1.
+    """
+
+    checks: Annotated[list[_Text], Meta(min_length=1)]
+    reason: _Text
+    date: datetime.date
+    kernel_type: _Text = ANY
+    row: _Text = ANY
+    most: Annotated[int, Meta(ge=1)] | None = None
+    number: int = 0
+
+    @property
+    def place(self) -> str:
+        """File and number of the entry."""
+        return f"{KNOWN_FINDINGS}, entry {self.number}"
+
+    def covers(self, check: Check, found: Finding) -> bool:
+        """Returns whether the entry matches a finding of a check."""
+        cells = (found.kernel_type, self.kernel_type), (found.row, self.row)
+        return check.name in self.checks and all(fnmatchcase(*each) for each in cells)
+
+
+class SortedFindings(NamedTuple):
+    """The findings of a case: new ones, the worst first, and known ones, each with its entry."""
+
+    new: list[Finding]
+    known: list[tuple[Finding, KnownFinding]]
+
+
+def split_findings(check: Check, findings: Iterable[Finding], entries: Sequence[KnownFinding]) -> SortedFindings:
+    """Splits the findings of one check and kernel type, the worst first; the first matching entry counts."""
+    of_entry: dict[int, list[Finding]] = {}
+    for each in findings:
+        number = next((i for i, entry in enumerate(entries) if entry.covers(check, each)), -1)
+        of_entry.setdefault(number, []).append(each)
+    sorted_out = SortedFindings(of_entry.pop(-1, []), [])
+    for number, covered in of_entry.items():
+        entry = entries[number]
+        extra = covered[: -entry.most] if entry.most is not None else []
+        told = f"{entry.place} allows {entry.most} of {len(covered)}"
+        sorted_out.new.extend(replace(each, reason=f"{each.reason}; {told}") for each in extra)
+        sorted_out.known.extend((each, entry) for each in covered[len(extra) :])
+    sorted_out.new.sort(key=lambda each: -each.weight)
+    return sorted_out
+
+
+def read_known(folder: Path, checks: Sequence[Check]) -> list[KnownFinding]:
+    """Reads the entries of a database; an empty list if there is no file.
+
+    Raises:
+        OpAtlasError: the file cannot be read, links out of the folder, or is not a list of known findings.
+    """
+    path = folder / KNOWN_FINDINGS
+    try:
+        content = parse_yaml(read_safely(path, _LARGEST_BYTES), strict=True)
+    except FileNotFoundError:
+        return []
+    except (OSError, YamlError) as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error}): correct it, or remove it") from None
+    if not isinstance(content, list | None):
+        raise OpAtlasError(f"{path}: not a list of known findings: begin each with `- checks: [NAME]`")
+    names = [check.name for check in checks]
+    entries = []
+    for number, each in enumerate(content or (), start=1):
+        try:
+            entry = msgspec.convert(each, KnownFinding)
+        except msgspec.ValidationError as error:
+            raise OpAtlasError(f"{path}, entry {number}: {error}: write it as in docs/compare.md") from None
+        if unknown := [name for name in entry.checks if name not in names]:
+            like = suggest(unknown[0], names)
+            raise OpAtlasError(
+                f"{path}, entry {number}: no check {unknown[0]!r}{like}: give some of {', '.join(names)}"
+            )
+        entries.append(msgspec.structs.replace(entry, number=number))
+    return entries
+
+
+@dataclass
+class CheckTally:
+    """The results of the cases of a check: one for each kernel type, or one for the database.
+
+    Attributes:
+        cases: the number of cases that were run.
+        new, known: the findings.
+        failing: of these, the ones that fail their case, by case.
+        skipped: why the check does not apply to this database.
+    """
+
+    check: Check
+    cases: int = 0
+    new: list[Finding] = field(default_factory=list)
+    known: list[tuple[Finding, KnownFinding]] = field(default_factory=list)
+    failing: list[Sequence[Finding]] = field(default_factory=list)
+    skipped: str = ""
+
+
+class CheckResults:
+    """Runs cases, and keeps their findings.
+
+    Attributes:
+        database: what is checked.
+        entries: those of its known_findings.yaml.
+        strict: whether known and advisory findings fail.
+        show_all: whether a user wants to see each finding.
+        tallies: the results by the name of the check.
+        problems: cases that could not be run.
+    """
+
+    def __init__(self, database: CheckedDatabase, entries: Sequence[KnownFinding], checks: Iterable[Check]) -> None:
+        self.database, self.entries = database, entries
+        self.strict = self.show_all = False
+        self.tallies = {each.name: CheckTally(each) for each in checks}
+        self.problems: list[str] = []
+        self._ran: set[tuple[str, str]] = set()
+
+    def kernel_types_of(self, check: Check) -> Sequence[str]:
+        """Returns the names of a check's cases."""
+        of_whole = check.of_database is not None or check.why_skipped(self.database)
+        return [WHOLE_DATABASE] if of_whole else list(self.database.tables)
+
+    def why_skipped(self, check: Check) -> str:
+        """Returns why a check does not apply to the database; "" if it applies."""
+        self.tallies[check.name].skipped = check.why_skipped(self.database)
+        return self.tallies[check.name].skipped
+
+    def run(self, check: Check, kernel_type: str) -> tuple[SortedFindings, list[Finding]]:
+        """Runs a case; returns its findings, and those that fail it. Raises what the check raises."""
+        tally = self.tallies[check.name]
+        try:
+            found = split_findings(check, check.find(self.database, kernel_type), self.entries)
+        except Exception as error:
+            self.problems.append(f"{check.name} of {kernel_type}: {exception_line(error)}")
+            raise
+        tally.cases += 1
+        tally.new += found.new
+        tally.known += found.known
+        self._ran.add((check.name, kernel_type))
+        new = () if check.advisory and not self.strict else found.new
+        fails = [*new, *(each for each, _ in found.known if self.strict)]
+        tally.failing.append(fails)
+        return found, fails
+
+    def unused_entries(self) -> list[KnownFinding]:
+        """Returns the entries that no finding matches, of those whose cases were all run."""
+        matched = {id(entry) for tally in self.tallies.values() for _, entry in tally.known}
+        return [entry for entry in self.entries if id(entry) not in matched and self._all_ran(entry)]
+
+    def _all_ran(self, entry: KnownFinding) -> bool:
+        checks = [self.tallies[name].check for name in entry.checks]
+        return all((check.name, kind) in self._ran for check in checks for kind in self.kernel_types_of(check))

@@ -13,7 +13,7 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.arrays import Floats
-from opatlas.ask.checks.check import Check, CheckedDatabase, Finding, finding
+from opatlas.ask.checks.check import CheckedDatabase, Finding, finding
 from opatlas.row.columns import (
     BASE,
     DTYPE,
@@ -112,7 +112,7 @@ def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:
 _COLD = "cold"
 
 
-def _too_short(database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def too_short(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds durations that are shorter than the peaks of the device allow (opatlas/row/roofline.py).
 
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
@@ -120,8 +120,7 @@ def _too_short(database: CheckedDatabase, table: RowTable) -> list[Finding]:
     """
     peak = database.peak
     if peak is None:
-        return []
-    found = []
+        return
     columns = {name: table.cells(name) for name in BASE}
     cold = [cell.strip() == _COLD for cell in table.replayed.cache]
     replayed, captured = table.replayed, table.captured
@@ -136,31 +135,18 @@ def _too_short(database: CheckedDatabase, table: RowTable) -> list[Finding]:
             us = durations.median_us[index]
             verdict = judge([us], bound_us=least)
             if verdict.quality is Quality.ABOVE_ROOFLINE:
-                found.append(finding(table, index, formats.duration(us), verdict.reason, least / us))
-    return found
-
-
-BELOW_ROOFLINE = Check(
-    "below-roofline",
-    "durations shorter than the peaks of the device allow",
-    "see what ran (opatlas history DB ...): the kernel may do less work than the row says, or ran on another device",
-    check_table=_too_short,
-    why_skipped=lambda database: (
-        "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
-    ),
-)
+                yield finding(table, index, formats.duration(us), verdict.reason, least / us)
 
 
 ALLOWED_RATIO = 1.25
 
 
-def _not_monotone(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def not_monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds rows that take clearly longer than a row of the same family with a larger M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the other duration
     plus two standard deviations.
     """
-    found = []
     for family in families(table, least=2):
         fastest_later = np.minimum.accumulate(family.high_us[::-1])[::-1]
         for i in np.flatnonzero(family.low_us[:-1] > ALLOWED_RATIO * fastest_later[1:]).tolist():
@@ -170,25 +156,15 @@ def _not_monotone(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
                 f"{ratio:.2f} times the {formats.duration(family.us[fastest])} of M {family.m[fastest]:,.0f} "
                 f"(line {family.places[fastest] + FIRST_LINE}), which is more work than M {family.m[i]:,.0f}"
             )
-            found.append(finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio))
-    return found
+            yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
 
 
-MONOTONE = Check(
-    "monotone",
-    "rows that take longer than a row with a larger M",
-    "measure both again; if the finding stays, add the row and its cause to known_findings.yaml",
-    check_table=_not_monotone,
-)
-
-
-def _spikes(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def spikes(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds rows that take clearly longer than both neighbours in M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the longer neighbour
     plus two standard deviations. The first row of a step, as tiles cause it, exceeds one neighbour only.
     """
-    found = []
     for family in families(table, least=3):
         allowed = np.maximum(family.high_us[:-2], family.high_us[2:])
         for i in (np.flatnonzero(family.low_us[1:-1] > ALLOWED_RATIO * allowed) + 1).tolist():
@@ -201,51 +177,29 @@ def _spikes(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
             )
             likely = formats.duration(between)
             reason = f"{ratio:.2f} times the {likely} between its neighbours: {before}, {after}"
-            found.append(finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio))
-    return found
+            yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
 
 
-SPIKES = Check(
-    "spikes",
-    "rows far above both of their neighbours in M",
-    "measure the row again; if the finding stays, add it and its cause to known_findings.yaml",
-    check_table=_spikes,
-)
-
-
-def _noisy_rows(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def noisy_rows(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds replayed durations whose samples disagree, by the Quality column.
 
     A row without a Quality is noisy if the standard deviation exceeds NOISE_LIMIT of the mean (for a message, of the
     median).
     """
-    durations, share = table.replayed, table.replayed.noise
-    reasons = table.cells(QUALITY_REASON)
-    found = []
+    durations = table.replayed
     for index in np.flatnonzero(durations.of_kernel & durations.noisy).tolist():
-        quality = durations.quality[index]
-        value = formats.duration(durations.median_us[index])
+        quality, share = durations.quality[index], durations.noise[index]
         if quality is Quality.ABOVE_ROOFLINE:
             continue  # the check below-roofline finds these
         if quality is not None:
-            reason = f"{quality}: {reasons[index]}".removesuffix(": ")
-            found.append(finding(table, index, value, reason, np.nan_to_num(share[index])))
+            reason = f"{quality}: {table.cells(QUALITY_REASON)[index]}".removesuffix(": ")
         else:
             std = formats.duration(durations.std_us[index])
-            reason = f"the standard deviation is {formats.percent(share[index])} of the mean, {std}"
-            found.append(finding(table, index, value, reason, share[index]))
-    return found
+            reason = f"the standard deviation is {formats.percent(share)} of the mean, {std}"
+        yield finding(table, index, formats.duration(durations.median_us[index]), reason, np.nan_to_num(share))
 
 
-NOISY = Check(
-    "noisy",
-    "durations whose samples do not agree",
-    "measure the rows again on an idle machine: opatlas bench --database-path DB --where 'quality != quiet'",
-    check_table=_noisy_rows,
-)
-
-
-def _bimodal_captures(database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def bimodal_captures(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds captured signatures whose launches are two populations (Ashman's D of the best split).
 
     Two populations are two cases that the columns do not tell apart, for example two sets of sequence lengths: their
@@ -253,21 +207,10 @@ def _bimodal_captures(database: CheckedDatabase, table: RowTable) -> list[Findin
     """
     pooled = database.pooled.get(table.kernel_type)
     if pooled is None:
-        return []
-    found = []
+        return
     for case in pooled:
         index = table.by_signature.get(case.signature)
         verdict = judge(case.durations_us)
         if index is not None and verdict.quality is Quality.BIMODAL:
             value = formats.duration(case.durations.median_us)
-            found.append(finding(table, index, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
-    return found
-
-
-CAPTURES = Check(
-    "captures",
-    "captured signatures with two populations",
-    "find what distinguishes the two (--attention-records for attention), or use the replayed duration",
-    check_table=_bimodal_captures,
-    why_skipped=lambda database: "" if database.pooled else "no samples of captures are kept",
-)
+            yield finding(table, index, value, verdict.reason, relative_noise(case.durations_us) or 0.0)

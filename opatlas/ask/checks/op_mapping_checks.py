@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from opatlas.ask.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
+from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding
 from opatlas.data.op_mapping import (
     COMMUNICATION,
     MAPPING,
@@ -40,24 +41,25 @@ _LONG = 7
 _NOT_ASKED = "profiling."
 
 
-def _find(database: CheckedDatabase) -> list[Finding]:
+def wrong_operators(database: CheckedDatabase) -> Iterator[Finding]:
+    """Finds operators, and references to messages, for which a simulator finds no rows."""
     try:
         mapping = read_mapping(database.path)
     except OpAtlasError as error:
-        return [Finding(str(database.path / MAPPING), None, "", WHOLE_DATABASE, "", str(error))]
-    if mapping is None:
-        return []
-    return [*_check_reference(database.path, mapping), *_check_operators(database, mapping)]
+        yield Finding(str(database.path / MAPPING), None, "", WHOLE_DATABASE, "", str(error))
+        return
+    if mapping is not None:
+        yield from _check_reference(database.path, mapping)
+        yield from _check_operators(database, mapping)
 
 
-def _find_missing(database: CheckedDatabase) -> list[Finding]:
-    try:
-        mapping = read_mapping(database.path)
-    except OpAtlasError:
-        return []  # the check op-mapping reports the error
-    if mapping is None:
-        return []
-    return [*_without_rows(database, mapping), *_not_named(database, mapping)]
+def missing_rows(database: CheckedDatabase) -> Iterator[Finding]:
+    """Finds operators without rows, and rows without an operator."""
+    # The check op-mapping reports an error.
+    with suppress(OpAtlasError):
+        if (mapping := read_mapping(database.path)) is not None:
+            yield from _without_rows(database, mapping)
+            yield from _not_named(database, mapping)
 
 
 def _without_rows(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
@@ -83,7 +85,7 @@ def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Findin
     named = {name for operator in mapping.operators for name in operator.kernel_types}
     # Only the code of the simulator says which kernels a decomposer uses.
     has_decomposer = any(operator.decomposer for operator in mapping.operators)
-    for name in database.kernel_types:
+    for name in database.tables:
         if name not in named:
             hint = ", but a decomposer may use its rows" if has_decomposer else ""
             yield Finding(
@@ -113,7 +115,7 @@ def _check_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[
         yield Finding(
             str(database.path / MAPPING), line, "", name, "", "must have fields, such as {kernel_type: MatMulV2}"
         )
-    known = {*database.kernel_types, *database.unreadable, *database.replayed_types, *BY_KERNEL_TYPE}
+    known = {*database.tables, *database.unreadable, *database.replayed_types, *BY_KERNEL_TYPE}
     for operator in mapping.operators:
         for field, value in operator.fields.items():
             problem = _wrong_field(operator, field, value)
@@ -166,22 +168,6 @@ def _finding(database: CheckedDatabase, operator: MappedOperator, value: str, re
     return Finding(str(database.path / MAPPING), operator.line, operator.kernel_type, operator.name, value, reason)
 
 
-def _why_skipped(database: CheckedDatabase) -> str:
+def without_mapping(database: CheckedDatabase) -> str:
+    """Returns why a database has no mapping to check; "" if it has one."""
     return "" if (database.path / MAPPING).exists() else f"no {MAPPING}; only databases of NPUs have one"
-
-
-OP_MAPPING = Check(
-    "op-mapping",
-    "operators for which a simulator finds no rows",
-    "correct the line (docs/tutorials/op-mapping.md)",
-    check_database=_find,
-    why_skipped=_why_skipped,
-)
-OP_MAPPING_ROWS = Check(
-    "op-mapping-rows",
-    "operators without rows, and rows without an operator",
-    "measure the rows (opatlas ingest, opatlas shapes, opatlas bench), or name the kernel type in op_mapping.yaml",
-    check_database=_find_missing,
-    advisory=True,
-    why_skipped=_why_skipped,
-)

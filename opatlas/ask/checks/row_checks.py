@@ -9,7 +9,7 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.arrays import Mask
-from opatlas.ask.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding, finding
+from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
 from opatlas.data.manifest import Manifest
 from opatlas.row.columns import (
     AVERAGE,
@@ -31,28 +31,19 @@ from opatlas.row.columns import (
     STATUS_REASON,
 )
 from opatlas.row.communication import is_communication, row_kind
-from opatlas.row.quality import LONGEST_US, Durations, names_outliers
+from opatlas.row.quality import LONGEST_US, names_outliers
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import pluralize
 
 
-def _unreadable_files(database: CheckedDatabase) -> list[Finding]:
+def unreadable_files(database: CheckedDatabase) -> Iterator[Finding]:
     """Finds CSVs and manifests that cannot be read."""
-    tables = [
-        Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
-        for kernel_type, error in database.unreadable.items()
-    ]
-    runs = str(database.database.runs_dir)
-    return [*tables, *(Finding(runs, None, "", WHOLE_DATABASE, "", problem) for problem in database.problems)]
-
-
-UNREADABLE = Check(
-    "unreadable",
-    "files that cannot be read",
-    "restore them, or move them out of the database",
-    check_database=_unreadable_files,
-)
+    for kernel_type, error in database.unreadable.items():
+        yield Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
+    runs = str(database.provenance.database.runs_dir)
+    for problem in database.problems:
+        yield Finding(runs, None, "", WHOLE_DATABASE, "", problem)
 
 
 #: Tolerances for rounding: to three decimals, and to six digits.
@@ -66,18 +57,17 @@ _COUNTS = (MICROBENCH_SAMPLES, PROFILING_SAMPLES)
 _CELL_SHOWN = 40
 
 
-def _impossible_numbers(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def impossible_numbers(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds rows whose numbers contradict each other.
 
     For the samples of any row: min <= median, min <= mean, |mean - median| <= std, and
     mean - min <= std (n - 1) / sqrt(n), where std is the sample standard deviation of n samples; one sample has none.
     A mean without the outliers, which are at most half of the samples, is at most one std from the mean of all.
     """
-    found = [
-        finding(table, index, f"{column} {cell}", "is no number above zero, or a duration of more than an hour")
-        for column in dict.fromkeys((*row_kind(table.kernel_type).duration_columns, *_NUMBERS))
-        for index, cell in _no_numbers(table, column)
-    ]
+    for column in dict.fromkeys((*row_kind(table.kernel_type).duration_columns, *_NUMBERS)):
+        for index, cell in _no_numbers(table, column):
+            reason = "is no number above zero, or a duration of more than an hour"
+            yield finding(table, index, f"{column} {cell}", reason)
     for std, samples, mean, median, least in _statistics(table):
         deviation, count = table.numbers(std), table.numbers(samples)
         none = np.full(len(table), np.nan)
@@ -86,28 +76,18 @@ def _impossible_numbers(_database: CheckedDatabase, table: RowTable) -> list[Fin
         without = [mean == AVERAGE and names_outliers(reason) for reason in table.cells(QUALITY_REASON)]
         off = slack + np.where(without, deviation, 0.0)
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
+        far, farther = np.abs(means - medians) > deviation + off, (count >= 2) & (means - leasts > reach + off)
         wrong: list[tuple[Mask, str, str, str]] = [
             ((deviation > 0) & (count < 2), std, samples, "one sample has no standard deviation"),
             (leasts > medians + slack, least, median, "the minimum is longer than the median"),
             (leasts > means + slack, least, mean, "the minimum is longer than the mean"),
-            (
-                np.abs(means - medians) > deviation + off,
-                median,
-                std,
-                f"farther from {mean} than the standard deviation",
-            ),
-            (
-                (count >= 2) & (means - leasts > reach + off),
-                least,
-                std,
-                f"farther from {mean} than this standard deviation allows",
-            ),
+            (far, median, std, f"farther from {mean} than the standard deviation"),
+            (farther, least, std, f"farther from {mean} than this standard deviation allows"),
         ]
         for where, value, other, reason in wrong:
             for index in np.flatnonzero(where).tolist():
                 cells = f"{value} {table.cells(value)[index]}, {other} {table.cells(other)[index]}"
-                found.append(finding(table, index, cells, reason))
-    return found
+                yield finding(table, index, cells, reason)
 
 
 def _statistics(table: RowTable) -> Iterator[tuple[str, str, str, str, str]]:
@@ -134,100 +114,47 @@ def _no_numbers(table: RowTable, column: str) -> Iterator[tuple[int, str]]:
             yield index, cells[index].strip()[:_CELL_SHOWN]
 
 
-IMPOSSIBLE = Check(
-    "impossible",
-    "cells that are not numbers, or numbers that contradict each other",
-    "measure the rows again: the cells were edited, or written by another tool",
-    check_table=_impossible_numbers,
-)
-
-
-def _repeated_rows(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def repeated_rows(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds rows whose signature an earlier row of the table has."""
-    found = []
     for index, signature in enumerate(table.signatures):
-        earlier = table.by_signature[signature]
-        if earlier == index:
+        if (earlier := table.by_signature[signature]) == index:
             continue
-        ours, theirs = table.replayed[index], table.replayed[earlier]
-        if ours is None and theirs is None:
-            ours, theirs = table.captured[index], table.captured[earlier]
-        durations, ratio = "", 1.0
+        pairs = ((durations[index], durations[earlier]) for durations in (table.replayed, table.captured))
+        ours, theirs = next((pair for pair in pairs if any(pair)), (None, None))
+        value = "no duration" if ours is None else formats.duration(ours.median_us)
+        reason, ratio = f"the same case as line {earlier + FIRST_LINE}", 1.0
         if ours is not None and theirs is not None:
             ratio = max(ours.median_us / theirs.median_us, theirs.median_us / ours.median_us)
-            durations = f", which took {formats.duration(theirs.median_us)}"
-        value = "no duration" if ours is None else formats.duration(ours.median_us)
-        reason = f"the same case as line {earlier + FIRST_LINE}{durations}"
-        found.append(finding(table, index, value, reason, ratio))
-    return found
+            reason += f", which took {formats.duration(theirs.median_us)}"
+        yield finding(table, index, value, reason, ratio)
 
 
-DUPLICATES = Check(
-    "duplicates",
-    "rows that are in the table twice",
-    "remove one of the two; a replay fills the first one only",
-    check_table=_repeated_rows,
-)
-
-
-def _wrong_statuses(_database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def wrong_statuses(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds statuses that are unknown, lack a reason, or contradict the duration of the row."""
-    found = []
     cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), table.replayed.known.tolist(), strict=True)
     for index, (cell, reason, has_duration) in enumerate(cells):
         status = table.statuses[index]
-        problem = ""
         if cell.strip() and status is None:
-            problem = "not a status of OpAtlas"
+            yield finding(table, index, cell.strip(), "not a status of OpAtlas")
         elif status is Status.MEASURED and not has_duration:
-            problem = "the row has no replayed duration"
+            yield finding(table, index, cell.strip(), "the row has no replayed duration")
         elif status not in (None, Status.MEASURED) and not reason.strip():
-            problem = "without a Status Reason"
-        if problem:
-            found.append(finding(table, index, cell.strip(), problem))
-    return found
+            yield finding(table, index, cell.strip(), "without a Status Reason")
 
 
-STATUSES = Check(
-    "statuses",
-    "statuses that are unknown, lack a reason or contradict their row",
-    "replay the rows again (opatlas bench --database-path DB --runxfail)",
-    check_table=_wrong_statuses,
-)
-
-
-_SEPARATOR = ";"
-
-
-def _unknown_origins(database: CheckedDatabase, table: RowTable) -> list[Finding]:
+def unknown_origins(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds durations whose run or ingest has no manifest in `runs/`."""
-    return [
-        *_without_manifest(table, table.replayed, RUN_ID, frozenset(database.manifests)),
-        *_without_manifest(table, table.captured, PROFILING_RUN_ID, database.ingests),
-    ]
-
-
-def _without_manifest(table: RowTable, durations: Durations, column: str, known: frozenset[str]) -> list[Finding]:
-    found = []
-    for index in np.flatnonzero(durations.known).tolist():
-        ids = [each.strip() for each in durations.run_id[index].split(_SEPARATOR) if each.strip()]
-        missing = [each for each in ids if each not in known]
-        if missing:
-            reason = f"runs/ has no manifest of {column} {missing[0]}, so device and software are unknown"
-        elif not ids:
-            reason = f"its {column} is empty, so device and software are unknown"
-        else:
-            continue
-        found.append(finding(table, index, formats.duration(durations.median_us[index]), reason))
-    return found
-
-
-ORIGINS = Check(
-    "origins",
-    "durations without a manifest of their run",
-    "copy runs/ from where the database was measured, or measure the rows again",
-    check_table=_unknown_origins,
-)
+    provenance = database.provenance
+    ingests = {ingest.manifest.run_id for ingest in provenance.ingests}
+    sources = (table.replayed, RUN_ID, set(provenance.manifests)), (table.captured, PROFILING_RUN_ID, ingests)
+    for durations, column, known in sources:
+        for index in np.flatnonzero(durations.known).tolist():
+            ids = [each.strip() for each in durations.run_id[index].split(";") if each.strip()]
+            missing = [each for each in ids if each not in known]
+            told = f"runs/ has no manifest of {column} {missing[0]}" if missing else f"its {column} is empty"
+            if missing or not ids:
+                value = formats.duration(durations.median_us[index])
+                yield finding(table, index, value, f"{told}, so device and software are unknown")
 
 
 #: Facts of a device that affect durations.
@@ -235,14 +162,15 @@ _FACTS = ("driver", "cuda", "cudnn", "nccl", "cann_toolkit", "cann", "firmware",
 _PACKAGES = ("torch_npu", "vllm-ascend")
 
 
-def _mixed_runs(database: CheckedDatabase) -> list[Finding]:
+def mixed_runs(database: CheckedDatabase) -> Iterator[Finding]:
     """Finds runs, and rows, that differ from most rows in device, software, cache state or instrument.
 
     The rows of a run count for the values that its manifest states. docs/compare.md says which of these matter.
     """
-    rows = database.rows_by_run
-    told = {run_id: _manifest_facts(database.manifests[run_id]) for run_id in rows if run_id in database.manifests}
-    return [*_unlike_runs(database, rows, told), *_unlike_cells(database)]
+    rows, manifests = database.rows_by_run, database.provenance.manifests
+    told = {run_id: _manifest_facts(manifests[run_id]) for run_id in rows if run_id in manifests}
+    yield from _unlike_runs(database, rows, told)
+    yield from _unlike_cells(database)
 
 
 def _manifest_facts(manifest: Manifest) -> dict[str, str]:
@@ -269,7 +197,7 @@ def _unlike_runs(
         (usual, most), *others = of_value.most_common()
         for value, count in others:
             for run_id in sorted(run_id for run_id, facts in told.items() if facts.get(name) == value):
-                path = str(database.database.runs_dir / f"{run_id}.json")
+                path = str(database.provenance.database.runs_dir / f"{run_id}.json")
                 reason = f"{name} {value} of {pluralize(rows[run_id], 'row')}, where {most:,} rows have {usual}"
                 yield Finding(path, None, "", run_id, f"{name} {value}", reason, count)
 
@@ -277,7 +205,7 @@ def _unlike_runs(
 def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
     for column in (CACHE_STATE, INSTRUMENT):
         indices: dict[str, dict[str, list[int]]] = {}
-        for table in database.tables():
+        for table in database.tables.values():
             cells = table.cells(column)
             for index in np.flatnonzero(table.replayed.known).tolist():
                 if word := cells[index].strip():
@@ -287,13 +215,5 @@ def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
             (usual, most), *_ = counts.most_common()
             for kernel_type, of_type in indices[word].items():
                 reason = f"{column} {word} of {pluralize(len(of_type), 'row')}, where {most:,} rows have {usual}"
-                table = database.table(kernel_type)
+                table = database.tables[kernel_type]
                 yield finding(table, of_type[0], f"{column} {word}", reason, len(of_type))
-
-
-MIXED = Check(
-    "mixed",
-    "durations that are not comparable with the others",
-    "keep them in a separate database (docs/compare.md)",
-    check_database=_mixed_runs,
-)

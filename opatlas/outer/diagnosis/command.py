@@ -146,7 +146,7 @@ def _ask(models: Path, prompt: str, folder: Path, code: str, problems: list[str]
     # Only a question to a model needs them.
     from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest, Endpoint
     from opatlas.outer.generation.models_file import read_models
-    from opatlas.outer.judging.answer import read_answer
+    from opatlas.outer.generation.prompt import read_answer
     from opatlas.outer.judging.judgement import Judgement
 
     named = read_models(models).models

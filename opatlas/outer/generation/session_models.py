@@ -13,15 +13,13 @@ from typing import Any
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.outer.generation.answers import RecordedAnswers, model_folder
-from opatlas.outer.generation.attempts import AttemptLog, ModelAttempt
+from opatlas.outer.generation.attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, NamedModel, read_models
 from opatlas.outer.generation.prompt import Prompts
-from opatlas.outer.generation.repair import LoopTask, RepairLoop, StopReason
-from opatlas.outer.judging.complexity import complexity_of_task
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
-from opatlas.outer.tasks.candidate_files import candidate_function
-from opatlas.outer.tasks.task import MODEL_NEW, Task
+from opatlas.outer.tasks.task import MODEL_NEW, Task, complexity_of_task
+from opatlas.outer.tasks.task_rows import candidate_function
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
 from opatlas.run.implementation import Implementation, KernelSource, content_digest, default_devices
@@ -319,8 +317,7 @@ def _outcome(
     if last.candidate and path is not None and path in outcomes:
         outcome = outcomes[path]
     else:
-        judgement = last.judgement
-        outcome = RowOutcome(Status.FAILED, f"{judgement.name}: {first_line(judgement.text)}", judged=judgement.judged)
+        outcome = last.judgement.outcome(text=first_line(last.judgement.text))
     tried = f"stopped after attempt {last.number + 1}: {reason}"
     return replace(outcome, reason=f"{outcome.reason}; {tried}")
 

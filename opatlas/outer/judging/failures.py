@@ -7,20 +7,22 @@ opatlas/run/devices/fatal_errors.py.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from signal import Signals
 
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
-from opatlas.outer.judging.static_rules import static_check, static_notes
+from opatlas.outer.judging.rules import judge_source
+from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
-from opatlas.run.job import Job, RowOutcome
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.text import Word
 
 
@@ -159,10 +161,6 @@ def compile_sub_class(text: str) -> str:
     return "other"
 
 
-#: Characters of stderr that are read.
-_LONGEST = 64 << 10
-
-
 def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = "") -> RowOutcome:
     """Runs a candidate, unless its source breaks a rule. Raises the errors of `run`.
 
@@ -176,15 +174,16 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
         # Some editors begin a file with a byte order mark, which Python skips.
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
-        return RowOutcome(Status.FAILED, f"{path}: cannot be read ({error.strerror})")
+        return outcome_of(ReplayError(f"{path}: cannot be read ({error.strerror})"))
     helpers = tuple(name for helper in job.source.helpers if (name := Path(helper).stem))
-    refused, notes = _judge_source(text, path, helpers, language)
+    refused, notes = _judge_source(text, path, helpers=helpers, language=language)
     if refused is not None:
-        return _outcome(refused)
+        return refused.outcome()
     outcome = run(job)
     if outcome.judged is None and outcome.status.crash:
         outcome = _judged_end(outcome, job)
-    _remove_logs(job)
+    for each in (job.log, job.phase_file) if job.log else ():
+        Path(each).unlink(missing_ok=True)
     judgement = Judgement.of(outcome)
     if judgement is None or not notes:
         return outcome
@@ -193,21 +192,13 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     return replace(outcome, judged=judged, reason=reason)
 
 
-@lru_cache(maxsize=16)
-def _judge_source(
-    text: str, path: Path, helpers: tuple[str, ...], language: str
-) -> tuple[Judgement | None, tuple[str, ...]]:
-    """Returns the judgement of a source that breaks a rule, else None, and its notes. Many cases have one source."""
-    return static_check(text, path, helpers=helpers, language=language), static_notes(text, path)
-
-
-def _outcome(judgement: Judgement) -> RowOutcome:
-    return RowOutcome(Status.FAILED, f"{judgement.name}: {judgement.text}", judged=judgement.judged)
+#: Many cases have one source.
+_judge_source = lru_cache(maxsize=16)(judge_source)
 
 
 def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
     """Returns the outcome of a candidate whose process ended without a verdict."""
-    stderr, phase = _read(job.log)[-_LONGEST:], _read(job.phase_file)
+    stderr, phase = tail(job.log), tail(job.phase_file)
     if stderr:
         print(stderr, file=sys.stderr)
     code = outcome.exit_code
@@ -223,12 +214,31 @@ def _judged_end(outcome: RowOutcome, job: Job) -> RowOutcome:
     return replace(outcome, reason=said, judged=judgement.judged)
 
 
-def _read(name: str) -> str:
-    with contextlib.suppress(OSError):
-        return Path(name).read_text(encoding="utf-8", errors="replace")
+#: Bytes at the end of a log that are shown, and read for the class of an error.
+_LONGEST = 16 << 10
+
+
+@contextmanager
+def logged(log: str) -> Iterator[None]:
+    """Writes stderr of this process into a file too: the process may end before it can report them."""
+    if not log:
+        yield
+        return
+    sys.stderr.flush()
+    original = os.dup(2)
+    with open(log, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(original, 2)
+        os.write(original, Path(log).read_bytes()[-_LONGEST:])
+        os.close(original)
+
+
+def tail(log: str) -> str:
+    """Returns the end of a log; "" if there is none."""
+    with suppress(OSError):
+        return Path(log).read_bytes()[-_LONGEST:].decode("utf-8", errors="replace")
     return ""
-
-
-def _remove_logs(job: Job) -> None:
-    for each in (job.log, job.phase_file) if job.log else ():
-        Path(each).unlink(missing_ok=True)

@@ -5,14 +5,14 @@ The reference is computed after the last call of the candidate, so that its proc
 
 from __future__ import annotations
 
-import os
+import math
 import random
-import sys
+import re
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -20,18 +20,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from opatlas.outer.judging.durations import expect_possible, own_kernel_names, own_share, share_notes
-from opatlas.outer.judging.failures import CandidateFailure, Phase, classify
-from opatlas.outer.judging.input_sets import InputSets
+from opatlas.formats import duration, percent
+from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
+from opatlas.outer.judging.input_sets import InputSets, Variant
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import Compared, FlatResults
 from opatlas.outer.judging.source import CandidateSource
-from opatlas.outer.judging.trial import CandidateTrial, Reference
+from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
-from opatlas.row.roofline import device_peak
+from opatlas.row.roofline import Peak, device_peak
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
@@ -59,6 +59,22 @@ class ReferenceFailed(ReplayError):
     """The reference cannot be run, whatever the candidate."""
 
 
+@dataclass
+class Constructed:
+    """A candidate that can be called.
+
+    Attributes:
+        call: called with the arguments of a set.
+        inputs: the sets.
+        bind, results_of: as of `CandidateTrial`.
+    """
+
+    call: Callable[..., Any]
+    inputs: InputSets
+    bind: Callable[..., object] | None = None
+    results_of: Callable[[Any], Any] | None = None
+
+
 class JudgedReplay(ABC):
     """Judges the candidate of a row when it is called, and leaves the result in `outcome`."""
 
@@ -82,7 +98,9 @@ class JudgedReplay(ABC):
         self._seed = random.SystemRandom().randrange(_SEEDS)
         self._notes: list[str] = []
         self._assumptions: list[str] = []
-        self._compared: list[Compared] = []
+        #: What the set-up of the candidate converts.
+        self._conversions: Sequence[str] = ()
+        self._trial: CandidateTrial | None = None
 
     def expect_memory(self) -> None:  # noqa: B027
         """Does nothing: the size of a row is known when its inputs are there."""
@@ -124,8 +142,78 @@ class JudgedReplay(ABC):
         """Makes the objects that the row needs besides the candidate. Raises MissingPrecondition and ReplayError."""
 
     @abstractmethod
+    def _make_guard(self) -> ProcessGuard | None:
+        """Returns the guard of the process, made before the candidate is imported; None where nobody is judged."""
+
+    @abstractmethod
+    def _import(self) -> Callable[..., Any]:
+        """Imports the candidate. Raises the errors of its file."""
+
+    @abstractmethod
+    def _construct(self, function: Callable[..., Any], guard: ProcessGuard | None) -> Constructed:
+        """Makes what is called of an imported candidate, and its inputs. Raises the errors of the candidate."""
+
+    @abstractmethod
+    def _expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results of the reference. Raises ReferenceFailed."""
+
+    @abstractmethod
+    def _own_results(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results of the replaced function in its own dtypes, which may change the arguments."""
+
+    @abstractmethod
+    def _compare(self, results: FlatResults, expected: FlatResults) -> Compared:
+        """Compares results with those of the reference. Raises CandidateRejected if they have another form."""
+
+    @abstractmethod
+    def _own_call(self, arguments: list[Any]) -> Callable[[], object] | None:
+        """Returns a call of the replaced function that can be measured; None if there is none."""
+
     def _judge(self) -> RowOutcome:
         """Runs the steps of a judgement. Raises the errors of the candidate and of the guards."""
+        guard = self._make_guard()
+        self._step(Phase.IMPORT)
+        function = self._import()
+        examine(guard, "its import")
+        made = self._construct(function, guard)
+        self._trial = trial = CandidateTrial(
+            made.call,
+            made.inputs,
+            self._device.torch_device,
+            synchronize=self._device.synchronize,
+            threads=guard.threads if guard is not None else None,
+            bind=made.bind,
+            results_of=made.results_of,
+        )
+        self._step(Phase.FIRST_CALL)
+        warm_until = monotonic() + _WARM_UP_S
+        first = trial.first_call()
+        self._set_up_s = perf_counter() - self._start
+        examine(guard, "its first call")
+        if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):
+            self._step(Phase.CHECK)
+            self._compare(first, self._expected(*made.inputs.values(Variant(0))))
+            judgement = Judgement(ErrorClass.PASS, level=Level.CORRECT, within_1e3=True)
+            reason = "the results have no elements: there is nothing to time"
+            return RowOutcome(Status.CHECKED, reason, judged=judgement.judged)
+        self._step(Phase.LATER_CALL)
+        trial.examine()
+        examine(guard, "its calls")
+        self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=warm_until)
+        samples, failed = self._sample(trial)
+        examine(guard, "its timed calls")
+        if guard is not None:
+            guard.expect_files()
+        self._step(Phase.CHECK)
+        trial.verify(self._expected, self._compare, self._own_results)
+        if isinstance(failed, NoKernelLaunched) and guard is not None:
+            text = "a timed call launched no kernel, and its result is right: compute the result in each call"
+            raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
+        if failed is not None:
+            raise failed
+        if samples.durations_us:
+            self._expect_possible(samples, made.inputs)
+        return self._measured(samples, trial, guard)
 
     def _step(self, phase: Phase) -> None:
         """Notes the next step of the candidate; the process may end meanwhile."""
@@ -151,45 +239,6 @@ class JudgedReplay(ABC):
             # The cause is the candidate's own error; the others are about files that were changed.
             raise (error.__cause__ or error) from None
 
-    def _first_call(self, trial: CandidateTrial, guard: ProcessGuard | None) -> FlatResults:
-        """Calls the candidate for the first time, where it compiles. Returns its results."""
-        self._step(Phase.FIRST_CALL)
-        self._warm_until = monotonic() + _WARM_UP_S
-        results = trial.first_call()
-        self._set_up_s = perf_counter() - self._start
-        examine(guard, "its first call")
-        return results
-
-    def _take(
-        self,
-        trial: CandidateTrial,
-        guard: ProcessGuard | None,
-        reference: Reference,
-        compare: Callable[[FlatResults, FlatResults], Compared],
-        model: Reference,
-    ) -> Samples:
-        """Calls the candidate with all inputs, and takes samples. Then compares its results.
-
-        Args:
-            reference, compare, model: as in `CandidateTrial.verify`.
-        """
-        self._step(Phase.LATER_CALL)
-        trial.examine()
-        examine(guard, "its calls")
-        self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=self._warm_until)
-        samples, failed = self._sample(trial)
-        examine(guard, "its timed calls")
-        if guard is not None:
-            guard.expect_files()
-        self._step(Phase.CHECK)
-        trial.verify(reference, compare, model)
-        if isinstance(failed, NoKernelLaunched) and guard is not None:
-            text = "a timed call launched no kernel, and its result is right: compute the result in each call"
-            raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
-        if failed is not None:
-            raise failed
-        return samples
-
     def _sample(self, trial: CandidateTrial) -> tuple[Samples, ReplayError | None]:
         """Returns the samples, or why there are none: the results may say more."""
         try:
@@ -199,19 +248,11 @@ class JudgedReplay(ABC):
         except ReplayError as error:
             return Samples(()), error
 
-    def _expect_possible(
-        self, samples: Samples, inputs: InputSets, make_own: Callable[[], Callable[[], object] | None]
-    ) -> None:
-        """Raises CandidateRejected for an impossible duration.
-
-        Args:
-            make_own: returns a call of the replaced function, which is measured if the duration is in doubt.
-        """
-        if not samples.durations_us:
-            return
+    def _expect_possible(self, samples: Samples, inputs: InputSets) -> None:
+        """Raises CandidateRejected for an impossible duration. Measures the replaced function where it is in doubt."""
 
         def baseline_us() -> float | None:
-            own = make_own()
+            own = self._own_call(inputs.values(Variant(0))[0])
             if own is None:
                 return None
             try:
@@ -229,20 +270,18 @@ class JudgedReplay(ABC):
             baseline_us=baseline_us,
         )
 
-    def _measured(
-        self, samples: Samples, trial: CandidateTrial, guard: ProcessGuard | None, conversions: Sequence[str] = ()
-    ) -> RowOutcome:
-        """Returns the outcome of a candidate that passes; `conversions` are those of its set-up."""
+    def _measured(self, samples: Samples, trial: CandidateTrial, guard: ProcessGuard | None) -> RowOutcome:
+        """Returns the outcome of a candidate that passes."""
         source = self._job.source
         execution = Execution(
             source.implementation if source is not None else f"torch {public_version(torch.__version__)}",
-            conversions=tuple(conversions),
+            conversions=tuple(self._conversions),
             set_up_s=self._set_up_s if source is not None else None,
         )
         share = self._share(samples)
         notes = [*self._notes, *(guard.notes if guard is not None else ()), *trial.notes, *share_notes(share)]
-        elements = sum(each.elements for each in self._compared)
-        checked = Checked(elements, elements, max((each.error for each in self._compared), default=None))
+        elements = sum(each.elements for each in trial.compared)
+        checked = Checked(elements, elements, max((each.error for each in trial.compared), default=None))
         outcome = self._sampling.outcome(
             samples, checked, execution=execution, calls=trial.calls, assumed=self._assumptions, noted=notes
         )
@@ -252,7 +291,7 @@ class JudgedReplay(ABC):
         judgement = Judgement(
             ErrorClass.PASS,
             level=Level.MEASURED,
-            within_1e3=all(each.within for each in self._compared),
+            within_1e3=all(each.within for each in trial.compared),
             max_error=checked.error,
             duration_us=median_us,
             kernel_share=share,
@@ -266,13 +305,13 @@ class JudgedReplay(ABC):
             return None
         text = Path(source.path).read_text(encoding="utf-8-sig", errors="replace")
         helpers = [Path(each).read_text(encoding="utf-8", errors="replace") for each in source.helpers]
-        own = own_kernel_names(CandidateSource.parse(text, source.path), helpers)
+        own = CandidateSource.read(text).own_kernels(helpers)
         return own_share(samples.kernel_names, samples.kernels_us, own)
 
     def _failed(self, judgement: Judgement, error: BaseException | None = None) -> RowOutcome:
         """Returns the outcome of a candidate that does not pass."""
-        if self._compared:
-            worst = max(self._compared, key=lambda each: each.difference)
+        if self._trial is not None and self._trial.compared:
+            worst = max(self._trial.compared, key=lambda each: each.difference)
             judgement = replace(judgement, within_1e3=worst.within, max_error=worst.finite_error)
         judgement = replace(judgement, text=cut_middle(judgement.text, _LONGEST_TEXT), notes=tuple(self._notes))
         status = _STATUS.get(judgement.error_class, Status.FAILED)
@@ -287,7 +326,7 @@ class JudgedReplay(ABC):
         if judgement.notes:
             # They explain the verdict: a long text must not push them out of the cell.
             text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))
-        return RowOutcome(status, f"{judgement.name}: {text}", detail, judged=judgement.judged)
+        return judgement.outcome(status, text, detail)
 
     def _failure(self, error: BaseException) -> CandidateFailure:
         frames = traceback.extract_tb(error.__traceback__)
@@ -312,31 +351,81 @@ def _without_type(text: str) -> str:
     return rest if colon and head.replace(".", "").replace("_", "").isalnum() else text.strip()
 
 
-#: Bytes at the end of a log that are shown, and read for the class of an error.
-_LONGEST = 4_000
+#: Shortest duration of a kernel on an accelerator, in microseconds.
+_SHORTEST_US = 0.5
+#: Share of the time at the peak bandwidth of the data sheet: clocks of memory vary by some percent.
+_SLACK = 0.95
 
 
-@contextmanager
-def logged(log: str) -> Iterator[None]:
-    """Writes stderr of this process into a file too: the process may end before it can report them."""
-    if not log:
-        yield
+def expect_possible(
+    durations_us: Sequence[float],
+    *,
+    read_bytes: int,
+    peak: Peak,
+    is_accelerator: bool,
+    is_cold: bool = True,
+    baseline_us: Callable[[], float | None] = lambda: None,
+) -> None:
+    """Raises CandidateRejected if durations are impossible.
+
+    Args:
+        durations_us: durations of the calls, in microseconds.
+        read_bytes: bytes of the inputs.
+        peak: the peaks of the device.
+        is_accelerator: whether a launch takes time on the device.
+        is_cold: whether the inputs are in memory; a warm cache may be faster.
+        baseline_us: measures the task's own model, for a duration below the floor; None if it has no duration. Where
+            the model is below the floor too, the task does not need all of its inputs.
+    """
+    wrong = [duration for duration in durations_us if not (math.isfinite(duration) and duration > 0)]
+    if wrong or not durations_us:
+        raise _impossible(f"{wrong[0]} us" if wrong else "no duration", "a call takes some time")
+    taken_us = median(durations_us)
+    if is_accelerator and taken_us < _SHORTEST_US:
+        raise _impossible(duration(taken_us), f"no kernel takes less than {_SHORTEST_US} us")
+    if not (is_cold and peak.bandwidth_gbps):
         return
-    sys.stderr.flush()
-    original = os.dup(2)
-    with open(log, "ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(original, 2)
-        os.write(original, Path(log).read_bytes()[-_LONGEST:])
-        os.close(original)
+    floor = _SLACK * read_bytes / peak.bandwidth_gbps / 1e3
+    if taken_us < floor and ((own := baseline_us()) is None or own >= floor):
+        raise _impossible(
+            duration(taken_us),
+            f"the device needs {duration(floor)} to read {read_bytes} bytes of inputs at its peak",
+        )
 
 
-def tail(log: str) -> str:
-    """Returns the end of the file; "" if there is none."""
-    if not log or not Path(log).exists():
-        return ""
-    return Path(log).read_bytes()[-_LONGEST:].decode("utf-8", errors="replace")
+def _impossible(found: str, why: str) -> CandidateRejected:
+    return CandidateRejected(ErrorClass.HACK, "impossible-time", f"the candidate was measured with {found}: {why}")
+
+
+#: Below or at this share torch does the work.
+LEAST_SHARE = 0.5
+
+
+def own_share(names: Sequence[str], durations_us: Sequence[float], own: Iterable[str]) -> float | None:
+    """Returns the share of the time in own kernels, 0 to 1; None if the instrument has no names.
+
+    Args:
+        names: the kernels of one call, as the instrument names them ("at::native::softmax_warp_forward").
+        durations_us: the duration of each.
+        own: names of the kernels that the candidate defines.
+    """
+    total = sum(durations_us)
+    if not names or len(names) != len(durations_us) or total <= 0:
+        return None
+    # Some versions of Triton append the specialization of the arguments: `add_kernel_0d1d2d`.
+    pattern = re.compile(rf"(?:{'|'.join(sorted(map(re.escape, own)))})(?:_\d\w*)?") if own else None
+    return (
+        sum(
+            duration
+            for name, duration in zip(names, durations_us, strict=True)
+            if pattern is not None and pattern.fullmatch(name.rpartition("::")[2])
+        )
+        / total
+    )
+
+
+def share_notes(share: float | None) -> tuple[str, ...]:
+    """Returns what is told of a share: that torch does the work."""
+    if share is None or share > LEAST_SHARE:
+        return ()
+    return (f"torch does the work: {percent(share, 0)} of the time is in kernels that the candidate defines",)

@@ -9,6 +9,7 @@ import msgspec
 
 from opatlas.row.columns import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
 from opatlas.row.errors import ReplayError
+from opatlas.row.status import Status
 from opatlas.run.job import Judged, RowOutcome
 from opatlas.text import Word
 
@@ -99,6 +100,10 @@ class Judgement:
     def judged(self) -> Judged:
         """The judgement as an outcome carries it."""
         return Judged(self.cells, self.passed, msgspec.to_builtins(self))
+
+    def outcome(self, status: Status = Status.FAILED, text: str = "", detail: str = "") -> RowOutcome:
+        """Returns the outcome of a row whose candidate does not pass; `text` stands for that of the judgement."""
+        return RowOutcome(status, f"{self.name}: {text or self.text}", detail, judged=self.judged)
 
     @property
     def passed(self) -> bool:

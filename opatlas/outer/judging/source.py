@@ -1,4 +1,4 @@
-"""The syntax tree of a candidate, with imported names resolved, and rules on it. The candidate is not imported."""
+"""The syntax tree of a candidate, with imported names resolved. The candidate is not imported."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-
-from opatlas.outer.judging.judgement import ErrorClass
+from importlib.util import find_spec
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-#: Line and detail of what a rule objects to. Line 0 is the whole file.
-Finding = tuple[int, str]
 
 #: A kernel of CUDA or HIP in a string of the candidate.
 _NATIVE_KERNEL = re.compile(r"__global__\s")
+#: Its name. The return type may have qualifiers before and behind.
+_NATIVE_NAME = re.compile(
+    r"__global__\s+(?:(?:static|inline|__forceinline__|extern|\"C\"|__launch_bounds__\s*\([^)]*\))\s+)*"
+    r"void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+)
 _NATIVE_BUILD = re.compile(r"\b(?:load_inline|cpp_extension|CUDAExtension|RawKernel|RawModule|nvrtc)\b")
 _DECORATORS_OF_TRITON = frozenset({"jit", "autotune", "heuristics"})
+
+
+def is_installed(module: str) -> bool:
+    """Returns whether a top-level module can be imported here. The module is not imported."""
+    try:
+        return find_spec(module) is not None
+    except (ValueError, ImportError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -29,29 +39,61 @@ class CandidateSource:
     Attributes:
         text: the source.
         tree: its syntax tree, without the blocks that never run here: those of `if __name__ == "__main__"`, of
-            `if TYPE_CHECKING` and of a constant that is false.
+            `if TYPE_CHECKING` and of a constant that is false. Without a statement where there is an error.
+        asked: the language that the candidate has to be written in; "" for any.
+        helpers: modules that it can import besides installed ones.
+        installed: tells whether a top-level module can be imported.
+        error: why the text is not Python, or Python cannot compile it ("'return' outside function").
     """
 
     text: str
     tree: ast.Module
+    asked: str = ""
+    helpers: frozenset[str] = frozenset()
+    installed: Callable[[str], bool] = is_installed
+    error: SyntaxError | None = None
 
     @classmethod
-    def parse(cls, text: str, name: str = "candidate") -> CandidateSource:
-        """Returns a parsed source.
-
-        Raises:
-            SyntaxError: the text is not Python, or Python cannot compile it ("'return' outside function").
-        """
+    def read(
+        cls,
+        text: str,
+        name: str = "candidate",
+        asked: str = "",
+        helpers: frozenset[str] = frozenset(),
+        installed: Callable[[str], bool] = is_installed,
+    ) -> CandidateSource:
+        """Returns the source in a text."""
+        tree, problem = ast.Module([], []), None
         try:
             # An odd escape in a string of CUDA is no matter for the user's terminal.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                tree = ast.parse(text, name)
-                compile(tree, name, "exec", dont_inherit=True)
+                compile(whole := ast.parse(text, name), name, "exec", dont_inherit=True)
+                tree.body = list(_run_on_import(whole.body, text))
+        except SyntaxError as error:
+            problem = error
         except (ValueError, RecursionError, MemoryError) as error:
-            raise SyntaxError(f"{type(error).__name__}: {error}") from error
-        tree.body = list(_run_on_import(tree.body, text))
-        return cls(text, tree)
+            problem = SyntaxError(f"{type(error).__name__}: {error}")
+        return cls(text, tree, asked, helpers, installed, problem)
+
+    def imports_at_top(self) -> Iterator[tuple[int, str]]:
+        """Yields line and top-level name of the modules that the import of the candidate needs.
+
+        Imports in functions, in `try` and behind `if` are left out, since the candidate may do without.
+        """
+        body = list(self.tree.body)
+        for node in body:
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                yield node.lineno, node.module.partition(".")[0]
+            elif isinstance(node, ast.ClassDef | ast.With):
+                body += node.body
+
+    @property
+    def uses_helpers(self) -> bool:
+        """Whether it imports a helper, which may hold its kernels."""
+        return any(full.partition(".")[0] in self.helpers for full in self.imported.values())
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -140,6 +182,11 @@ class CandidateSource:
     def native_kernels(self) -> tuple[tuple[int, str], ...]:
         """Line and text of the strings that hold a kernel of CUDA or HIP."""
         return tuple(each for each in self.strings if _NATIVE_KERNEL.search(each[1]))
+
+    def own_kernels(self, helpers: Iterable[str] = ()) -> frozenset[str]:
+        """Returns the names of the kernels in Triton, in strings, and in the texts of helper files (.cu, .cpp)."""
+        texts = (*(text for _, text in self.native_kernels), *helpers)
+        return frozenset(self.triton_kernels) | {name for text in texts for name in _NATIVE_NAME.findall(text)}
 
     @cached_property
     def language(self) -> str:
@@ -238,39 +285,3 @@ def _is_constant_getattr(node: ast.AST) -> bool:
         and isinstance(node.args[1], ast.Constant)
         and isinstance(node.args[1].value, str)
     )
-
-
-def constant_truth(body: Sequence[ast.stmt]) -> bool | None:
-    """Returns the value of a body that only returns True or False; None for any other body."""
-    last = body[-1]
-    if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant) and isinstance(last.value.value, bool):
-        return last.value.value
-    return None
-
-
-@dataclass(frozen=True)
-class StaticRule:
-    """A rule on the source of a candidate.
-
-    Attributes:
-        name: the sub-class of the judgement.
-        source: who uses the rule ("AKG", "KernelBench"), or a row of the list of known hacks ("hack 9").
-        error_class: the class of the judgement; None for a note.
-        finds: what the rule finds, for docs/candidates.md.
-        check: yields the findings; one for a rule on a source that cannot be parsed yields none.
-        language: the language whose kernels the rule is for; "" for all.
-    """
-
-    name: str
-    source: str
-    error_class: ErrorClass | None
-    finds: str
-    check: Callable[[CandidateSource], Iterable[Finding]]
-    language: str = ""
-
-
-def rule(
-    error_class: ErrorClass | None, source: str, language: str = ""
-) -> Callable[[Callable[[CandidateSource], Iterable[Finding]]], StaticRule]:
-    """Makes a function the rule of its name, whose docstring says what the rule finds."""
-    return lambda check: StaticRule(check.__name__, source, error_class, check.__doc__ or "", check, language)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from opatlas.outer.judging.input_sets import InputSets, Variant
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.process_guard import ThreadWatch
 from opatlas.outer.judging.results import (
+    Compared,
     FlatResults,
     PoisonedAllocations,
     has_views,
@@ -30,7 +31,6 @@ from opatlas.outer.judging.results import (
     resolved,
     same_results,
 )
-from opatlas.row.errors import ReplayError
 
 #: Share of the timed calls that get inputs which no earlier call had, and how many of these results are verified.
 _FRESH_SHARE = 0.5
@@ -48,7 +48,8 @@ CALL_SEED = 0
 
 #: Computes the results of the task from arguments and weights; it may change the arguments.
 Reference = Callable[[list[Any], dict[str, torch.Tensor]], FlatResults]
-_Compared = TypeVar("_Compared")
+#: Compares results with those of the reference.
+Compare = Callable[[FlatResults, FlatResults], Compared]
 
 
 @dataclass
@@ -65,6 +66,7 @@ class CandidateTrial:
     Attributes:
         notes: remarks that fail nobody, a phrase for each.
         calls: number of calls so far.
+        compared: the comparisons of the results of all sets with the reference.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class CandidateTrial:
         """
         self.notes: list[str] = []
         self.calls = 0
+        self.compared: list[Compared] = []
         self._candidate = candidate
         self._inputs = inputs
         self._device = device
@@ -173,24 +176,16 @@ class CandidateTrial:
         results = latest if isinstance(latest, (list, tuple)) else [latest]
         return (*self._inputs.tensors(), *(each for each in results if type(each) is torch.Tensor))
 
-    def verify(
-        self,
-        reference: Reference,
-        compare: Callable[[FlatResults, FlatResults], _Compared],
-        model: Reference | None = None,
-    ) -> list[_Compared]:
+    def verify(self, reference: Reference, compare: Compare, model: Reference | None = None) -> None:
         """Compares the results of all sets, and of timed calls, with a reference. Call it once, after the samples.
 
         Args:
             reference: computes the expected results.
-            compare: compares results with the expected results; raises ReplayError if an element is wrong.
+            compare: compares results with the expected results.
             model: calls the task's model in its own dtypes. A candidate may change the inputs that the model changes.
 
-        Returns the return value of `compare` for each set.
-
         Raises:
-            CandidateRejected: a guard objects.
-            ReplayError: raised by `compare`, for results of calls that were not timed.
+            CandidateRejected: a guard objects, or a result is wrong.
         """
         last = None
         if self._is_pending and self._latest is not None:
@@ -199,20 +194,19 @@ class CandidateTrial:
         self._latest = None
         self._synchronize()
         self._inputs.expect_margins()
-        compared, expected = [], {}
+        expected: dict[Variant, FlatResults] = {}
         for variant in self._variants:
             expected[variant] = self._expected(variant, reference)
-            try:
-                compared.append(compare(self._known[variant], expected[variant]))
-            except ReplayError:
+            found = compare(self._known[variant], expected[variant])
+            self.compared.append(found)
+            if found.wrong:
                 self._expect_not_stale(variant, reference, compare)
-                raise
+                raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class, found.wrong)
         self._expect_unchanged(model or reference)
         self._expect_different(expected)
         for variant in self._variants:
             self._expect_no_repeat(self._known[variant], variant, expected)
         self._expect_samples(reference, compare, expected, last)
-        return compared
 
     def _call(self, variant: Variant) -> FlatResults:
         if self._random.random() < _MOVED_SHARE:
@@ -310,9 +304,7 @@ class CandidateTrial:
         if any(have_equal_bits(wrong.results, other) for other in others):
             raise _stale("inputs")
 
-    def _expect_not_stale(
-        self, variant: Variant, reference: Reference, compare: Callable[[FlatResults, FlatResults], object]
-    ) -> None:
+    def _expect_not_stale(self, variant: Variant, reference: Reference, compare: Compare) -> None:
         """Raises CandidateRejected if wrong results are right for other inputs, or for the first weights."""
         others: list[tuple[Variant, int | None, str]] = [
             (other, None, "inputs") for other in self._variants if other != variant
@@ -320,12 +312,8 @@ class CandidateTrial:
         if self._inputs.has_weights and variant.base:
             others.append((variant, 0, "weights"))
         for other, weights_of, stale in others:
-            arguments, weights = self._inputs.values(other, weights_of)
-            try:
-                compare(self._known[variant], reference(arguments, weights))
-            except ReplayError:
-                continue
-            raise _stale(stale)
+            if not compare(self._known[variant], reference(*self._inputs.values(other, weights_of))).wrong:
+                raise _stale(stale)
 
     def _expect_unchanged(self, model: Reference) -> None:
         """Raises CandidateRejected if the candidate has changed an input that the model leaves as it is."""
@@ -352,11 +340,7 @@ class CandidateTrial:
             )
 
     def _expect_samples(
-        self,
-        reference: Reference,
-        compare: Callable[[FlatResults, FlatResults], object],
-        expected: dict[Variant, FlatResults],
-        last: _Kept | None,
+        self, reference: Reference, compare: Compare, expected: dict[Variant, FlatResults], last: _Kept | None
     ) -> None:
         """Raises CandidateRejected if timed calls gave wrong results, though the calls before were right.
 
@@ -367,20 +351,13 @@ class CandidateTrial:
         for each in self._fresh:
             should_be = self._expected(each.variant, reference)
             self._expect_no_repeat(each.results, each.variant, {**expected, each.variant: should_be})
-            try:
-                compare(each.results, should_be)
-            except ReplayError:
+            wrong.append(bool(compare(each.results, should_be).wrong))
+            if wrong[-1]:
                 self._expect_not_equal(each)
-                wrong.append(True)
-            else:
-                wrong.append(False)
         if not any(wrong):
             return
-        if last is not None:
-            try:
-                compare(last.results, self._expected(last.variant, reference))
-            except ReplayError:
-                self._expect_not_equal(last)
+        if last is not None and compare(last.results, self._expected(last.variant, reference)).wrong:
+            self._expect_not_equal(last)
         is_hack = sum(wrong) > _WRONG_SHARE * len(wrong)
         text = f"{sum(wrong)} of {len(wrong)} timed calls gave other results than the calls before them"
         raise CandidateRejected(

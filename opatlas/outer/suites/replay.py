@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.failures import Phase
-from opatlas.outer.judging.input_sets import InputSets, Variant, vary
-from opatlas.outer.judging.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.input_sets import InputSets, vary
+from opatlas.outer.judging.judged_replay import SETS, Constructed, JudgedReplay, ReferenceFailed
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
-from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.outer.suites.case import SuiteRow, check_case
 from opatlas.outer.suites.operators import Call, computed_by, derive
 from opatlas.outer.suites.texts import overload_of
@@ -183,12 +181,12 @@ class _BoundKernel:
     Attributes:
         kernel: called with the arguments; may return `Prepared`.
         operator: a call of the operator, whose schema says what is written.
-        conversions: what a set-up converts.
+        on_converted: gets what a set-up converts.
     """
 
     kernel: Callable[..., Any]
     operator: Call
-    conversions: Sequence[str] = ()
+    on_converted: Callable[[Sequence[str]], object]
     _call: Call | None = field(default=None, init=False)
     _prepared: Prepared | None = field(default=None, init=False)
     _invoke: Callable[[], Any] = field(default=lambda: None, init=False)
@@ -220,7 +218,7 @@ class _BoundKernel:
 
     def _take(self, prepared: Prepared) -> None:
         self._has_set_up, self._prepared, self._invoke = True, prepared, prepared.call
-        self.conversions = tuple(prepared.converted)
+        self.on_converted(tuple(prepared.converted))
 
 
 class SuiteCandidate(JudgedReplay):
@@ -246,42 +244,29 @@ class SuiteCandidate(JudgedReplay):
     def _prepare(self) -> None:
         self._row.make_call()
 
-    def _judge(self) -> RowOutcome:
-        device = self._device.torch_device
-        guard = _guard(self._file, device)
+    def _make_guard(self) -> ProcessGuard | None:
+        guard = _guard(self._file, self._device.torch_device)
         guard.notes.clear()
-        self._step(Phase.IMPORT)
-        kernel = _BoundKernel(self._kernel(), self._row.call)
-        examine(guard, "its import")
-        # Such a number counts from the beginning of the storage.
-        counts_storage = any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
-        inputs = InputSets(self._arguments, range(SETS), scales=True, margins=not counts_storage)
-        trial = CandidateTrial(
-            kernel.launch,
-            inputs,
-            device,
-            synchronize=self._device.synchronize,
-            threads=guard.threads,
-            bind=kernel.bind,
-            results_of=kernel.results,
-        )
-        first = self._first_call(trial, guard)
-        if not any(isinstance(each, torch.Tensor) and each.numel() for each in first):
-            self._step(Phase.CHECK)
-            self._compare(first, self._reference(inputs.values(Variant(0))[0], {}))
-            judgement = Judgement(ErrorClass.PASS, level=Level.CORRECT, within_1e3=True)
-            reason = "the results have no elements: there is nothing to time"
-            return RowOutcome(Status.CHECKED, reason, judged=judgement.judged)
-        samples = self._take(trial, guard, self._reference, self._compare, self._own_results)
-        own = Call(self._row.overload, *inputs.values(Variant(0))[0])
-        self._expect_possible(samples, inputs, lambda: own)
-        return self._measured(samples, trial, guard, kernel.conversions)
+        return guard
 
-    def _kernel(self) -> Callable[..., Any]:
+    def _import(self) -> Callable[..., Any]:
         """Imports the kernel. Of a variant without a kernel of its own, the result calls the functional kernel."""
         source, overload = self._job.source, self._row.overload
         kernel = self._load(overload)
         return derive(overload, kernel) if source is not None and source.is_functional else kernel
+
+    def _construct(self, function: Callable[..., Any], guard: ProcessGuard | None) -> Constructed:
+        kernel = _BoundKernel(function, self._row.call, self._converted)
+        # Such a number counts from the beginning of the storage.
+        counts_storage = any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
+        inputs = InputSets(self._arguments, range(SETS), scales=True, margins=not counts_storage)
+        return Constructed(kernel.launch, inputs, kernel.bind, kernel.results)
+
+    def _converted(self, conversions: Sequence[str]) -> None:
+        self._conversions = conversions
+
+    def _own_call(self, arguments: list[Any]) -> Callable[[], object] | None:
+        return Call(self._row.overload, *arguments)
 
     def _arguments(self, number: int) -> list[Any]:
         """Returns the arguments of a set: the case's, then others that are multiples of them."""
@@ -294,37 +279,31 @@ class SuiteCandidate(JudgedReplay):
         call = self._row.call.cloned().mapped(changed)
         return [call.positional, dict(call.keywords)]
 
-    def _own_results(self, arguments: list[Any], _: Mapping[str, torch.Tensor]) -> FlatResults:
-        """Returns the results of torch's operator, which writes into the arguments. Raises ReferenceFailed."""
+    def _own_results(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
         positional, keywords = arguments
         try:
             return tuple(Call(self._row.overload, positional, keywords).results())
         except Exception as error:
             raise ReferenceFailed(f"torch refuses a multiple of the arguments: {exception_line(error)}") from error
 
-    def _reference(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
+    def _expected(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
         call = Call(self._row.overload, *arguments).cloned()
         expected = _Expected(self._own_results(arguments, weights))
         expected.call = call
         return expected
 
     def _compare(self, results: FlatResults, expected: FlatResults) -> Compared:
-        """Raises CandidateRejected if the results have another form than torch's, or are wrong."""
         assert isinstance(expected, _Expected)
         sub_class, problem = interface_problem(results, expected, self._device.torch_device)
         if problem:
             raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
-        call = expected.call
         found = compare_results(results, expected)
         try:
-            checked, notes = check_case(call, results, self._row.seed)
+            checked, notes = check_case(expected.call, results, self._row.seed)
         except WrongResult as error:
-            self._compared.append(found)
-            raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class or "other", str(error)) from None
+            return replace(found, wrong=str(error), sub_class=found.sub_class or "other")
         self._assumptions = list(notes) or self._assumptions
-        compared = Compared(checked.error or 0.0, found.difference, checked.elements)
-        self._compared.append(compared)
-        return compared
+        return Compared(checked.error or 0.0, found.difference, checked.elements)
 
 
 @lru_cache(maxsize=1)

@@ -161,6 +161,7 @@ class Reference:
     """The results of a task's Model: in float64 for the check, and in the task's own dtypes for the form.
 
     Attributes:
+        module: the file.
         native: the results for the first inputs in the task's own dtypes.
         own_error: the largest error of `native`, as a share of the tolerance.
         checks_dtypes: whether a candidate must have the dtypes of `native`.
@@ -172,17 +173,17 @@ class Reference:
         self.own_error = 0.0
         self.checks_dtypes = module.task.kind is not TaskKind.NUMPY
         self.has_gradients = False
-        self._module, self._seed, self._device, self._notes = module, seed, device, notes
+        self.module, self._seed, self._device, self._notes = module, seed, device, notes
         self._model: Any = None
         self._has_float64 = True
 
     def make(self) -> Any:
         """Returns a new Model, with the weights of each other. Raises ReferenceFailed."""
-        return self._module.make(self._seed, self._device)
+        return self.module.make(self._seed, self._device)
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments of Model, by position and by name. Raises ReferenceFailed."""
-        return self._module.arguments(self._seed)
+        return self.module.arguments(self._seed)
 
     def gives_weights_to(self, candidate: torch.nn.Module) -> bool:
         """Copies Model's weights to a candidate where all names and shapes agree; returns whether they do."""

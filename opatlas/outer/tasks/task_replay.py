@@ -15,12 +15,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from opatlas.outer.judging.failures import Phase
-from opatlas.outer.judging.input_sets import InputSets, Variant
-from opatlas.outer.judging.judged_replay import SETS, JudgedReplay, ReferenceFailed, examine
+from opatlas.outer.judging.input_sets import InputSets
+from opatlas.outer.judging.judged_replay import SETS, Constructed, JudgedReplay, ReferenceFailed, examine
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
-from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.outer.tasks.model import (
     Reference,
     TaskModule,
@@ -36,7 +35,7 @@ from opatlas.row.errors import MissingPrecondition, Unsupported
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
-from opatlas.run.job import Job, RowOutcome
+from opatlas.run.job import Job
 from opatlas.text import exception_line
 
 #: Memory of a row relative to its inputs: three sets, float64, results and the memory of the candidate.
@@ -79,65 +78,65 @@ class TaskReplay(JudgedReplay):
         super().__init__(job, device, instrument, settings, group)
         self._row = row
         self._file = self._file or str(row.task.path)
-        self._module: TaskModule | None = None
+        self._reference: Reference
 
     def _prepare(self) -> None:
         try:
-            self._module = TaskModule(self._row.task)
+            module = TaskModule(self._row.task)
+            self._reference = Reference(module, self._seed, self._device.torch_device, self._notes)
         except ImportError as error:
             raise MissingPrecondition(f"the task cannot be imported ({error}): install its packages") from error
         except Exception as error:
             raise ReferenceFailed(f"the task cannot be imported: {exception_line(error)}") from error
 
-    def _judge(self) -> RowOutcome:
-        module = self._module
-        assert module is not None
-        row, source, device = self._row, self._job.source, self._device.torch_device
-        own_files = [row.task.path, *([Path(source.path)] if source else [])]
-        guard = ProcessGuard(device, own_files) if source is not None else None
-        reference = Reference(module, self._seed, device, self._notes)
-        self._step(Phase.IMPORT)
-        function = reference.make if source is None else self._load(reference.make if source.wraps else _nothing)
-        examine(guard, "its import")
+    def _make_guard(self) -> ProcessGuard | None:
+        source = self._job.source
+        if source is None:
+            return None
+        return ProcessGuard(self._device.torch_device, [self._row.task.path, Path(source.path)])
+
+    def _import(self) -> Callable[..., Any]:
+        source, make = self._job.source, self._reference.make
+        return make if source is None else self._load(make if source.wraps else _nothing)
+
+    def _construct(self, function: Callable[..., Any], guard: ProcessGuard | None) -> Constructed:
         self._step(Phase.CONSTRUCTION)
-        candidate, weights = self._construct(function, reference)
+        candidate, weights = self._made(function)
         examine(guard, "its construction")
-        inputs = self._inputs(module, weights)
-        bind = None
-        if needs_gradients(inputs.arguments):
-            reference.has_gradients = True
-            parameters = list(candidate.parameters()) if isinstance(candidate, torch.nn.Module) else []
-            candidate = _with_gradients(candidate)
-            bind = partial(drop_gradients, parameters)
-        trial = CandidateTrial(
-            candidate,
-            inputs,
-            device,
-            synchronize=self._device.synchronize,
-            threads=guard.threads if guard is not None else None,
-            bind=bind,
+        inputs = self._inputs(weights)
+        if not needs_gradients(inputs.arguments):
+            return Constructed(candidate, inputs)
+        self._reference.has_gradients = True
+        parameters = list(candidate.parameters()) if isinstance(candidate, torch.nn.Module) else []
+        return Constructed(_with_gradients(candidate), inputs, partial(drop_gradients, parameters))
+
+    def _expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        return self._reference(arguments, weights)
+
+    def _own_results(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        return self._reference.run_natively(arguments, weights)
+
+    def _compare(self, results: FlatResults, expected: FlatResults) -> Compared:
+        reference = self._reference
+        sub_class, problem = interface_problem(
+            results, reference.native, self._device.torch_device, reference.checks_dtypes
         )
-        self._first_call(trial, guard)
-        samples = self._take(trial, guard, reference, self._compare(reference), reference.run_natively)
+        if problem:
+            raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
+        return compare_results(results, expected, max(1.0, _OF_MODEL * reference.own_error))
 
-        def own_call() -> Callable[[], object] | None:
-            model, (arguments, _) = reference.make(), inputs.values(Variant(0))
-            if not isinstance(model, torch.nn.Module):
-                return None
-            call = _with_gradients(model) if reference.has_gradients else model
-            return lambda: call(*arguments)
+    def _own_call(self, arguments: list[Any]) -> Callable[[], object] | None:
+        model = self._reference.make()
+        if not isinstance(model, torch.nn.Module):
+            return None
+        return partial(_with_gradients(model) if self._reference.has_gradients else model, *arguments)
 
-        self._expect_possible(samples, inputs, own_call)
-        return self._measured(samples, trial, guard)
-
-    def _construct(
-        self, function: Callable[..., Any], reference: Reference
-    ) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
+    def _made(self, function: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
         """Returns the function that is called with the inputs, and its weights by the names of Model's.
 
         The weights are Model's where names and shapes agree; else both are made with the same seed.
         """
-        source, device = self._job.source, self._device.torch_device
+        source, reference, device = self._job.source, self._reference, self._device.torch_device
         if source is None:
             model = function()
         elif isinstance(function, type):
@@ -165,11 +164,9 @@ class TaskReplay(JudgedReplay):
 
         return call
 
-    def _inputs(self, module: TaskModule, weights: dict[str, torch.Tensor]) -> InputSets:
-        row, device = self._row, self._device.torch_device
-
+    def _inputs(self, weights: dict[str, torch.Tensor]) -> InputSets:
         def make(seed: int) -> list[Any]:
-            return module.inputs(row.number, seed, device)
+            return self._reference.module.inputs(self._row.number, seed, self._device.torch_device)
 
         try:
             first = sum(each.nbytes for each in tree_leaves(make(self._seed)) if isinstance(each, torch.Tensor))
@@ -177,22 +174,6 @@ class TaskReplay(JudgedReplay):
             raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
         self._sampling.expect_memory(_MEMORY_FACTOR * first)
         return InputSets(make, [self._seed + number for number in range(SETS)], weights)
-
-    def _compare(self, reference: Reference) -> Callable[[FlatResults, FlatResults], Compared]:
-        device = self._device.torch_device
-
-        def compare(results: FlatResults, expected: FlatResults) -> Compared:
-            """Raises CandidateRejected if the results have another form than Model's, or are wrong."""
-            sub_class, problem = interface_problem(results, reference.native, device, reference.checks_dtypes)
-            if problem:
-                raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
-            found = compare_results(results, expected, max(1.0, _OF_MODEL * reference.own_error))
-            self._compared.append(found)
-            if found.wrong:
-                raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class, found.wrong)
-            return found
-
-        return compare
 
 
 def _nothing() -> None:

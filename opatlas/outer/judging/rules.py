@@ -1,0 +1,450 @@
+"""Judges the source of a candidate by rules on its syntax tree (level L1). The candidate is not imported.
+
+A rule of class syntax, import, rule or hack fails the candidate; a note fails nothing. The classes are examined in this
+order, and the first finding decides. Many rules are AKG's and KernelBench's.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.source import CandidateSource, Function, is_installed
+
+#: Line and detail of what a rule objects to. Line 0 is the whole file.
+Finding = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class StaticRule:
+    """A rule on the source of a candidate.
+
+    Attributes:
+        name: the sub-class of the judgement.
+        source: who uses the rule ("AKG", "KernelBench"), or a row of the list of known hacks ("hack 9").
+        error_class: the class of the judgement; None for a note.
+        finds: what the rule finds, for docs/candidates.md.
+        check: yields the findings.
+        language: the language whose kernels the rule is for; "" for all.
+    """
+
+    name: str
+    source: str
+    error_class: ErrorClass | None
+    finds: str
+    check: Callable[[CandidateSource], Iterable[Finding]]
+    language: str = ""
+
+
+#: All rules, in the order in which they are defined.
+_DEFINED: list[StaticRule] = []
+
+
+def rule(
+    error_class: ErrorClass | None, source: str, language: str = ""
+) -> Callable[[Callable[[CandidateSource], Iterable[Finding]]], StaticRule]:
+    """Makes a function the rule of its name, whose docstring says what the rule finds."""
+
+    def made(check: Callable[[CandidateSource], Iterable[Finding]]) -> StaticRule:
+        _DEFINED.append(StaticRule(check.__name__, source, error_class, check.__doc__ or "", check, language))
+        return _DEFINED[-1]
+
+    return made
+
+
+@rule(ErrorClass.SYNTAX, "AKG")
+def empty_code(source: CandidateSource) -> Iterator[Finding]:
+    """a file without a statement"""
+    body = source.tree.body
+    if source.error is None and all(
+        isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in body
+    ):
+        yield 0, "the file holds no statement"
+
+
+_CHINESE = re.compile(r"[\u4e00-\u9fff]{3,}")
+#: Tokens of code. From Python 3.12 on the text of an f-string is a token of its own, and no code.
+_CODE = frozenset({tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.ERRORTOKEN})
+
+
+@rule(ErrorClass.SYNTAX, "AKG")
+def stray_chinese_text(source: CandidateSource) -> Iterator[Finding]:
+    """three or more Chinese characters in code, outside of strings"""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+            if token.type in _CODE and (match := _CHINESE.search(token.string)):
+                yield token.start[0], f"{match[0]!r} stands in the code"
+    except (tokenize.TokenError, SyntaxError):
+        # The text behind this place cannot be split into tokens; syntax_error tells so.
+        return
+
+
+@rule(ErrorClass.SYNTAX, "AKG")
+def syntax_error(source: CandidateSource) -> Iterable[Finding]:
+    """a text that Python cannot parse or compile"""
+    return () if source.error is None else [(source.error.lineno or 0, source.error.msg)]
+
+
+@rule(ErrorClass.IMPORT, "AKG")
+def missing_module(source: CandidateSource) -> Iterator[Finding]:
+    """a module imported at the top that is not installed"""
+    for line, module in source.imports_at_top():
+        if module not in source.helpers and not source.installed(module):
+            yield line, f"module {module} is not installed"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Operators that a kernel has to compute itself. Names: AKG, code_checker.yaml (Apache-2.0), torch_compute_ops_hard.
+_HARD = _names(
+    "matmul mm bmm addmm addmv addbmm baddbmm einsum dot mv inner outer linear conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d softmax log_softmax logsumexp embedding"
+)
+#: Those of them that are methods of tensors, too.
+_HARD_METHODS = _names("matmul mm bmm addmm mv softmax log_softmax logsumexp")
+#: Further operators that are noted, of AKG's torch_compute_ops_soft and KernelBench's; all of torch.nn.functional are.
+_NOTED = _HARD | _names(
+    "relu gelu silu sigmoid tanh elu exp log sqrt rsqrt pow sin cos abs clamp clamp_min clamp_max sum mean prod norm "
+    "amax amin argmax argmin layer_norm batch_norm group_norm instance_norm max_pool1d max_pool2d max_pool3d "
+    "avg_pool1d cumsum cumprod selu hardtanh rms_norm dropout cosine_similarity kl_div var std max min sort topk"
+)
+_CONTAINERS = _names("Module ModuleList ModuleDict Parameter ParameterList ParameterDict")
+_TORCH_FUNCTIONS = ("torch", "torch.nn.functional", "torch.special", "torch.linalg")
+
+
+def _torch_calls(source: CandidateSource, functions: Iterable[Function]) -> Iterator[tuple[int, str, str]]:
+    """Yields line, operator and text of the calls of torch's operators in functions."""
+    for function in functions:
+        parameters = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+                yield node.lineno, "matmul", "@"
+            elif isinstance(node, ast.Call):
+                module, _, name = source.full_name(node.func).rpartition(".")
+                if module in _TORCH_FUNCTIONS:
+                    yield node.lineno, name, f"{module}.{name}"
+                elif (
+                    isinstance(node.func, ast.Attribute)
+                    and node.func.attr in _HARD_METHODS
+                    and isinstance(node.func.value, ast.Name)
+                    and node.func.value.id in parameters - {"self"}
+                ):
+                    yield node.lineno, node.func.attr, f"{node.func.value.id}.{node.func.attr}"
+
+
+@rule(ErrorClass.RULE, "AKG", "triton")
+def no_triton_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """no function with a decorator of Triton"""
+    if not source.triton_kernels and not source.uses_helpers:
+        yield 0, "no function has a decorator triton.jit, triton.autotune or triton.heuristics"
+
+
+@rule(ErrorClass.RULE, "AKG", "triton")
+def triton_kernel_not_called(source: CandidateSource) -> Iterator[Finding]:
+    """no kernel is launched"""
+    # kernel[grid](...), launcher = kernel[grid], kernel.run(...)
+    is_launched = any(
+        isinstance(node, (ast.Subscript, ast.Attribute))
+        and any(isinstance(name, ast.Name) and name.id in source.triton_kernels for name in ast.walk(node.value))
+        for node in source.nodes
+    )
+    if source.triton_kernels and not is_launched:
+        names = ", ".join(sorted(source.triton_kernels))
+        yield min(each.lineno for each in source.triton_kernels.values()), f"no kernel[grid](...) launches {names}"
+
+
+@rule(ErrorClass.RULE, "AKG", "triton")
+def torch_api_instead_of_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """`forward` calls matmul, einsum, linear, conv, softmax, embedding or their like of torch"""
+    for line, name, text in _torch_calls(source, source.forward_functions):
+        if name in _HARD:
+            yield line, f"{text} computes; a kernel has to"
+
+
+def _reads_what_it_writes(source: CandidateSource, kernel: Function) -> bool:
+    """Returns whether a kernel of Triton changes memory that it read: atomics, or a load and a store of one pointer."""
+    parameters = {each.arg for each in (*kernel.args.posonlyargs, *kernel.args.args)}
+    used: dict[str, set[str]] = {"load": set(), "store": set()}
+    for node in ast.walk(kernel):
+        if isinstance(node, ast.Call) and node.args:
+            name = source.full_name(node.func).rpartition(".")[2]
+            if name.startswith("atomic_"):
+                return True
+            if name in used:
+                # The first parameter in an address is the pointer: ptr + row * stride.
+                names = [each.id for each in ast.walk(node.args[0]) if isinstance(each, ast.Name)]
+                used[name].update([each for each in names if each in parameters][:1])
+    return bool(used["load"] & used["store"])
+
+
+@rule(ErrorClass.RULE, "AKG", "triton")
+def autotune_missing_restore_value(source: CandidateSource) -> Iterator[Finding]:
+    """triton.autotune without restore_value, of a kernel that reads what it writes"""
+    for function in source.triton_kernels.values():
+        for decorator in function.decorator_list:
+            if (
+                isinstance(decorator, ast.Call)
+                and source.full_name(decorator.func) == "triton.autotune"
+                and not {"restore_value", "reset_to_zero"} & {each.arg for each in decorator.keywords}
+                and _reads_what_it_writes(source, function)
+            ):
+                yield (
+                    decorator.lineno,
+                    "triton.autotune without restore_value: each configuration changes what the next one reads",
+                )
+
+
+@rule(ErrorClass.RULE, "KernelBench", "cuda")
+def no_cuda_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """no `__global__` function"""
+    # A candidate that nobody asked to hold a kernel may call a library from C++.
+    if source.asked and not source.native_kernels and not source.uses_helpers:
+        yield 0, "no string holds a __global__ function"
+
+
+@rule(ErrorClass.RULE, "KernelBench, hack 26")
+def fallback(source: CandidateSource) -> Iterator[Finding]:
+    """an exception handler that does not raise"""
+    guarded_imports = {
+        id(node)
+        for node in source.nodes
+        if isinstance(node, ast.Try) and all(isinstance(each, (ast.Import, ast.ImportFrom)) for each in node.body)
+    }
+    for node in source.nodes:
+        if isinstance(node, ast.Try | getattr(ast, "TryStar", ast.Try)) and id(node) not in guarded_imports:
+            for handler in node.handlers:
+                if not any(isinstance(each, ast.Raise) for each in ast.walk(handler)):
+                    yield handler.lineno, "an exception handler does not raise: another code may compute the result"
+    for call, name in source.calls:
+        if name == "contextlib.suppress":
+            yield call.lineno, "contextlib.suppress hides an exception: another code may compute the result"
+
+
+@rule(ErrorClass.RULE, "KernelBench, hack 27")
+def inherited_forward(source: CandidateSource) -> Iterator[Finding]:
+    """ModelNew is or inherits the task's Model"""
+    model = source.model
+    if model is None:
+        for node in source.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node) == "ModelNew = Model":
+                yield node.lineno, "ModelNew is the task's own Model"
+        return
+    own = {each.name for each in model.body if isinstance(each, Function)}
+    assigned = {ast.unparse(target) for each in model.body if isinstance(each, ast.Assign) for target in each.targets}
+    bases = [ast.unparse(base).rpartition(".")[2] for base in model.bases]
+    if "Model" in bases and not (own | assigned) & {"forward", "__call__"}:
+        yield model.lineno, "ModelNew inherits forward of the task's own Model"
+
+
+@rule(None, "hack 24")
+def no_kernel(source: CandidateSource) -> Iterator[Finding]:
+    """neither a kernel of Triton nor of CUDA"""
+    if not source.triton_kernels and not source.native_kernels:
+        yield 0, "no kernel of its own: torch does the work"
+
+
+@rule(None, "KernelBench, hack 24")
+def torch_operator(source: CandidateSource) -> Iterator[Finding]:
+    """a function calls an operator of torch, or makes a layer of torch.nn"""
+    functions = [each for of_name in source.functions.values() for each in of_name]
+    for line, name, text in _torch_calls(source, functions):
+        if name in _NOTED or (text.startswith("torch.nn.functional.") and name not in ("pad", "unfold")):
+            yield line, f"{text} computes"
+    for call, full in source.calls:
+        module, _, name = full.rpartition(".")
+        if module == "torch.nn" and name[:1].isupper() and name not in _CONTAINERS:
+            yield call.lineno, f"{full} is a layer of torch"
+
+
+_THREADS = re.compile(
+    r"threading\.(?:Thread|Timer)|thread\.start_new_thread|concurrent\.futures\.\w*Executor"
+    r"|multiprocessing\.(?:(?:dummy|pool|context)\.)?(?:Process|Pool|Manager|ThreadPool)|os\.fork"
+    r"|torch\.multiprocessing\.(?:Process|spawn)|asyncio\.to_thread|torch\.jit\.fork"
+)
+_NATIVE_THREADS = re.compile(r"\bstd::(?:thread|jthread|async)\b|\bpthread_create\b|\bcudaLaunchHostFunc\b")
+_DISPATCH = frozenset({"__torch_function__", "__torch_dispatch__"})
+#: Settings of torch and Triton, which the guards restore.
+_SETTING = re.compile(r"torch\.backends\..+|(?:torch|triton)\.(?:.*\.)?(?:config|knobs)\..+")
+_COMPARISONS = frozenset(["__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__"])
+_ENDS = re.compile(r"os\.(?:_exit|abort|kill|killpg|exec\w+)|sys\.exit|exit|quit|signal\.\w+|atexit\.register")
+_FRAMES = re.compile(
+    r"inspect\.(?:stack|trace|currentframe|getouterframes|getinnerframes)|sys\.(?:_getframe|_current_frames|settrace"
+    r"|setprofile|exc_info)|gc\.get_(?:objects|referrers|referents)|traceback\.(?:extract_stack|walk_stack|format_stack)"
+    r"|threading\.(?:settrace|setprofile)"
+)
+_HARNESS = re.compile(r"(?:_pytest|pytest|conftest)(?:\..+)?|opatlas\.(?!implements|Prepared|Unsupported).+")
+_HALF_TYPES = frozenset(
+    {"torch.float16", "torch.half", "torch.bfloat16", "triton.language.float16", "triton.language.bfloat16"}
+)
+_NATIVE_HALF = re.compile(
+    r"\b__float2half(?:_rn)?\b|\b__float2bfloat16\b|\(\s*__half\s*\)|static_cast<\s*(?:__half|half)\s*>"
+)
+
+
+def _called(source: CandidateSource, names: re.Pattern[str], what: str) -> Iterator[Finding]:
+    return ((call.lineno, f"{name} {what}") for call, name in source.calls if names.fullmatch(name))
+
+
+def _in_strings(source: CandidateSource, code: re.Pattern[str], what: str, having: str = "") -> Iterator[Finding]:
+    """Yields the first place that a pattern fits in each string, such as a source of CUDA."""
+    for line, text in source.strings:
+        if (match := code.search(text)) and having in text:
+            yield line + text.count("\n", 0, match.start()), f"{match[0]} {what}"
+
+
+def _changed_names(source: CandidateSource) -> Iterator[tuple[int, str]]:
+    """Yields line and full name of the attributes of imported modules that the candidate sets or deletes."""
+    for node in source.nodes:
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            inner = node.value if isinstance(node, ast.Subscript) else node
+            if isinstance(node, ast.Subscript) and isinstance(inner, ast.Call):
+                name = source.full_name(inner.func)
+                if name in ("globals", "locals"):
+                    continue
+                name = source.full_name(inner.args[0]) if name == "vars" and inner.args else ""
+            else:
+                name = source.full_name(inner)
+            if name and not name.startswith("os.environ"):
+                yield node.lineno, name
+    for call, name in source.calls:
+        if name in ("setattr", "delattr") and len(call.args) >= 2 and (target := source.full_name(call.args[0])):
+            attribute = call.args[1]
+            yield call.lineno, f"{target}.{str(attribute.value) if isinstance(attribute, ast.Constant) else '...'}"
+        elif name.startswith("unittest.mock.patch") or name == "importlib.reload":
+            yield call.lineno, name
+
+
+@rule(ErrorClass.HACK, "KernelBench, hack 7")
+def thread(source: CandidateSource) -> Iterator[Finding]:
+    """starts a thread or a process"""
+    yield from _called(source, _THREADS, "starts work beside the call")
+    yield from _in_strings(source, _NATIVE_THREADS, "starts work beside the call", "#include")
+
+
+@rule(ErrorClass.HACK, "KernelBench, hack 8")
+def tensor_subclass(source: CandidateSource) -> Iterator[Finding]:
+    """a subclass of Tensor, or a dispatch mode"""
+    for node in source.nodes:
+        if isinstance(node, ast.ClassDef):
+            names = {source.full_name(base) for base in node.bases}
+            if names & {"torch.Tensor", "torch._C.TensorBase"} or any(
+                name.endswith(("TorchDispatchMode", "TorchFunctionMode")) for name in names
+            ):
+                yield node.lineno, f"class {node.name} derives from {ast.unparse(node.bases[0])}"
+        elif isinstance(node, Function) and node.name in _DISPATCH:
+            yield node.lineno, f"{node.name} changes what torch's functions do"
+        elif isinstance(node, ast.Attribute) and (
+            node.attr in ("_make_subclass", "_make_wrapper_subclass")
+            or source.full_name(node) == "torch.Tensor.__new__"
+        ):
+            yield node.lineno, f"{node.attr} makes a tensor that may compute later"
+
+
+@rule(ErrorClass.HACK, "KernelBench, hacks 9, 10")
+def patched_function(source: CandidateSource) -> Iterator[Finding]:
+    """sets or deletes an attribute of an imported module or of a built-in type; settings excepted"""
+    changed = ((line, name) for line, name in _changed_names(source) if not _SETTING.fullmatch(name))
+    yield from ((line, f"{name} is changed for the whole process") for line, name in changed)
+
+
+@rule(ErrorClass.HACK, "hack 10")
+def always_equal(source: CandidateSource) -> Iterator[Finding]:
+    """a comparison that returns a constant"""
+    for name in _COMPARISONS & source.functions.keys():
+        for function in source.functions[name]:
+            last = function.body[-1]
+            if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant) and type(last.value.value) is bool:
+                yield function.lineno, f"{name} gives the same answer for everything"
+
+
+@rule(ErrorClass.HACK, "hack 11")
+def ends_process(source: CandidateSource) -> Iterator[Finding]:
+    """os._exit, sys.exit, signal handlers, atexit"""
+    yield from _called(source, _ENDS, "ends the process, or changes how it ends")
+    for node in source.nodes:
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            if source.full_name(raised) in ("SystemExit", "KeyboardInterrupt"):
+                yield node.lineno, "SystemExit ends the process"
+
+
+@rule(ErrorClass.HACK, "hacks 20, 21")
+def looks_at_harness(source: CandidateSource) -> Iterator[Finding]:
+    """frames of callers, gc.get_objects, sys.modules, imports of pytest or of OpAtlas' inside"""
+    yield from _called(source, _FRAMES, "looks at the caller, or at objects that are not the candidate's")
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and source.full_name(node) == "sys.modules":
+            yield node.lineno, "sys.modules gives access to modules that are not the candidate's"
+    for name in sorted(set(source.imported.values())):
+        if _HARNESS.fullmatch(name):
+            yield 0, f"imports {name}, a part of what measures it"
+
+
+@rule(None, "KernelBench, hack 22")
+def precision(source: CandidateSource) -> Iterator[Finding]:
+    """float16, bfloat16, TF32, autocast"""
+    for call, name in source.calls:
+        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        types = {source.full_name(each) for each in (*call.args, *(each.value for each in call.keywords))}
+        if method in ("half", "bfloat16") and not call.args:
+            yield call.lineno, f".{method}() lowers the precision"
+        elif method == "to" and (lower := types & _HALF_TYPES):
+            yield call.lineno, f".to({min(lower)}) lowers the precision"
+        elif "autocast" in name:
+            yield call.lineno, f"{name} lowers the precision"
+        elif name == "torch.set_float32_matmul_precision":
+            yield call.lineno, "torch.set_float32_matmul_precision allows TF32 or bfloat16"
+    for line, name in _changed_names(source):
+        if name.endswith(("allow_tf32", "allow_fp16_reduced_precision_reduction", "fp32_precision")):
+            yield line, f"{name} changes the precision of products"
+    yield from _in_strings(source, _NATIVE_HALF, "lowers the precision")
+
+
+_ORDER = (ErrorClass.SYNTAX, ErrorClass.IMPORT, ErrorClass.RULE, ErrorClass.HACK, None)
+#: All rules, in the order in which they are examined.
+RULES = sorted(_DEFINED, key=lambda each: _ORDER.index(each.error_class))
+#: The number of rules of class syntax, which come first.
+_OF_TEXT = sum(each.error_class is ErrorClass.SYNTAX for each in RULES)
+
+
+def judge_source(
+    text: str,
+    path: Path,
+    *,
+    language: str = "",
+    installed: Callable[[str], bool] = is_installed,
+    helpers: Collection[str] = (),
+) -> tuple[Judgement | None, tuple[str, ...]]:
+    """Returns the judgement of a candidate that fails a rule, else None; and its notes, one of a rule at most.
+
+    Args:
+        text: the source.
+        path: its file. Modules beside it can be imported.
+        language: "triton" or "cuda" if the candidate has to be written in it. "": what its imports and kernels say.
+        installed: tells whether a top-level module can be imported.
+        helpers: further modules that can be imported.
+    """
+    beside = {each.stem for each in path.parent.glob("*.py")} if path.parent.is_dir() else set()
+    source = CandidateSource.read(text, path.name, language, frozenset({*beside, *helpers}), installed)
+    failed: list[tuple[ErrorClass, str, str]] = []
+    notes: list[str] = []
+    for each in RULES if source.error is None else RULES[:_OF_TEXT]:
+        if each.language not in ("", language or source.language):
+            continue
+        for line, detail in sorted(each.check(source))[:1]:
+            if each.error_class is None:
+                notes.append(f"{each.name}: {f'line {line}: ' if line else ''}{detail}")
+            else:
+                at = f"{path.name}:{line}" if line else path.name
+                failed.append((each.error_class, each.name, f"{at}: {detail}"))
+    for error_class, name, text in failed:
+        return Judgement(error_class, name, Level.ANSWER, text, notes=tuple(notes)), tuple(notes)
+    return None, tuple(notes)
