@@ -9,9 +9,8 @@ from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAP
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.experts import (
-    GroupWeights,
+    Computed,
     LayerSlots,
-    RankValues,
     combined,
     dispatched,
     ep_size,
@@ -102,12 +101,13 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     def ids_of(rank):
         return row.for_rank(rank).expert_ids(slots.experts, experts * group.size, first=rank * math.prod(chosen))
 
+    def weight_of(which):
+        return lambda expert: weights_of(expert // experts)[which][expert % experts]
+
     drawn = row.for_rank(group.rank)
     own = matrices_of(drawn)
-    all_weights = {
-        f"weight{which + 1}": [GroupWeights(weights_of, which, per_rank=experts, ranks=group.size)]
-        for which in range(2)
-    } | {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
+    bound = {f"weight{i + 1}": [Computed(weight_of(i), experts * group.size)] for i in range(2)}
+    bound |= {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
     replay(
         impl.dispatch_ffn_combine,
         x=drawn.tensor(0),
@@ -127,7 +127,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
         overwrites=["out", "expert_token_nums"],
         output_slots=range(2 if counted else 1),
         expected=formulas.dispatch_ffn_combine.bind(
-            **all_weights, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
+            **bound, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
 
@@ -168,7 +168,7 @@ def test_moe_distribute_combine_v2(row, replay, group):
 def _dispatch(row, replay, group, kernel):
     """Replays a dispatch of tokens to the experts of all ranks, equally often."""
     _expect_inputs(row, range(2, 6))
-    found = dispatched(row.input_slots, row.output_slots, row.cells)
+    found = dispatched(row)
     _expect_group(row, group, found)
     tp = row.output_shape(5)[0] if _has_output(row, 5) and row.output_shape(5) else 0
     quantized = row.output_slots[0].dtype == "INT8"
@@ -195,7 +195,7 @@ def _dispatch(row, replay, group, kernel):
             chosen=[_tokens_and_experts(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=RankValues(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
+            tokens=Computed(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
         ),
     )
 
@@ -211,7 +211,7 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
         raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
     if row.has(5) and row.shape(5) not in ((), (0,), (1,)):
         raise Unsupported(f"{row.kernel_type} is replayed without a group of tensor parallelism (slot 5)")
-    possible = combined(row.input_slots, row.cells)
+    possible = combined(row)
     found = next((one for one in possible if one.ranks == group.size), possible[0])
     _expect_group(row, group, found)
     if len(possible) > 1 and ep_size(row.cells) is None:
