@@ -41,19 +41,11 @@ def test_fused_infer_attention_score(row, replay):
         key,
         value,
         atten_mask=row.upper_triangle(CAUSAL_MASK, call.mask_dtype) if call.mask_dtype else None,
-        actual_seq_lengths=call.query_lengths,
-        actual_seq_lengths_kv=call.kv_lengths,
         block_table=operator.block_table(call.table, call.used_blocks, key.shape[0]) if call.table else None,
         query_rope=operator.tensor(QUERY_ROPE, *RANGE) if call.rope else None,
         key_rope=operator.tensor(KEY_ROPE, *RANGE) if call.rope else None,
-        num_heads=call.heads,
-        scale=call.scale,
-        input_layout=call.layout,
-        num_key_value_heads=call.kv_heads,
-        sparse_mode=call.sparse_mode,
-        block_size=call.block_size,
-        softmax_lse_flag=call.with_lse,
-        output_slots=[0, 1] if call.with_lse else [0],
+        **call.keywords,
+        output_slots=[0, 1] if call.keywords["softmax_lse_flag"] else [0],
         expected=formulas.fused_infer_attention_score,
     )
 
@@ -66,20 +58,15 @@ def test_ring_mla(row, replay):
     """
     expect_slots(row, range(5), (5, 13, 14))
     q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
-    row.expect(
-        len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1]),
-        INPUT_SHAPES,
-        "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width",
-    )
+    fits = len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1])
+    problem = "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width"
+    row.expect(fits, INPUT_SHAPES, problem)
     row.expect(k[1] and not q[1] % k[1] and q_rope[-1] == k_rope[-1], INPUT_SHAPES, "queries and keys do not match")
     later = row.has(13)
     row.expect(later == row.has(14), INPUT_SHAPES, "slot 13 or 14 (an earlier step) is missing", "restore it")
     row.expect(later or q[0] == k[0], INPUT_SHAPES, "a first step must have as many queries as keys")
-    row.expect(
-        not later or (row.shape(13), row.shape(14)) == ((*q[:2], v[-1]), (q[1], q[0])),
-        INPUT_SHAPES,
-        "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)",
-    )
+    fits = not later or (row.shape(13), row.shape(14)) == ((*q[:2], v[-1]), (q[1], q[0]))
+    row.expect(fits, INPUT_SHAPES, "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)")
     row.assume("all tokens are one sequence")
     dtype = row.input_slots[0].dtype
     # In FLOAT16 the kernel adds the mask to the scores; in BF16 it first multiplies it by a large negative number.
@@ -154,12 +141,9 @@ def _indexer_call(row):
     """Reads the slots queries (T, N, D), keys (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
     expect_slots(row, range(6))
     query, cache, weights = (row.shape(slot) for slot in range(3))
-    row.expect(
-        len(query) == 3 and weights == query[:2] and cache[2:] == (1, query[-1]),
-        INPUT_SHAPES,
-        "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)",
-        "correct their shapes; other layouts are not replayed",
-    )
+    fits = len(query) == 3 and weights == query[:2] and cache[2:] == (1, query[-1])
+    problem = "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)"
+    row.expect(fits, INPUT_SHAPES, problem, "correct their shapes; other layouts are not replayed")
     queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
     return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
         "actual_seq_lengths_query": lengths_tensor(row, list(accumulate(queries)), host=False),
@@ -227,11 +211,8 @@ def _sequences(row, query, cache, *, table_slot, length_slots):
     row.expect(len(table) == 2 and table[0], INPUT_SHAPES, f"slot {table_slot} must be a table (sequences, blocks)")
     for slot in length_slots:
         row.expect_shape(slot, table[:1], meaning="lengths")
-    row.expect(
-        query[0] >= table[0] and 0 not in cache[:2],
-        INPUT_SHAPES,
-        "slot 0 has fewer queries than sequences, or slot 1 no pages",
-    )
+    fits = query[0] >= table[0] and 0 not in cache[:2]
+    row.expect(fits, INPUT_SHAPES, "slot 0 has fewer queries than sequences, or slot 1 no pages")
     queries = split_evenly(query[0], table[0])
     if table[0] > 1:
         row.assume(f"{query[0]} queries are dealt out evenly to {table[0]} sequences")
@@ -283,11 +264,9 @@ def test_flash_attention_grad(row, replay):
         if row.input_slots[slot].dtype == "UINT8" and len(row.shape(slot)) == 1:
             raise Unsupported(_DROPPED.format(slot))
     *mask, highest, total, result = later if len(later) > 2 else [0, 0, 0]
-    row.expect(
-        len(later) in (3, 4) and row.shape(highest) == row.shape(total),
-        INPUT_SHAPES,
-        "from slot 4 on, only a mask, the largest scores, their sums and the result are replayed",
-    )
+    fits = len(later) in (3, 4) and row.shape(highest) == row.shape(total)
+    problem = "from slot 4 on, only a mask, the largest scores, their sums and the result are replayed"
+    row.expect(fits, INPUT_SHAPES, problem)
     row.expect_shape(3, row.shape(0))
     row.expect_shape(result, row.shape(0))
     query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
@@ -316,11 +295,8 @@ def _training_call(row, statistics, mask):
     The shape of the statistics, (B, N, S, 8), gives the layout.
     """
     q, k, v = (row.shape(slot) for slot in range(3))
-    row.expect(
-        len(statistics) == 4 and statistics[-1] == 8,
-        OUTPUT_SHAPES,
-        "the largest scores and their sums must be (batch, heads, queries, 8)",
-    )
+    fits = len(statistics) == 4 and statistics[-1] == 8
+    row.expect(fits, OUTPUT_SHAPES, "the largest scores and their sums must be (batch, heads, queries, 8)")
     batch, heads, queries, _ = statistics
     layouts = {
         "SBH": (queries, batch, q[-1]),
@@ -351,11 +327,9 @@ def _training_call(row, statistics, mask):
     keys = k[layout.index("S")]
     shape, dtype = row.shape(mask), row.input_slots[mask].dtype
     row.expect(dtype in ("BOOL", "UINT8"), INPUT_DTYPES, f"slot {mask} (mask) is {dtype}, not BOOL or UINT8")
-    row.expect(
-        queries == keys and (shape == CAUSAL_MASK or shape[-2:] == (queries, keys)),
-        INPUT_SHAPES,
-        f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or of 2048,2048",
-    )
+    fits = queries == keys and (shape == CAUSAL_MASK or shape[-2:] == (queries, keys))
+    problem = f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or of 2048,2048"
+    row.expect(fits, INPUT_SHAPES, problem)
     # A capture does not record the values of a mask: it is causal, as in the training of language models.
     if shape != CAUSAL_MASK:
         row.assume("the mask is causal")

@@ -178,9 +178,7 @@ def _reduction(row, name):
     """Returns the axes and whether they stay as ones; the length of slot 1, a list of axes, is their number."""
     count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
     reduction = shape_rules.reduction(row.shape(0), row.output_shape(), count)
-    row.expect(
-        reduction is not None,
-        OUTPUT_SHAPES,
-        f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape",
-    )
+    fits = reduction is not None
+    problem = f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape"
+    row.expect(fits, OUTPUT_SHAPES, problem)
     return reduction

@@ -59,10 +59,7 @@ def _causal(queries: str, keys: Lengths) -> dict[str, str | Expression | Lengths
 
 
 def _fused(
-    slots: dict[int, list[Any]],
-    output: list[str],
-    cells: dict[str, str | Expression | Lengths],
-    **more: Any,
+    slots: dict[int, list[Any]], output: list[str], cells: dict[str, str | Expression | Lengths], **more: Any
 ) -> dict[str, Any]:
     """Returns a pattern of FusedInferAttentionScore. Other slots and the second output, the log-sum-exp, are absent."""
     dtypes = [_DTYPES.get(slot, "BF16") if slot in slots else "" for slot in range(_FIA_SLOTS)]

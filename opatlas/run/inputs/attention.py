@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 from opatlas.run.inputs.sequences import assign_pages, runtime_number, runtime_numbers, split_evenly
@@ -55,32 +55,21 @@ class AttentionCall:
     """The arguments of the call that are not tensors, and the shapes that a row may lack.
 
     Attributes:
-        layout: "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch, heads, S, D), results (heads, batch, S, D).
-        query_lengths: cumulative numbers of queries, as in the call; None for layout BNSD_NBSD.
-        kv_lengths: numbers of keys, as in the call: of each sequence for keys in pages, else cumulative.
+        keywords: the arguments by name. input_layout is "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch,
+            heads, S, D), results (heads, batch, S, D). actual_seq_lengths are cumulative numbers of queries, None for
+            BNSD_NBSD; actual_seq_lengths_kv numbers of keys, of each sequence for keys in pages, else cumulative.
+            sparse_mode 3 is causal, the last tokens of queries and keys aligned; 0 is no mask.
         rope: whether there is a rope part (slots 24 and 25).
         mask_dtype: the profiler's name of the dtype of the mask; "" for a call without a mask.
         table: shape of the block table; None for keys without pages.
         used_blocks: number of blocks of the table that each sequence uses; () without a table.
-        block_size: tokens of a block; 0 without a table.
-        sparse_mode: 3: causal, the last tokens of queries and keys aligned; 0: no mask.
-        scale: 1 / sqrt(D), where D includes the rope part.
-        with_lse: whether the kernel returns the log-sum-exp as its second result.
     """
 
-    layout: str
-    heads: int
-    kv_heads: int
+    keywords: dict[str, Any]
     rope: bool
     mask_dtype: str
-    query_lengths: list[int] | None
-    kv_lengths: list[int]
     table: tuple[int, int] | None
     used_blocks: list[int]
-    block_size: int
-    sparse_mode: int
-    scale: float
-    with_lse: bool
 
 
 def with_operator_shapes(row: ReplayRow) -> ReplayRow:
@@ -150,21 +139,18 @@ class _AttentionReader:
             _LENGTHS,
         )
         second = self.row.output_slots[1] if len(self.row.output_slots) > 1 else None
-        return AttentionCall(
-            layout=layout,
-            heads=heads,
-            kv_heads=kv_heads,
-            rope=rope > 0,
-            mask_dtype=self.mask_dtype(sparse_mode),
-            query_lengths=list(accumulate(queries)) if layout == "TND" else None,
-            kv_lengths=keys if table else list(accumulate(keys)),
-            table=table,
-            used_blocks=blocks,
-            block_size=block_size,
-            sparse_mode=sparse_mode,
-            scale=1 / math.sqrt(query[-1] + rope),
-            with_lse=second is not None and second.shape not in ((), (0,), (1,)),
-        )
+        keywords = {
+            "actual_seq_lengths": list(accumulate(queries)) if layout == "TND" else None,
+            "actual_seq_lengths_kv": keys if table else list(accumulate(keys)),
+            "num_heads": heads,
+            "scale": 1 / math.sqrt(query[-1] + rope),
+            "input_layout": layout,
+            "num_key_value_heads": kv_heads,
+            "sparse_mode": sparse_mode,
+            "block_size": block_size,
+            "softmax_lse_flag": second is not None and second.shape not in ((), (0,), (1,)),
+        }
+        return AttentionCall(keywords, rope > 0, self.mask_dtype(sparse_mode), table, blocks)
 
     def layout(self) -> str:
         query = self.needed(QUERY)
