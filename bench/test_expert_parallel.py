@@ -98,7 +98,9 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
 
     drawn = row.for_rank(group.rank)
     own = matrices_of(drawn)
-    bound = {f"weight{i + 1}": [Computed(weight_of(i), experts * group.size)] for i in range(2)}
+    bound: dict[str, list[object]] = {
+        f"weight{i + 1}": [Computed(weight_of(i), experts * group.size)] for i in range(2)
+    }
     bound |= {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
     replay(
         impl.dispatch_ffn_combine,

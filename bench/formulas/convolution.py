@@ -70,7 +70,8 @@ def conv2d_image_gradient(at: At, gradient: Tensor, x: Tensor, weight: Tensor, b
     exists_i = _inside(i, gradient.shape[2]) & (steps_i % stride[0] == 0)
     exists_j = _inside(j, gradient.shape[3]) & (steps_j % stride[1] == 0)
     values = _at(gradient, n, outputs, i, j) * exists_i[:, None, :, None] * exists_j[:, None, None]
-    return (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
+    result: Tensor = (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
+    return result
 
 
 def _terms(gradient: Tensor, *_: Any) -> int:

@@ -112,7 +112,8 @@ rotary_mul_backward = each(_x_gradient, _cos_gradient, _sin_gradient)
 def _apply_to(number: int) -> Formula:
     @per_element()
     def apply_rotary_pos_emb(at: At, *arguments: Any, layout: str, rotary_mode: str = "half") -> Tensor:
-        return _rotate(at, arguments[number], *arguments[2:], rotary_mode)
+        _query, _key, cos, sin = arguments
+        return _rotate(at, arguments[number], cos, sin, rotary_mode)
 
     return apply_rotary_pos_emb
 
@@ -270,7 +271,8 @@ def _cached(vectors: _Vectors, number: int, terms: Callable[..., int] | None = N
 def _output(vectors: _Vectors, terms: Callable[..., int] | None = None) -> Formula:
     @per_element(terms=terms)
     def kv_rmsnorm_rope_cache(at: At, *arguments: Tensor, epsilon: float, **_: Any) -> Tensor:
-        return vectors(at, *arguments[:4], epsilon)
+        kv, gamma, cos, sin = arguments[:4]
+        return vectors(at, kv, gamma, cos, sin, epsilon)
 
     return kv_rmsnorm_rope_cache
 
