@@ -268,7 +268,7 @@ def test_a_folder_is_searched(tmp_path):
     ]
     write_capture(tmp_path / "rank0/op_summary_1.csv", [launch()])
     write_capture(tmp_path / "rank0/kernel_details.csv.bak", [launch()])
-    assert find_captures(tmp_path) == sorted(wanted)
+    assert find_captures(tmp_path).files == sorted(wanted)
 
 
 def test_folders_behind_links_are_searched_once_and_loops_end(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_folders_behind_links_are_searched_once_and_loops_end(tmp_path: Path) ->
     (tmp_path / "elsewhere" / "kernel_details.csv").touch()
     (tmp_path / "run" / "rank0").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "run")
-    assert find_captures(tmp_path / "run") == [tmp_path / "run" / "rank0" / "kernel_details.csv"]
+    assert find_captures(tmp_path / "run").files == [tmp_path / "run" / "rank0" / "kernel_details.csv"]
 
 
 def test_a_pipe_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> None:
