@@ -14,10 +14,10 @@ from typing import Any
 import captures
 import msgspec
 import numpy as np
-from opatlas.ask.checks.check import KNOWN_FINDINGS, read_known
 from simulated_attempts import attempt, loop
 
 from opatlas.ask.checks import CHECKS
+from opatlas.ask.checks.check import KNOWN_FINDINGS, read_known
 from opatlas.data import journal
 from opatlas.data import log as history
 from opatlas.data.csv_files import read_frame, read_text_csv
