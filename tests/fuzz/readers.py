@@ -70,7 +70,8 @@ def _reader(
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        with refusing(path):
+        # Attempts of a model are those of a folder.
+        with refusing(folder if file == ATTEMPTS else path):
             read(path)
 
     return Target(name, f"{about}, or refused by name", seeds if callable(seeds) else lambda: seeds, check, words)
