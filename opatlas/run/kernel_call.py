@@ -198,9 +198,13 @@ class InputWatch:
         memories = {memory for memory in map(_memory, tensors) if memory is not None}
         self._inputs = [each for each in self._inputs if _memory(each.tensor) not in memories]
 
-    def changed(self) -> list[tuple[int | str, str]]:
-        """Returns the place of each changed input and its description ("argument 2[1]"). Waits for the device."""
-        return [(each.place, each.name) for each in self._inputs if each.is_changed()]
+    def changed(self, *, by_value: bool = True) -> list[tuple[int | str, str]]:
+        """Returns the place of each changed input and its description ("argument 2[1]").
+
+        Args:
+            by_value: whether values are compared, too, which waits for the device.
+        """
+        return [(each.place, each.name) for each in self._inputs if each.is_changed(by_value)]
 
 
 @dataclass(frozen=True)
@@ -211,10 +215,10 @@ class _Input:
     version: int | None
     compared: _MemoryCopy | None
 
-    def is_changed(self) -> bool:
+    def is_changed(self, by_value: bool) -> bool:
         if _version(self.tensor) != self.version:
             return True
-        return self.compared is not None and self.compared.is_changed()
+        return by_value and self.compared is not None and self.compared.is_changed()
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

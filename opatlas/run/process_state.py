@@ -102,7 +102,10 @@ class ProcessState:
 
     def read(self) -> State:
         """Returns the present state."""
-        return {name: _read(reader) for name, reader in self._readers.items()}
+        try:
+            return {name: reader() for name, reader in self._readers.items()}
+        except Exception:
+            return {name: _read(reader) for name, reader in self._readers.items()}
 
 
 def changes(before: State, after: State, *, without: Collection[str] = ()) -> list[str]:

@@ -43,12 +43,6 @@ class Sampling:
         settings: MeasureSettings,
         group: Group,
     ) -> None:
-        """
-        Args:
-            kernel_type, cells: the row.
-            device, instrument, settings: device, instrument and settings of the measurement.
-            group: the group of this process.
-        """
         self._kernel_type = kernel_type
         self._cells = cells
         self._device = device
@@ -175,9 +169,11 @@ class Replay:
         group: Group = ALONE,
         source: KernelSource | None = None,
     ) -> None:
-        """`source` is the implementation that is timed; None: torch, or on an NPU the call that `@replays` names."""
+        """Raises InvalidRow. `source` is timed in place of torch, or on an NPU of the call that `@replays` names."""
         self.outcome: RowOutcome | None = None
         self._row = row
+        #: Parses the cells of all slots.
+        self._bytes = row.bytes()
         self._spec = spec
         self._device = device
         self._group = group
@@ -221,16 +217,15 @@ class Replay:
                 f"expected={getattr(expected, '__name__', expected)} is not a formula: mark the function with "
                 "@pointwise, @per_row(...) or @per_element(...)"
             )
-        kernel = load_kernel(self._source, impl) if self._source else self._device.kernel(impl, self._spec.npu)
-        name = self._spec.npu if self._spec.npu and not self._source and kernel is not impl else _name(kernel)
-        if self._source and not self._source.module:
-            # Its module has a name that only this process knows.
-            name = f"{self._source.function} of {Path(self._source.path).name}"
-        if self._source:
+        source, is_own = self._source, self._source is not None
+        kernel = load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
+        name = self._spec.npu if self._spec.npu and not source and kernel is not impl else _name(kernel)
+        if source:
+            if not source.module:
+                # Its module has a name that only this process knows.
+                name = f"{source.function} of {Path(source.path).name}"
             expect_parameters(name, kernel, impl, arguments, keywords)
-
-        named = bool(self._source)
-        call = KernelCall(kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=named)
+        call = KernelCall(kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=is_own)
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
         has_all_from_caller = not _may_hold_tensors(kernel)
 
@@ -245,13 +240,23 @@ class Replay:
         warm_until = monotonic() + _WARM_UP_S
         self._group.report_step("in its first call")
         # Without a call on an NPU the function is the kernel, and replaces none.
-        may_stand_in = self._spec.npu is not None and kernel is impl
-        counts = may_stand_in and not may_be_compiled(impl)
-        operators = self._first_call(call, name, watch, counts=counts)
+        counts = self._spec.npu is not None and kernel is impl and not may_be_compiled(impl)
+
+        def operators_of(make: Callable[[], None], again: Callable[[], None]) -> list[str]:
+            if counts:
+                return count_operators(make, again)
+            make()
+            return []
+
+        operators = operators_of(call.start, call.restart)
+        if call.prepared is not None:
+            self._expect_unchanged(watch, f"the set-up of {name}")
+            watch.allow(call.prepared.changes)
+            operators = operators_of(call.launch if counts else call.first_prepared, call.repeat)
         slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
         self._expect_no_cast(name, call.results())
         missing = self._missing_outputs(name, call.results(), results, slots)
-        self._expect_unchanged(watch, name)
+        self._expect_unchanged(watch, name, by_value=False)
 
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
         samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
@@ -259,11 +264,13 @@ class Replay:
         computed = results(call.kept_results())
         originals, by_name = call.originals()
         checked = check(expected, originals, by_name, computed, self._row.seed)
+        # torch and its version, or the NPU's call.
+        default = f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
         execution = Execution(
-            self._source.implementation if self._source else self._default_implementation(kernel, impl),
+            source.implementation if source else default,
             outputs_missing=missing,
             conversions=tuple(call.prepared.converted) if call.prepared else (),
-            set_up_s=call.set_up_s if self._source else None,
+            set_up_s=call.set_up_s if source else None,
         )
         self.outcome = self._sampling.outcome(
             samples,
@@ -273,26 +280,6 @@ class Replay:
             assumed=self._row.assumptions,
             operators=operators,
         )
-
-    def _first_call(self, call: KernelCall, name: str, watch: InputWatch, *, counts: bool) -> list[str]:
-        """Makes the set-up of a kernel and its first call. Returns the operators of torch that one call uses.
-
-        Args:
-            counts: whether operators are counted; if not, the result is empty.
-        """
-        operators: list[str] = []
-        if counts:
-            operators = count_operators(call.start, call.restart)
-        else:
-            call.start()
-        if call.prepared is None:
-            return operators
-        self._expect_unchanged(watch, f"the set-up of {name}")
-        watch.allow(call.prepared.changes)
-        if counts:
-            return count_operators(call.launch, call.repeat)
-        call.first_prepared()
-        return []
 
     def _expect_no_cast(self, name: str, found: Results) -> None:
         """Raises Unsupported if the row's kernel includes a Cast of its only result, as graph mode fuses it.
@@ -343,17 +330,13 @@ class Replay:
         self._expect_outputs(name, computed, slots)
         return tuple(slot for slot, result in zip(slots, computed, strict=True) if result is None and slot is not None)
 
-    def _default_implementation(self, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
-        """Returns the name of a call without a source: torch and its version, the NPU's call, or "" elsewhere."""
-        return f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
-
     def expect_memory(self) -> None:
         """Refuses a row that does not fit into the memory of the device, or of the host that checks it.
 
         Raises:
             OutOfMemory: the row needs more than is available.
         """
-        tensors = self._row.bytes()
+        tensors = self._bytes
         needed = tensors * _MEMORY_FACTOR
         if needed <= _ALWAYS_THERE_BYTES:
             return
@@ -364,22 +347,24 @@ class Replay:
 
     def bounded_memory(self) -> AbstractContextManager[None]:
         """Returns a context in which the row can take no more memory than the device has left."""
-        is_harmless = self._source is None and self._row.bytes() <= _HARMLESS_BYTES
+        is_harmless = self._source is None and self._bytes <= _HARMLESS_BYTES
         return nullcontext() if is_harmless else self._device.bounded_memory()
 
-    def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
+    def _expect_unchanged(self, watch: InputWatch, kernel: str, *, by_value: bool = True) -> None:
         """Raises an error on every rank if the kernel has changed an undeclared input on any rank.
 
         Args:
             watch: the inputs.
             kernel: name of the kernel.
+            by_value: whether changes that torch does not count are found too, which compares memory.
 
         Raises:
             ChangedInput: this rank's input was changed.
             ReplayError: another rank's input was changed.
         """
-        self._device.synchronize()
-        changed = watch.changed()
+        if by_value:
+            self._device.synchronize()
+        changed = watch.changed(by_value=by_value)
         ranks = [i for i, (found,) in enumerate(self._group.gather([float(bool(changed))])) if found]
         if changed:
             place, tensor = changed[0]

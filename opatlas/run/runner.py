@@ -31,10 +31,7 @@ def _nothing() -> None:
 def _bind_kernel(
     job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
 ) -> tuple[ReplayRow, Replay]:
-    """Creates `row` and `replay` for a row that calls a kernel. Raises InvalidRow."""
     row = ReplayRow(job.kernel_type, job.cells, device.torch_device)
-    # Parses the cells of all slots.
-    row.bytes()
     return row, Replay(row, spec, device, instrument, settings, group, job.source)
 
 

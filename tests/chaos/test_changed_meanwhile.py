@@ -7,11 +7,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from sessions import ROOT, Finished, Running, Sessions, row
 
 from opatlas.data import journal
 from opatlas.data.database import Database
-from opatlas.data.manifest import Manifest
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE
 from opatlas.row.signature import signatures
@@ -262,14 +260,10 @@ def test_a_database_that_was_removed(sessions: Sessions) -> None:
     assert len(list((sessions.database / "runs").glob("*.json"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("lost", "devices"),
-    [("database", "1"), ("journal", "2")],
-)
-def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, lost: str, devices: str) -> None:
+def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions) -> None:
     """As that of a network share: a file in its place also keeps root from it. Measurements are kept elsewhere."""
-    running, measured = waiting(sessions, ["Gone"], devices=devices)
-    gone = sessions.database if lost == "database" else sessions.database / "journal"
+    running, measured = waiting(sessions, ["Gone"], devices="2")
+    gone = sessions.database / "journal"
     gone.rename(sessions.folder / "elsewhere")
     gone.write_text("a file")
     done = go(sessions, running)
@@ -293,32 +287,3 @@ def test_journals_that_were_removed(sessions: Sessions) -> None:
     assert (done.code, done.ledger()) == (0, {"measured": 4})
     assert in_tables(sessions).items() >= measured.items()
     assert not list((sessions.database / "journal").glob("*.jsonl"))
-
-
-def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(size) for size in (1, 2, Mood.WAIT_FOR_GO, 3)])
-    running = sessions.start_in_process(SIMULATED_DEVICES="1")
-    running.wait_for_records(2)
-    running.send(signal.SIGKILL)
-    running.wait()
-    (first,) = journal.journals(Database(sessions.database))
-    header, one, two = first.read_text().splitlines(keepends=True)
-    # A later session that was killed while it wrote its second record.
-    later = first.with_name(f"{first.stem[:-6]}ffffff.jsonl")
-    manifest = Manifest.read(Manifest.path(Database(sessions.database), first.stem))
-    replace(manifest, run_id=later.stem, started_at=manifest.started_at + 0.1).write(Database(sessions.database))
-    later.write_text((header + two + one[:100]).replace(first.stem, later.stem))
-    strange = first.with_name(f"4{first.name[1:]}")
-    strange.write_text(header.replace('"version":3', '"version":99') + one)
-    of_strange = strange.read_bytes()
-    sessions.go()
-    done = sessions.run_in_process("--update-mode=missing-only", SIMULATED_DEVICES="1")
-    assert (done.code, done.ledger()) == (1, {"measured": 2})
-    assert done.has_line("merged 2 records", first.stem)
-    assert done.has_line("merged 1 record", later.stem)
-    assert f"opatlas: {later}: " in done
-    assert f"opatlas: {strange}:1: " in done
-    assert [r["Run ID"] for r in sessions.read("Moody")][:2] == [first.stem, later.stem]
-    assert sessions.statuses("Moody") == dict.fromkeys((1, 2, 40, 3), "measured")
-    assert journal.journals(Database(sessions.database)) == []
-    assert strange.with_name(f"{strange.name}.unreadable").read_bytes() == of_strange

@@ -1,8 +1,9 @@
-"""Several devices: a worker each, pinned; one that drops out hands its rows to the others."""
+"""Several devices have a worker each, pinned; one that drops out hands its rows to the others, or they are not run."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from moods import Mood
@@ -50,3 +51,20 @@ def test_when_all_devices_are_gone_the_rest_is_reported(sessions: Sessions) -> N
     assert ledger["not run"] >= 1
     assert done.has_line("no device is left", "simulated 0")
     assert "INTERNALERROR" not in done
+
+
+def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(mood) for mood in (1, 2, Mood.BREAK_OWN_DEVICE, 3, 4)])
+    done = sessions.run(SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (1, {"measured": 2, "device-error": 1, "not run": 2})
+    assert done.has_line("simulated 0", "3 times")
+    (report,) = (sessions.database / "reports").glob("*.md")
+    assert report.read_text().count("\n| Moody-") == 2
+    assert list(sessions.statuses("Moody").values()).count("") == 2
+
+
+def test_in_process_the_session_stops_without_a_fresh_process(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(Mood.POISON), row(2)])
+    done = sessions.run_in_process(SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (1, {"measured": 1, "device-error": 1, "not run": 1})
+    assert re.search(r"^stopped: .*--in-process", done.output, re.MULTILINE)

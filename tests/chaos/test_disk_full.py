@@ -205,25 +205,6 @@ def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, tempora
         assert len(history.read(Database(sessions.database), run).records) == 6
 
 
-def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_room(
-    sessions: Sessions, temporary: Path
-) -> None:
-    path = sessions.write("Moody", [row(size) for size in ROWS["1"]])
-    whole = path.read_text()
-    with mounted(sessions.database / "reports") as disk_of_reports:
-        running = waiting_in_row_40(sessions, "1", temporary, "--update-mode=missing-only")
-        disk_of_reports.fill()
-        path.write_text("".join(line for line in whole.splitlines(keepends=True) if "2;2" not in line))
-        done = go(sessions, running)
-        run = only_run(sessions)
-        assert (done.code, done.ledger()) == (1, {"measured": 6})
-        assert done.has_line("6 records", f"{sessions.database}/journal/{run}.jsonl")
-        assert run_ids(sessions) == dict.fromkeys((1, 3, 4, 40, 5), run)
-        path.write_text(whole)
-        assert "merged 6 records" in sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
-        assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
-
-
 def test_no_room_anywhere_prints_the_measurements(sessions: Sessions, disk: Disk) -> None:
     """As where the database and the temporary folder are on the only disk there is."""
     temporary = disk.path / "temporary"
@@ -240,24 +221,6 @@ def test_no_room_anywhere_prints_the_measurements(sessions: Sessions, disk: Disk
     assert printed.measurement is not None
     assert len(printed.measurement.samples_us) == 2000
     assert half_made(sessions) == []
-
-
-def test_a_remaining_journal_stays_where_there_is_no_room_to_merge_it(sessions: Sessions, disk: Disk) -> None:
-    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS["1"]])
-    running = sessions.start_in_process(SIMULATED_DEVICES="1")
-    running.wait_for_records(4)
-    running.process.kill()
-    running.wait()
-    before = path.read_bytes()
-    disk.fill(leaving=16384)
-    done = sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
-    assert done.code == 1
-    assert done.has_line(path, FULL)
-    assert f"{sessions.database}/journal/{only_run(sessions)}.jsonl" in done
-    assert (path.read_bytes(), half_made(sessions)) == (before, [])
-    disk.make_room()
-    assert "merged 4 records" in sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES="1")
-    assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4), only_run(sessions))
 
 
 def test_records_too_large_for_the_journal_are_merged_from_memory(sessions: Sessions) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from killed_rows import MEASURE
 from moods import Mood
 from processes import Role, in_role
@@ -32,12 +31,11 @@ def pausing(sessions: Sessions, before: str, **environment: str) -> Running:
     return sessions.start(PAUSE=before, measure=MEASURE, **environment)
 
 
-@pytest.mark.parametrize("role", [Role.KEEPER, Role.DEVICE])
-def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: Sessions, role: Role) -> None:
+def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(2), row(3)])
     running = pausing(sessions, before="Moody-2_2")
     running.wait_until((sessions.folder / "paused-").exists)
-    (process,) = in_role(running.process.pid, role)
+    (process,) = in_role(running.process.pid, Role.DEVICE)
     kill(process)
     sessions.go()
     done = running.wait()
@@ -75,39 +73,6 @@ def test_a_worker_that_is_killed_in_a_row_costs_that_row(sessions: Sessions) -> 
     assert sessions.statuses("Moody")[Mood.WAIT_FOR_GO] == ""
     assert sessions.left_behind() == []
     expect_measured_again(sessions, 1)
-
-
-#: As pytest-rerunfailures does where a worker died: it asks the scheduler for the options, and runs the row again.
-RERUN = """
-import json
-from pathlib import Path
-
-from xdist.scheduler import LoadScheduling
-
-
-def pytest_handlecrashitem(crashitem, report, sched):
-    plain = LoadScheduling(sched.config, sched.log)
-    lacking = [name for name in dir(plain) if not name.startswith("_") and not hasattr(sched, name)]
-    Path("lacking.json").write_text(json.dumps(lacking))
-    sched.mark_test_pending(crashitem)
-    report.outcome = "rerun"
-"""
-
-
-def test_a_plugin_may_run_the_row_of_a_killed_worker_again(sessions: Sessions) -> None:
-    (sessions.folder / "rerun_tests.py").write_text(RERUN)
-    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2), row(3)])
-    running = sessions.start("-p", "rerun_tests", "-n", "2")
-    running.wait_for_body(Mood.WAIT_FOR_GO)
-    body = int((sessions.folder / f"body-{Mood.WAIT_FOR_GO}").read_text())
-    workers = in_role(running.process.pid, Role.WORKER)
-    kill(next(each for each in workers if body in {found.pid for found in in_role(each.pid, Role.DEVICE)}))
-    sessions.go()
-    done = running.wait()
-    assert "INTERNALERROR" not in done
-    assert json.loads((sessions.folder / "lacking.json").read_text()) == []
-    assert done.ledger() == {"measured": 4}
-    assert sessions.left_behind() == []
 
 
 def expect_measured_again(sessions: Sessions, rows: int) -> None:

@@ -109,45 +109,28 @@ def children(sessions: Sessions, running: Running, *kernel_types: str) -> set[in
     return pids
 
 
-@pytest.mark.parametrize(
-    ("kernel_type", "devices"),
-    [("Hanging", "2"), ("Leaving", "0")],
-)
-def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, kernel_type: str, devices: str) -> None:
+@pytest.mark.parametrize(("kernel_type", "devices", "stops"), [("Hanging", "2", False), ("Leaving", "0", True)])
+def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, kernel_type: str, devices: str, stops: bool) -> None:
     running = started(sessions, kernel_type, devices=devices)
     assert children(sessions, running, kernel_type) <= set(sessions.processes())
+    if stops:
+        # It continues when pytest is killed.
+        (keeper,) = in_role(running.process.pid, Role.KEEPER)
+        os.kill(keeper.pid, signal.SIGSTOP)
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
     assert sessions.left_behind() == []
 
 
-def test_a_stopped_keeper_continues_when_pytest_is_killed(sessions: Sessions) -> None:
-    running = started(sessions, "Hanging")
-    children(sessions, running, "Hanging")
-    (keeper,) = in_role(running.process.pid, Role.KEEPER)
-    os.kill(keeper.pid, signal.SIGSTOP)
-    running.send(signal.SIGKILL)
-    assert running.wait().code == -signal.SIGKILL
-    assert sessions.left_behind() == []
-
-
-def test_a_row_that_hangs_takes_its_children_along(sessions: Sessions) -> None:
-    running = started(sessions, "Hanging", "Leaving", options=(f"--case-timeout={HANG_S}",))
+def test_rows_that_hang_or_die_take_their_children_along_at_once_and_measured_ones_at_the_end(
+    sessions: Sessions,
+) -> None:
+    running = started(sessions, "Dying", "Hanging", "Leaving", "Measured", options=(f"--case-timeout={HANG_S}",))
     running.wait_for_body(Mood.WAIT_FOR_GO)
-    assert children(sessions, running, "Hanging", "Leaving").isdisjoint(sessions.processes())
-    sessions.go()
-    done = running.wait()
-    assert (done.code, done.ledger()) == (1, {"measured": 1, "timeout": 2})
-    assert sessions.left_behind() == []
-
-
-def test_a_row_that_dies_takes_its_children_along_at_once_and_a_measured_one_at_the_end(sessions: Sessions) -> None:
-    running = started(sessions, "Dying", "Measured")
-    running.wait_for_body(Mood.WAIT_FOR_GO)
-    assert children(sessions, running, "Dying").isdisjoint(sessions.processes())
+    assert children(sessions, running, "Dying", "Hanging", "Leaving").isdisjoint(sessions.processes())
     # How long the others live is their process's business: one that a row has changed is replaced.
     assert children(sessions, running, "Measured")
     sessions.go()
     done = running.wait()
-    assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1})
+    assert (done.code, done.ledger()) == (1, {"measured": 2, "timeout": 2, "crashed": 1})
     assert sessions.left_behind() == []

@@ -17,7 +17,7 @@ import time
 from opatlas.bench import formulas
 
 from opatlas.bench.implementations import torch as impl
-from opatlas.run.instruments import timers
+from opatlas.run.instruments import instrument
 from opatlas.run.registry import replays
 
 
@@ -25,7 +25,7 @@ class Clock:
     now_ns = 0
 
 
-timers.perf_counter_ns = lambda: Clock.now_ns
+instrument.perf_counter_ns = lambda: Clock.now_ns
 
 
 def sockets():

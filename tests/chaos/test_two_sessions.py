@@ -240,9 +240,3 @@ def test_a_limit_of_pytest_timeout_that_ends_a_wait_is_not_the_fault_of_the_row(
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"not run": 1}
     assert sessions.run_in_process(SIMULATED_DEVICES="1").ledger() == {"measured": 1}
-
-
-def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(Mood.SLOW), row(122), row(1), row(2)])
-    done = sessions.run("-n", "2", "test_toys.py", SIMULATED_DEVICES="1")
-    assert (done.code, done.ledger()) == (0, {"measured": 4})

@@ -15,8 +15,7 @@ from opatlas.outer.judging.rules import judge_source
 from opatlas.row.status import Status
 from opatlas.run import result_check
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.instruments import instrument as timers
-from opatlas.run.instruments import kernel_records
+from opatlas.run.instruments import instrument, kernel_records
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.runner import Runner
@@ -48,7 +47,7 @@ def _restored_functions(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.Tensor, ("__eq__",)),
         (torch, ("allclose", "equal")),
         (result_check, ("check", "_compare")),
-        (timers, ("perf_counter_ns",)),
+        (instrument, ("perf_counter_ns",)),
         (kernel_records, ("perf_counter",)),
     ):
         for name in names:

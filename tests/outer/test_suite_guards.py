@@ -14,7 +14,7 @@ from opatlas.row.columns import ARGUMENTS, ERROR_CLASS, LEVEL, SAMPLE
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementation import KernelSource
-from opatlas.run.instruments import instrument as timers
+from opatlas.run.instruments import instrument
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.runner import Runner
@@ -58,7 +58,7 @@ def runner() -> Iterator[Runner]:
 
 @pytest.fixture(autouse=True)
 def _restored_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner in (time, timers):
+    for owner in (time, instrument):
         monkeypatch.setattr(owner, "perf_counter_ns", time.perf_counter_ns)
 
 

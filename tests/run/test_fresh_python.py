@@ -60,10 +60,10 @@ import sys
 from opatlas.run.process import device_main
 from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
-from opatlas.run import call_watch, runner
+from opatlas.run import kernel_call, runner
 import torch
 impl.add, formulas.add
-with call_watch.OperatorCount():
+with kernel_call.OperatorCount():
     torch.ones(2)
 print([name for name in {HEAVY} if name in sys.modules])
 """

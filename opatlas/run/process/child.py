@@ -17,8 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class Channel:
         self._write(token)
 
     def fileno(self) -> int:
-        """Returns the descriptor, for `multiprocessing.connection.wait`."""
+        """Returns the descriptor, to wait for messages."""
         return self._socket.fileno()
 
     def send(self, message: ProcessMessage) -> None:
@@ -90,8 +89,8 @@ class Channel:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
-            ready = wait([own, *ends], left_s)
-            if ready and own not in ready and not wait([own], _LAST_WORDS_S):
+            ready = readable([own, *ends], left_s)
+            if ready and own not in ready and not readable([own], _LAST_WORDS_S):
                 raise EOFError
         return message
 
@@ -109,6 +108,14 @@ class Channel:
                 view = view[self._socket.send(view) :]
             except BlockingIOError:
                 _wait_for_room(self._socket, deadline - time.monotonic())
+
+
+def readable(descriptors: Iterable[int], limit_s: float | None) -> set[int]:
+    """Waits until descriptors are readable, or for a number of seconds (None: no limit), and returns these."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poller.poll(None if limit_s is None else limit_s * 1000)}
 
 
 def _wait_for_room(end: socket.socket, limit_s: float) -> None:

@@ -11,7 +11,6 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from multiprocessing.connection import wait
 from typing import Protocol
 
 from opatlas.row.errors import DeviceGone
@@ -29,6 +28,7 @@ from opatlas.run.process.child import (
     EndIfInterrupted,
     open_pidfd,
     print_to_stderr,
+    readable,
     write_stacks,
 )
 from opatlas.run.process.fresh_python import import_paths, module_command
@@ -202,7 +202,7 @@ class DeviceProcess(Opened):
             EOFError: the process has ended or is ending.
             ChannelBroken: the process sent an unexpected message.
         """
-        if child.has_ended or wait(self._ends, 0):
+        if child.has_ended or readable(self._ends, 0):
             raise EOFError
         if not child.channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
@@ -286,4 +286,4 @@ class DeviceProcess(Opened):
 
     def _has_ended(self, within_s: float) -> bool:
         """Returns whether the device process, without its launcher, ends in time; True if the system does not say."""
-        return not self._ends or bool(wait(self._ends, within_s))
+        return not self._ends or bool(readable(self._ends, within_s))
