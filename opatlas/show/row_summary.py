@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from sys import intern
 from typing import Any
 
 from opatlas import formats
@@ -109,17 +108,6 @@ class RowSummary:
         if self.captured_us and self.ratio:
             parts.append(f"captured {formats.duration(self.captured_us)} ({formats.ratio(self.ratio)})")
         return ", ".join(parts)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values, which are sent between processes."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"quality": self.quality.value}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RowSummary:
-        """Returns the summary of plain values from `to_json`."""
-        # Interned: rows from other processes have a copy of each word.
-        shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
-        return cls(**{**values, **shared, "quality": Quality(values["quality"])})
 
 
 def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) -> RowSummary:

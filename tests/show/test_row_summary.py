@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -100,11 +99,6 @@ def test_a_message_is_told_by_its_bytes_and_devices() -> None:
     cells = {MESSAGE_BYTES: "1048576", NUM_DEVICES: "16"}
     assert row_shapes("hcom_allReduce_", cells) == "1048576 B on 16"
     assert row_shapes("hcom_allReduce_", {}) == " B on "
-
-
-def test_figures_travel_as_plain_values() -> None:
-    row = summarize_row(record([4.0, 4.1, 4.2]), H200, captured_us=3.9)
-    assert RowSummary.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
 def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
