@@ -57,15 +57,15 @@ def rebuild(database: Database) -> RebuiltRows:
         manifests = read_manifests(database, rebuilt.problems)
         pooled = _pooled_runs(database)
         tables = _Tables(database, log.run_order(database, manifests), rebuilt, is_pooled=bool(pooled))
-        # What was pooled is pooled again, before later runs.
-        runs = sorted(log.runs(database), key=lambda run_id: (run_id not in pooled, tables.order.age(run_id)))
-        for run_id in runs[: len(pooled.intersection(runs))]:
+        runs = sorted(log.runs(database), key=tables.order.age)
+        for run_id in filter(pooled.__contains__, runs):
             tables.fold(run_id)
         if pooled:
+            # What was pooled is pooled again, before later runs.
             pooling = Pooling(database, manifests, rebuilt.problems, pooled)
             for _, fold in tables.folds.values():
                 pooling.pool(fold)
-        for run_id in runs[len(pooled.intersection(runs)) :]:
+        for run_id in (run_id for run_id in runs if run_id not in pooled):
             tables.fold(run_id)
         tables.write()
     return rebuilt
