@@ -140,6 +140,10 @@ def test_a_header_alone_is_a_table_without_rows(path, end):
             "Average Duration(us),Profiling Average Duration(us),Profiling Median Duration(us)",
         ),
         ("MicroBench Duration(us)", "Average Duration(us)"),
+        (
+            "Median Duration(us),Average aicore_time(us)",
+            "Profiling Median Duration(us),Profiling Average aicore_time(us)",
+        ),
     ],
 )
 def test_columns_of_older_tools_have_the_names_of_today(path, older, now):
