@@ -17,7 +17,6 @@ from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
-from opatlas.data.pool import Pooling
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.gc_pause import gc_paused
 from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
@@ -52,6 +51,9 @@ def rebuild(database: Database) -> RebuiltRows:
     Raises:
         OpAtlasError: the database cannot be locked.
     """
+    # It takes 70 ms to import, which sessions do without.
+    from opatlas.data.pool import Pooling
+
     rebuilt = RebuiltRows()
     with database.lock(), gc_paused():
         manifests = read_manifests(database, rebuilt.problems)

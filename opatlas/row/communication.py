@@ -28,7 +28,6 @@ from opatlas.row.columns import (
     TOPOLOGY_TIER,
     is_microbench_column,
 )
-from opatlas.row.quality import typical_mean
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.text import parse_whole
 
@@ -144,6 +143,9 @@ class RowKind:
 
     def duration_us(self, samples_us: Sequence[float]) -> float:
         """Returns the stored duration of a row in microseconds."""
+        # It imports numpy, which those who name collectives do without.
+        from opatlas.row.quality import typical_mean
+
         return median(samples_us) if self.is_message else typical_mean(samples_us)
 
     def is_measured(self, column: str) -> bool:
