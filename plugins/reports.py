@@ -30,8 +30,7 @@ from opatlas.row.record import Record
 from opatlas.row.signature import case_id_in
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.registry import replay_spec
-from opatlas.show.render import UNLIMITED
-from opatlas.show.result import Part
+from opatlas.show.result import UNLIMITED, Part
 from opatlas.text import cut_middle, parse_real, pluralize
 
 from .cases import CaseResult, Fate, of_fate, row_of
@@ -154,7 +153,7 @@ def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
 def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> None:
     """Writes parts of a result as wide as the terminal that pytest writes to; unbroken lines where it is none."""
-    from opatlas.show.render import text
+    from opatlas.show.result import text
 
     writer = terminal.config.get_terminal_writer()
     is_limited = writer._file.isatty() or bool(os.environ.get("COLUMNS"))

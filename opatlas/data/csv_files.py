@@ -28,8 +28,7 @@ from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_column
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely, safe_file
 from opatlas.row.communication import row_kind
-from opatlas.text import printable_lines
-from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
+from opatlas.text import SAVE_OR_RESTORE, printable_lines, undecodable_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +87,7 @@ def read_table(path: Path, kernel_type: str = "") -> pa.Table:
     """
     table = _read_text(path)
     expect_columns(path, table.column_names, kernel_type)
-    if not row_kind(kernel_type or path.stem).has_former_names:
+    if row_kind(kernel_type or path.stem).is_message:
         return table
     names = current_names(table.column_names)
     return table.rename_columns([names.get(name, name) for name in table.column_names]) if names else table
