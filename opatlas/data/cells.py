@@ -15,6 +15,7 @@ from opatlas.row.columns import (
     BUS_BANDWIDTH,
     CACHE_STATE,
     CHECKED_ELEMENTS,
+    CONTROL_RATIO,
     CONVERSIONS,
     DURATION,
     IMPLEMENTATION,
@@ -37,6 +38,11 @@ from opatlas.row.columns import (
     RUN_ID,
     SET_UP,
     SPAN,
+    SPEED_UP,
+    SPEED_UP_AGAINST,
+    SPEED_UP_HIGH,
+    SPEED_UP_LOW,
+    SPEED_UP_ROUNDS,
     STAND_IN,
     STATUS,
     STATUS_REASON,
@@ -45,7 +51,7 @@ from opatlas.row.columns import (
     microbench_counter,
 )
 from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps, row_kind
-from opatlas.row.record import Record
+from opatlas.row.record import Measurement, Record
 from opatlas.row.table import RowTable
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
@@ -94,8 +100,23 @@ def duration_cells(record: Record) -> dict[str, str]:
         CONVERSIONS: "; ".join(execution.conversions),
         MAX_ERROR: "" if execution.max_error is None else f"{execution.max_error:.3g}",
         SET_UP: "" if execution.set_up_s is None else f"{execution.set_up_s:.3f}",
+        **_comparison_cells(measurement),
         **{microbench_counter(name): repr(value) for name, value in measurement.counters.items()},
         RUN_ID: record.run_id,
+    }
+
+
+def _comparison_cells(measurement: Measurement) -> dict[str, str]:
+    """Returns the cells about the rounds with the baseline."""
+    ratios, rounds = measurement.ratios, measurement.rounds
+    control = rounds[0].control if rounds else None
+    return {
+        SPEED_UP: "" if ratios is None else f"{ratios.ratio:.4f}",
+        SPEED_UP_LOW: "" if ratios is None else f"{ratios.low:.4f}",
+        SPEED_UP_HIGH: "" if ratios is None else f"{ratios.high:.4f}",
+        SPEED_UP_ROUNDS: ";".join(str(len(each.kernel_us)) for each in rounds),
+        SPEED_UP_AGAINST: measurement.against,
+        CONTROL_RATIO: "" if control is None else f"{control.ratio:.4f}",
     }
 
 

@@ -57,6 +57,12 @@ OUTPUTS_MISSING = "Outputs Missing"
 CONVERSIONS = "Conversions"
 MAX_ERROR = "Max Error"
 SET_UP = "Set-up Time(s)"
+SPEED_UP = "Speed-up"
+SPEED_UP_LOW = "Speed-up Low"
+SPEED_UP_HIGH = "Speed-up High"
+SPEED_UP_ROUNDS = "Speed-up Rounds"
+SPEED_UP_AGAINST = "Speed-up Against"
+CONTROL_RATIO = "Control Ratio"
 LEVEL = "Level"
 ERROR_CLASS = "Error Class"
 WITHIN_1E3 = "Within 1e-3"
@@ -106,6 +112,7 @@ class ColumnGroup(Enum):
     CONDITIONS = "how a replay measured"
     QUALITY = "how good a replay is"
     EXECUTION = "what a replay ran"
+    COMPARED = "a replay against the baseline"
     JUDGED = "the judgement of a candidate"
     STATUS = "the result of the last run"
     RUN = "the run of a replay"
@@ -216,6 +223,15 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         MAX_ERROR: "largest error of a checked element as a share of its tolerance; 1 is the limit",
         SET_UP: "seconds of set-up and first call, compilation included; empty for torch itself",
     },
+    ColumnGroup.COMPARED: {
+        SPEED_UP: "duration of the baseline / the row's, both sampled [in turn](../docs/compare.md#rounds); of several "
+        "processes the one nearer to 1",
+        SPEED_UP_LOW: "lower end of the interval of 99.7 %, of all processes",
+        SPEED_UP_HIGH: "upper end of the interval",
+        SPEED_UP_ROUNDS: "number of rounds in each process: `40;40`",
+        SPEED_UP_AGAINST: "the baseline, as in its `Implementation`",
+        CONTROL_RATIO: "duration of the baseline / that of the baseline called once more, in the same rounds",
+    },
     ColumnGroup.JUDGED: {
         LEVEL: "of a [candidate](../docs/candidates.md): the highest level that the last run passed, `L0` to `L4`",
         ERROR_CLASS: "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
@@ -284,7 +300,7 @@ SUITE = columns_of(ColumnGroup.SUITE)
 TASK = columns_of(ColumnGroup.TASK)
 JUDGED = columns_of(ColumnGroup.JUDGED)
 #: Columns about the samples of a replayed duration.
-SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION)
+SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION, ColumnGroup.COMPARED)
 #: The result of the last run of the row.
 STATUS_GROUP = (*columns_of(ColumnGroup.STATUS), *JUDGED)
 #: Columns of `combine --pool`: statistics over all runs that measured the row.

@@ -16,6 +16,7 @@ from msgspec import Meta
 from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES, is_file_name
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import QualityVerdict, Summary, judge, judge_composition, summarize
+from opatlas.row.rounds import RatioInterval, of_processes, ratio_interval
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.typed_json import Count, DecodeError, decode, json_line
@@ -69,6 +70,30 @@ class Execution:
 
 
 @dataclass(frozen=True, slots=True)
+class Rounds:
+    """The rounds of one process: the kernel and the baseline of its row, sampled in turn.
+
+    Attributes:
+        kernel_us, baseline_us: the samples of each round in microseconds.
+        control_us: a second sample of the baseline in each round; () without a control.
+    """
+
+    kernel_us: _Durations
+    baseline_us: _Durations
+    control_us: tuple[Annotated[float, Meta(gt=0, le=1e15)], ...] = ()
+
+    @property
+    def ratios(self) -> RatioInterval:
+        """The duration of the baseline / the kernel's."""
+        return ratio_interval(self.baseline_us, self.kernel_us)
+
+    @property
+    def control(self) -> RatioInterval | None:
+        """The duration of the baseline / that of the baseline called once more; None without a control."""
+        return ratio_interval(self.baseline_us, self.control_us) if self.control_us else None
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The samples of one row.
 
@@ -89,6 +114,8 @@ class Measurement:
         ran_as: the case that the call launched, if it is a sibling of the row; None if it is the row. The samples
             then belong to the sibling's row, and fill this row too.
         execution: the implementation, its kernels and its set-up.
+        against: the implementation that `rounds` compare with, as in its own row; "" without rounds.
+        rounds: of each process that compared; the samples are the kernel's in the first.
     """
 
     samples_us: _Durations
@@ -106,6 +133,13 @@ class Measurement:
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
     ran_as: LaunchedCase | None = None
     execution: Execution = Execution()
+    against: str = ""
+    rounds: tuple[Rounds, ...] = ()
+
+    @property
+    def ratios(self) -> RatioInterval | None:
+        """What the rounds of all processes say; None without rounds."""
+        return of_processes([each.ratios for each in self.rounds]) if self.rounds else None
 
     @property
     def verdict(self) -> QualityVerdict:

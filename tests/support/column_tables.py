@@ -17,7 +17,7 @@ _TABLES = {
     "What the row is": (ColumnGroup.SLOTS, ColumnGroup.EXPERTS, ColumnGroup.SUITE, ColumnGroup.TASK),
     "What a replay measured": (
         *(ColumnGroup.MEAN, ColumnGroup.REPLAYED, ColumnGroup.COUNTERS, ColumnGroup.CONDITIONS, ColumnGroup.QUALITY),
-        *(ColumnGroup.EXECUTION, ColumnGroup.RUN),
+        *(ColumnGroup.EXECUTION, ColumnGroup.COMPARED, ColumnGroup.RUN),
     ),
     "All runs together": (ColumnGroup.POOLED,),
     "What a capture measured": (ColumnGroup.CAPTURED, ColumnGroup.LAUNCHES, ColumnGroup.CAPTURED_COUNTERS),

@@ -1,0 +1,98 @@
+"""Rounds: a kernel and the baseline of its row, sampled in turn, and what their ratios say.
+
+Both samples of a round are neighbours in time, so that whatever changes the level of all durations (clocks, other
+programs) changes both. The verdict rests on the median of the rounds' ratios, and on its interval by ranks, which
+assumes no distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import NormalDist, median
+
+#: The confidence of an interval: three standard errors of a normal distribution.
+LEVEL = 0.9973
+#: Smaller differences of logarithms count as none.
+LEAST_DIFFERENCE = 0.05
+#: The fewest and the most rounds of a row, and after how many more the verdict is looked at again.
+LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_AT_ONCE = 20, 80, 5
+_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+class PairVerdict(str, Enum):
+    """A kernel against the baseline."""
+
+    FAST = "FAST"
+    SLOW = "SLOW"
+    SAME = "SAME"
+    AMBIGUOUS = "AMBIGUOUS"
+    NOT_COMPARABLE = "NOT COMPARABLE"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_definite(self) -> bool:
+        """Whether one of the two is faster."""
+        return self in (PairVerdict.FAST, PairVerdict.SLOW)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the ratio may count in a mean: chance does not decide it."""
+        return self.is_definite or self is PairVerdict.SAME
+
+
+@dataclass(frozen=True)
+class RatioInterval:
+    """The duration of the baseline / that of the kernel, and its interval of `LEVEL`.
+
+    Attributes:
+        ratio: above 1 where the kernel is faster.
+        rounds: the number of ratios that it is the median of.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def logarithm(self) -> float:
+        """The natural logarithm of the ratio."""
+        return math.log(self.ratio)
+
+    def verdict(self, threshold: float = LEAST_DIFFERENCE) -> PairVerdict:
+        """Returns what the interval says; `threshold` is the difference of logarithms that counts as one."""
+        low, high = math.log(self.low), math.log(self.high)
+        if abs(self.logarithm) > threshold and not low <= 0 <= high:
+            return PairVerdict.FAST if self.logarithm > 0 else PairVerdict.SLOW
+        return PairVerdict.SAME if -threshold < low and high < threshold else PairVerdict.AMBIGUOUS
+
+
+def ratio_interval(baseline_us: Sequence[float], kernel_us: Sequence[float]) -> RatioInterval:
+    """Returns the median of the rounds' ratios with its interval by ranks.
+
+    Args:
+        baseline_us, kernel_us: the samples of each round, at least one.
+    """
+    logarithms = sorted(math.log(ours / theirs) for ours, theirs in zip(baseline_us, kernel_us, strict=True))
+    count = len(logarithms)
+    rank = max(0, math.floor(count / 2 - _Z * math.sqrt(count) / 2 - 0.5))
+    middle, low, high = median(logarithms), logarithms[rank], logarithms[count - 1 - rank]
+    return RatioInterval(math.exp(middle), math.exp(low), math.exp(high), count)
+
+
+def of_processes(intervals: Sequence[RatioInterval]) -> RatioInterval:
+    """Returns what the rounds of several processes say together: the cautious end of each.
+
+    The memory of another process lies elsewhere: a difference that only one of them finds is that of places. The ratio
+    is the one that is nearer to 1, and the interval has all of both, so that it is definite only if all agree.
+    """
+    nearest = min(intervals, key=lambda each: abs(each.logarithm))
+    rounds = min(each.rounds for each in intervals)
+    return RatioInterval(
+        nearest.ratio, min(each.low for each in intervals), max(each.high for each in intervals), rounds
+    )
