@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 from simulated_attempts import attempt, loop
 
-from opatlas.outer.experiment.command import make_report, report_as_json
-from opatlas.outer.experiment.outcomes import read_experiment
 from opatlas.outer.generation.answers import RecordedAnswers, read_exchange
 from opatlas.outer.generation.attempts import ATTEMPTS, attempt_line
 from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
 from opatlas.outer.generation.models_file import cost_of, read_models
+from opatlas.outer.generation.outcomes import read_experiment
+from opatlas.outer.generation.score_command import make_report, report_as_json
 
 from .target import Target, expect, refusing
 
