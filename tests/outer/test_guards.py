@@ -131,11 +131,7 @@ def test_memory_that_holds_nan_of_an_earlier_call_is_no_result() -> None:
         (torch.float32, 1.01, False),
         (torch.bfloat16, 1.01, True),
         (torch.bfloat16, 1.1, False),
-        (torch.float8_e4m3fn, 1.0, True),
         (torch.complex64, 1.01, False),
-        (torch.complex64, 1 + 1e-5, True),
-        (torch.complex128, 1 + 1e-5, False),
-        (torch.int64, 1, True),
         (torch.int64, 2, False),
     ],
 )

@@ -133,13 +133,6 @@ def test_a_model_that_fails_is_not_run_again(tmp_path: Path) -> None:
     assert len(rows.ran) == 3
 
 
-def test_a_task_without_a_recorded_answer_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "answers").mkdir()
-    rows = Rows(tmp_path, [])
-    assert rows.run().status is Status.SKIPPED
-    assert not rows.ran
-
-
 def test_a_candidate_is_judged_on_all_rows_of_its_task(tmp_path: Path) -> None:
     rows = Rows(tmp_path, [passed(), failed(), passed(), passed()], inputs=2)
     rows.answer(0, block("y = 1"))

@@ -16,12 +16,10 @@ from opatlas.outer.suites.case import SuiteRow
 from opatlas.outer.suites.operators import (
     _LEFT_OUT,
     Call,
-    derive,
     find_overload,
     functional_of,
     is_no_operator,
     name_of,
-    variants_of,
 )
 from opatlas.outer.suites.texts import folder_of, overload_of
 from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
@@ -103,37 +101,6 @@ def test_a_sample_of_another_torch_is_refused(rows: listing.Rows, runner: Runner
 def test_an_operator_that_torch_lacks_is_unsupported(rows: listing.Rows, runner: Runner) -> None:
     assert run(runner, "no_such__default", rows["mm__default"][0]).status is Status.UNSUPPORTED
     assert run(runner, "bernoulli__default", rows["mm__default"][0]).status is Status.UNSUPPORTED
-
-
-def test_variants_are_found_by_the_schema() -> None:
-    def names(functional: str) -> list[str | None]:
-        overload = find_overload(functional)
-        assert overload is not None
-        found = variants_of(overload)
-        return [name_of(each) if each is not None else None for each in (found.in_place, found.out)]
-
-    assert names("add.Tensor") == ["add_.Tensor", "add.out"]
-    assert names("mean.dim") == [None, "mean.out"]
-    assert names("div.Tensor_mode") == ["div_.Tensor_mode", "div.out_mode"]
-    assert names("sort.default") == [None, "sort.values"]
-    # Its result is a list of tensors.
-    assert names("split_with_sizes_copy.default") == [None, None]
-    for variant, functional in (("add_.Tensor", "add.Tensor"), ("sort.values", "sort.default"), ("add.Tensor", None)):
-        overload = find_overload(variant)
-        assert overload is not None
-        found = functional_of(overload)
-        assert (name_of(found) if found is not None else None) == functional
-
-
-def test_a_variant_is_derived_from_a_functional_kernel() -> None:
-    x, out = torch.tensor([1.0, 2.0]), torch.zeros(2)
-    in_place, into = find_overload("add_.Tensor"), find_overload("add.out")
-    assert in_place is not None
-    assert into is not None
-    assert derive(into, lambda a, b: a + 10 * b)(x, x, out=out) is out
-    assert out.tolist() == [11.0, 22.0]
-    assert derive(in_place, lambda a, b: a + 10 * b)(x, x) is x
-    assert x.tolist() == [11.0, 22.0]
 
 
 def test_operators_that_cannot_be_checked_are_no_operators_of_a_suite() -> None:

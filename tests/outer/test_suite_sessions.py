@@ -178,15 +178,6 @@ def scored(folder: Path, *cases: tuple[str, str, float, str, float]) -> SuiteSco
     return read_score(Database(folder / "own"), Database(folder / "torch"))
 
 
-def test_a_score_has_a_denominator_and_no_nan(tmp_path: Path) -> None:
-    nothing = SuiteScore([])
-    assert (nothing.speed_up, nothing.cases, nothing.faster(1.0)) == (None, 0, 0)
-    assert set(nothing.figures().values()) == {None}
-    missing = scored(tmp_path, ("abs__default", "unsupported", 1.0, "", 1.0))
-    assert (missing.right, missing.cases, missing.speed_up) == (0, 1, None)
-    assert {name: count for name, (count, _) in missing.figures().items()} == {"right cases": 0, "right operators": 0}
-
-
 def test_speed_ups_are_of_right_cases_alone_and_weighted_by_count(tmp_path: Path) -> None:
     score = scored(
         tmp_path,

@@ -227,10 +227,3 @@ def test_shapes_are_read_in_a_process_of_their_own(tmp_path: Path) -> None:
     assert row[TASK_DIGEST] != former[TASK_DIGEST]
     signatures = {signature("set.large", each) for each in (row, former, {**row, TASK_INPUTS: "1"})}
     assert len(signatures) == 3
-
-
-def test_nothing_that_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opatlas.outer.tasks.task_rows._describe", lambda tasks: ["its process ended"])
-    (tmp_path / "aborts.py").write_text(HEAD + FILES["aborts"])
-    with pytest.raises(OpAtlasError):
-        task_rows(read_tasks(tmp_path))
