@@ -272,14 +272,6 @@ class _Record(NamedTuple):
     cost: int = 0
     tokens: int = 0
 
-    @classmethod
-    def of(cls, outcomes: Iterable[TaskOutcome]) -> _Record:
-        each = [(outcome.passed, 1, _whole_cost(outcome), outcome.tokens) for outcome in outcomes]
-        return cls(*map(sum, zip(*each, strict=True)))
-
-    def without(self, outcome: TaskOutcome) -> _Record:
-        return _Record(*(own - its for own, its in zip(self, _Record.of([outcome]), strict=True)))
-
     @property
     def lower_bound(self) -> float:
         interval = wilson_interval(self.passed, self.tasks, CHOICE_LEVEL)
@@ -319,13 +311,14 @@ class Selector:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        self._records: dict[tuple[str, str | None], _Record] = {}
-        for model, tried in experiment.outcomes.items():
-            groups: dict[str | None, list[TaskOutcome]] = {None: [*tried.values()]}
-            for task, outcome in tried.items():
-                groups.setdefault(experiment.complexities[task], []).append(outcome)
-            for group, outcomes in groups.items():
-                self._records[model, group] = _Record.of(outcomes)
+        #: Complexity and record of each task, by model.
+        self._records = {
+            model: {
+                task: (experiment.complexities[task], _Record(each.passed, 1, _whole_cost(each), each.tokens))
+                for task, each in tried.items()
+            }
+            for model, tried in experiment.outcomes.items()
+        }
 
     def best(self, complexity: str | None = None, without: TaskName | None = None) -> str:
         """Returns the model of the highest lower bound for a complexity, or for all tasks; of equal ones the cheapest.
@@ -356,11 +349,10 @@ class Selector:
         return lines
 
     def _of(self, model: str, group: str | None, without: TaskName | None) -> _Record:
-        record = self._records.get((model, group), _Record())
-        outcome = None if without is None else self._experiment.outcomes[model].get(without)
-        if outcome is None or group not in (None, self._experiment.complexities[outcome.task]):
-            return record
-        return record.without(outcome)
+        """Returns the record of a model at the tasks of a complexity, or of all, but for one task."""
+        of_task = self._records[model].items()
+        own = [record for task, (complexity, record) in of_task if group in (None, complexity) and task != without]
+        return _Record(*map(sum, zip(*own, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,11 @@ def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
     fast = " ".join(f"{p:g}" for p in FAST)
     yield _table("speed-ups of the passed tasks", report.speed_ups, f"model passed timed own geometric_mean {fast}")
     if len(experiment.models) > 1:
-        yield _table("model to choose", report.selection, "complexity model passed of rate lower_bound cost_usd")
+        yield _table(
+            "model to choose, with the mean cost of a task",
+            report.selection,
+            "complexity model passed of rate lower_bound cost_usd",
+        )
         title = f"strategies, at the {len(experiment.common_tasks):,} tasks that all models tried"
         yield _table(title, report.strategies, f"strategy passed of rate low high {costs}")
         chosen = [
