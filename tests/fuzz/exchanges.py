@@ -10,9 +10,8 @@ from pathlib import Path
 import msgspec
 from simulated_attempts import attempt, loop
 
-from opatlas.outer.generation.answers import RecordedAnswers, read_exchange
 from opatlas.outer.generation.attempts import ATTEMPTS, attempt_line
-from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
+from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest, RecordedAnswers, read_exchange
 from opatlas.outer.generation.models_file import cost_of, read_models
 from opatlas.outer.generation.outcomes import read_experiment
 from opatlas.outer.generation.score_command import make_report, report_as_json

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from chat_server import ChatServer, Fault, chat_server
 
-from opatlas.outer.generation.answers import RecordedAnswers
-from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest, Endpoint, EndpointError
+from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest, Endpoint, EndpointError, RecordedAnswers
 
 KEY = "sk-0123456789-secret"
 VARIABLE = "OPATLAS_TEST_KEY"

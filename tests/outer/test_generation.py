@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.generation.answers import NoRecordedAnswer, RecordedAnswers, request_key
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop, StopReason
-from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
+from opatlas.outer.generation.endpoint import (
+    ChatAnswer,
+    ChatMessage,
+    ChatRequest,
+    NoRecordedAnswer,
+    RecordedAnswers,
+    request_key,
+)
 from opatlas.outer.generation.models_file import (
     Cost,
     KernelLanguage,

@@ -27,8 +27,7 @@ from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.text import Word, cut_middle
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
-from .answers import ChatModel, NoRecordedAnswer
-from .endpoint import ChatAnswer, ChatRequest
+from .endpoint import ChatAnswer, ChatModel, ChatRequest, NoRecordedAnswer
 from .models_file import LoopLimits, Price, cost_of
 from .prompt import Prompts, error_text, read_answer, without_places
 
