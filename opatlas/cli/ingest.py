@@ -15,12 +15,12 @@ from opatlas import options
 from opatlas.capture.apply import case_shapes
 from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
 from opatlas.capture.attention_records import Records
-from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
+from opatlas.capture.capture_discovery import find_captures
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.time_shares import rows_without_replay, without_shapes
-from opatlas.data.database import Database, SessionLock
+from opatlas.cli.app import held
+from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
-from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.formats import change, microseconds, percent
@@ -118,15 +118,13 @@ class _Done:
 
 def _ingest(database: Database, request: IngestRequest, into: _Done) -> None:
     with usage_errors():
-        captures = find_captures(request.root)
-        not_read = skipped_files(request.root, captures)
-        not_parsed = unparsed_beside(request.root, captures)
-    done = ingest_captures(database, captures, request)
-    done.problems[:0] = not_parsed
+        found = find_captures(request.root)
+    done = ingest_captures(database, found.files, request)
+    done.problems[:0] = found.unparsed
     if done.manifest is None and not done.already:
         left_out = f"all {done.account.rows:,} rows were left out" if done.files else "no capture can be read"
         done.problems.append(f"nothing was ingested: {left_out}")
-    into.parts += [*_capture_parts(done, not_read), *_database_parts(database, done)]
+    into.parts += [*_capture_parts(done, found.not_read), *_database_parts(database, done)]
     into.json["captures"] = _captures_json(done)
     into.problems += done.problems
 
@@ -239,12 +237,10 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
 def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Done) -> None:
     with usage_errors():
         expect_folder(database.path, _MAKES)
+    records, report = Records(), None
     # A session writes rows back by their signatures, which change here.
-    lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
-    lock.acquire()
-    try:
-        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        records, wanted = Records(), row_keys(database)
+    with held(database, "ingest --attention-records") as problems:
+        wanted = row_keys(database)
         with progress("read, MB", total_mb) as advance:
             for path in files:
                 try:
@@ -253,15 +249,10 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Don
                     records.problems.append(str(error))
         outcome = fill_rows(database, records, _MOST_ROWS)
         unmatched = find_unmatched(records, outcome)
-        report, problems = None, [problem for found in recovered for problem in found.problems]
         try:
             report = write_unmatched(database, unmatched, time.time())
         except OpAtlasError as error:
             problems.append(str(error))
-    finally:
-        lock.release()
-    for found in filter(None, recovered):
-        print_note(str(found))
     more = records.malformed_count - len(records.malformed)
     outcome.problems = [*records.problems, *problems, *outcome.problems]
     counts = {
