@@ -7,7 +7,6 @@ device is probed first.
 
 from __future__ import annotations
 
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,10 +22,8 @@ from opatlas.run.process.child import (
     PAUSES_S,
     TRIES,
     UNDER_LAUNCHER,
-    Channel,
     Child,
     EndIfInterrupted,
-    open_pidfd,
     print_to_stderr,
     readable,
     write_stacks,
@@ -116,10 +113,6 @@ class DeviceProcess(Opened):
         self._launcher = launcher
         self._start_message = Start(spec, settings, import_paths())
         self._child: Child | None = None
-        #: The process itself, which a keeper, and perhaps a launcher, has started.
-        self._device_pid: int | None = None
-        #: Of its keeper, and under a launcher of the process itself: readable when they have ended (`open_pidfd`).
-        self._ends: list[int] = []
         self._exit_code: int | None = None
 
     def _run(self, job: Job) -> RowOutcome:
@@ -134,7 +127,7 @@ class DeviceProcess(Opened):
                     continue
                 try:
                     with child.used():
-                        outcome = self._await(child.channel, job)
+                        outcome = self._await(child, job)
                 except ConnectionResetError:
                     # The process died before it received the job, so the row is not the cause.
                     how = self._kill(_LAST_WORDS_S)
@@ -164,7 +157,7 @@ class DeviceProcess(Opened):
             self._child.channel.close()
         self._kill(_END_TIMEOUT_S)
 
-    def _await(self, channel: Channel, job: Job) -> RowOutcome:
+    def _await(self, child: Child, job: Job) -> RowOutcome:
         """Waits for the outcome of a job.
 
         Raises:
@@ -176,13 +169,13 @@ class DeviceProcess(Opened):
         """
         waiting: LockWait | None = None
         while True:
-            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._ends)
+            answer = child.channel.receive(job.timeout_s if waiting is None else waiting.left_s(), child.ends)
             if answer is None and waiting is not None:
                 waiting.check_limit()
                 continue
             if answer is None:
-                if self._device_pid is not None:
-                    write_stacks(self._device_pid)
+                if child.pid is not None:
+                    write_stacks(child.pid)
                 self._kill()
                 raise RanTooLong(f"still running after {job.timeout_s:g} s (--case-timeout); its process was ended")
             if isinstance(answer, OfJob) and answer.job_id < job.id:
@@ -202,7 +195,7 @@ class DeviceProcess(Opened):
             EOFError: the process has ended or is ending.
             ChannelBroken: the process sent an unexpected message.
         """
-        if child.has_ended or readable(self._ends, 0):
+        if child.has_ended or readable(child.ends, 0):
             raise EOFError
         if not child.channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
@@ -236,10 +229,9 @@ class DeviceProcess(Opened):
             child = self._child = Child(self._command, device_environment(self._start_message.spec))
         except OSError as error:
             return NotReady(f"no process can be started: {error}")
-        self._watch(child.keeper.pid)
         try:
             child.channel.send(self._start_message)
-            answer = child.channel.receive(_START_TIMEOUT_S, self._ends)
+            answer = child.channel.receive(_START_TIMEOUT_S, child.ends)
         except ChannelBroken as broken:
             return NotReady(str(broken))
         except (EOFError, OSError):
@@ -247,20 +239,12 @@ class DeviceProcess(Opened):
         if answer is None:
             return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s")
         if isinstance(answer, Ready):
-            self._device_pid = answer.pid
-            if self._launcher:
-                # The profiler ends later than the process.
-                self._watch(answer.pid)
+            child.opened(answer.pid)
         return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent a wrong answer")
 
     def _command(self, fd: str) -> list[str]:
         words = module_command("opatlas.run.process.device_main", fd)
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
-
-    def _watch(self, pid: int) -> None:
-        """Watches for the end of a process."""
-        if (end := open_pidfd(pid)) is not None:
-            self._ends.append(end)
 
     def _kill(self, patience_s: float = 0.0) -> str:
         """Ends the process with all its descendants, and waits for their end.
@@ -275,15 +259,9 @@ class DeviceProcess(Opened):
         how = ""
         if self._child is not None:
             if patience_s and self._launcher:
-                patience_s = self._launcher.patience_s if self._has_ended(PROFILED_END_TIMEOUT_S) else 0.0
+                ended = self._child.wait_for_end(PROFILED_END_TIMEOUT_S)
+                patience_s = self._launcher.patience_s if ended else 0.0
             self._exit_code = self._child.end(patience_s)
             how = self._child.describe_end(self._exit_code)
-        for end in self._ends:
-            os.close(end)
-        self._ends.clear()
-        self._child = self._device_pid = None
+        self._child = None
         return how
-
-    def _has_ended(self, within_s: float) -> bool:
-        """Returns whether the device process, without its launcher, ends in time; True if the system does not say."""
-        return not self._ends or bool(readable(self._ends, within_s))
