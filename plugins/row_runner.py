@@ -109,6 +109,13 @@ class RowRunner:
             self._samples = ProfileMatcher(profile, rows, self._context.settings.ep_size)
         return self._samples
 
+    def begin(self) -> None:
+        """Lets the process of the device import torch while pytest collects; it inherits the present output."""
+        settings = self._context.settings
+        if not settings.in_process and settings.ray is None and settings.prof_path is None:
+            with contextlib.suppress(DeviceGone):
+                self.scheduler().begin()
+
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for the next row, if the row runs on one device. The time of opening belongs to no row."""
         self._items = item.session.items

@@ -63,6 +63,10 @@ class Scheduler(Protocol):
     def describe(self) -> DeviceDescription:
         """Returns the device of the last job; opens one if necessary. Raises DeviceGone if that fails."""
 
+    def begin(self) -> None:
+        """Begins to start the process of the device, and does not wait for it."""
+        return
+
     def prepare(self) -> None:
         """Opens the device if necessary, so that no job's deadline includes it. Raises DeviceGone if that fails."""
         return
@@ -368,6 +372,11 @@ class OnDevices(Relay):
     def describe(self) -> DeviceDescription:
         return self._on_a_device(lambda scheduler: scheduler.describe())
 
+    def begin(self) -> None:
+        # That no device is left is reported when one is needed.
+        with contextlib.suppress(DeviceGone):
+            self._opened().begin()
+
     def prepare(self) -> None:
         self._on_a_device(lambda scheduler: scheduler.prepare())
 
@@ -415,6 +424,9 @@ class SingleOrGroup(Relay):
 
     def describe(self) -> DeviceDescription:
         return self._current.describe()
+
+    def begin(self) -> None:
+        self._current.begin()
 
     def prepare(self) -> None:
         self._current.prepare()
