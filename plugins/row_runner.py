@@ -256,8 +256,15 @@ class RowRunner:
 
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Ends what runs ahead, and yields the outcomes of rows that pytest did not reach."""
-        self.close()
+        self.release()
         return ((item, self._ready[item.nodeid][0]) for item in items if item.nodeid in self._ready)
+
+    def release(self) -> None:
+        """Waits for the rows that run. The process of a device ends while the records are merged."""
+        if self._scheduler is not None and self._scheduler.at_once == 1:
+            self._scheduler.release()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Waits for the rows that run, and releases the device."""

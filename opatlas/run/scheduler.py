@@ -87,6 +87,10 @@ class Scheduler(Protocol):
     def cancel(self) -> Sequence[Job]:
         """Forgets the jobs that have not begun, and returns them. May be called while `completed` yields."""
 
+    def release(self) -> None:
+        """Lets the process of the device end, where no job runs, and does not wait for its end."""
+        return
+
     def close(self) -> None:
         """Ends after the running jobs, and releases the device."""
         return
@@ -250,7 +254,7 @@ class Relay(Scheduler):
             except DeviceGone as error:
                 self._waiting.extendleft(reversed(self._given.values()))
                 self._given.clear()
-                self._release()
+                self._close_current()
                 if self._gives_up(error):
                     refused = self._refused(error)
                     is_done |= refused.job.id == wanted
@@ -290,10 +294,14 @@ class Relay(Scheduler):
         self._waiting.clear()
         return jobs
 
-    def close(self) -> None:
-        self._release()
+    def release(self) -> None:
+        if self._current is not None:
+            self._current.release()
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        self._close_current()
+
+    def _close_current(self) -> None:
         if self._current is not None:
             self._current.close()
             self._current = None
@@ -388,7 +396,7 @@ class OnDevices(Relay):
             except DeviceGone as error:
                 if self._current is None:
                     raise
-                self._release()
+                self._close_current()
                 self._gives_up(error)
 
     def _opened(self) -> Scheduler:
@@ -442,5 +450,5 @@ class SingleOrGroup(Relay):
     def _suits(self, job: Job) -> bool:
         return (job.group is None) == (self._current is self._single)
 
-    def _release(self) -> None:
+    def _close_current(self) -> None:
         self._current.close()

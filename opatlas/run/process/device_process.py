@@ -168,6 +168,11 @@ class DeviceProcess(Opened):
                 return outcome
         raise DeviceGone(f"its process {how} before it took a row, {TRIES} times")
 
+    def release(self) -> None:
+        # The next job would get a new process.
+        if self._child is not None:
+            self._child.channel.close()
+
     def close(self) -> None:
         """Waits until the process ends, or ends the process after a limit; then ends all its descendants."""
         if self._child is not None:
