@@ -20,9 +20,8 @@ from replaying import job_of
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.process_state import ProcessState, changes
 from opatlas.run.registry import replays
-from opatlas.run.runner import Runner
+from opatlas.run.runner import ProcessState, Runner, changes
 
 
 @contextmanager
