@@ -1,39 +1,38 @@
-"""The rows that a user chose: by shard, update mode, --where, named files and -k; and the plan of a database."""
+"""The rows that a user chooses: by shard, update mode, named files and -k, and by --where.
+
+--where is an expression over the cells of a row, `M <= 64 and dtype == BF16`. It is parsed, never `eval`uated. As in
+SQL a comparison has three results: one with a value that a row lacks (M of an Add, the duration of a row that was
+never measured) is neither true nor false.
+"""
 
 from __future__ import annotations
 
+import argparse
+import ast
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from operator import itemgetter
+import math
+import operator
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.expression import Expression  # -k selects rows before they are collected, by pytest's own rules
 
-from opatlas.capture.time_shares import captured_time_us
-from opatlas.data.comparable import Staleness, StaleRuns
-from opatlas.data.csv_files import release_memory
-from opatlas.data.database import Database
-from opatlas.data.fold import TableFold
-from opatlas.data.header import misspelt_columns
-from opatlas.errors import OpAtlasError, describe_error
-from opatlas.row.columns import RUN_ID, STATUS_REASON
-from opatlas.row.signature import digest, make_case_id, signature
-from opatlas.row.status import UpdateMode
-from opatlas.row.table import Row
-from opatlas.run.implementation import Implementation
-from opatlas.run.registry import Rows
-from opatlas.text import printable, suggest
-
-from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
-from .reports import Expression
-from .where import Where, slugs
-
-#: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each
-#: try costs a device process and perhaps a whole deadline.
-GIVEN_UP_AFTER = 2
+from opatlas.arrays import Floats
+from opatlas.data.comparable import Staleness
+from opatlas.data.manifest import run_id_time
+from opatlas.errors import CellError
+from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
+from opatlas.row.slots import Slot, dtype_name, format_name, known_dtype
+from opatlas.row.status import Status, UpdateMode
+from opatlas.row.table import Row, RowTable
+from opatlas.text import parse_real, suggest
+from opatlas.theory.patterns import ExpressionError, parse_tree
 
 
 @dataclass(frozen=True)
@@ -141,137 +140,295 @@ def requested_rows(config: pytest.Config, replays: Mapping[str, Any]) -> Callabl
     return is_requested
 
 
-def make_plan(
-    database: Database,
-    chosen: Choice,
-    *,
-    elsewhere: Container[str] = (),
-    requested: Rows | None = None,
-    unmeasured: Mapping[str, Sequence[int]] | None = None,
-    stale_runs: StaleRuns | None = None,
-    target: int = 0,
-    implementation: Implementation | None = None,
-    rows_from: Path | None = None,
-    captures: Database | None = None,
-) -> Plan:
-    """Reads a database and decides which of its rows are run; writes nothing.
+_DAY_S = 86400.0
 
-    Args:
-        database: holds the rows, and gets their durations.
-        chosen: the rows that the user chose.
-        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
-            profile, those of the database whose rows an implementation measures, and the tasks of the session.
-        requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
-            not the database has them; None: the rows of the database.
-        unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
-        stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
-        target: number of the target in the session.
-        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
-        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
-        captures: the database with the captured durations of the rows; None: `database`.
+#: The values of `status`; the first value is that of a row that was never run.
+STATUSES = ("none", *(status.value for status in Status))
 
-    Raises:
-        OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
-    """
-    plan = Plan()
-    names = database.kernel_types() if requested is None else list(requested)
-    unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
-    if unknown:
-        asked = ",".join(unknown)
-        place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
-        if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
-            meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
-        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-        raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
-    types = sorted(chosen.ops) if chosen.ops and requested is None else names
-    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
-    if lacking and implementation is not None:
-        plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
+
+#: The values of each row of a table; None where a row has none.
+_Values = Callable[[RowTable], Sequence[object]]
+
+
+def values_of(table: RowTable, names: Iterable[str]) -> Mapping[str, Sequence[object]]:
+    """Returns the values of some names for all rows of a table; None where a row has none."""
+    by_slug = slugs(table)
+    found: dict[str, Sequence[object]] = {}
     for name in names:
-        if (chosen.ops and name not in chosen.ops) or name in lacking:
-            continue
-        try:
-            table = _case_table(database, name, None if requested is None else requested[name])
-            table.target, table.suffix = target, implementation.suffix if implementation is not None else ""
-            if unmeasured and name in unmeasured:
-                fold = TableFold(table.table)
-                for position in unmeasured[name]:
-                    fold.clear(position)
-                table.table = fold.rows.table()
-            wanted = None if requested is None else [signature(name, row) for row in requested[name]]
-            _choose(table, wanted, chosen, stale_runs)
-            others = table.table if captures is None else captures.read_or_empty(name)
-            table.captured_time_us = None if chosen.ops else captured_time_us(others)
-            table.captured = (table.table if captures is None else table.table.with_captured(others)).captured.us
-            table.table = table.table.without_derived()
-            plan.tables[table.key] = table
-        except Exception as error:
-            # An error in one file does not keep the rows of other files from running.
-            place = database.path / f"{name}.csv"
-            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
-    release_memory()
-    if chosen.where is not None:
-        columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
-        if problem := chosen.where.unknown(columns):
-            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
-    return plan
-
-
-def _case_table(database: Database, name: str, requested: Sequence[Mapping[str, str]] | None) -> CaseTable:
-    """Returns the rows in the file of a kernel type, followed by the requested rows that the file lacks."""
-    table = database.read_or_empty(name)
-    if requested is None:
-        return CaseTable(table, len(table), label=name)
-    fold = TableFold(table)
-    fold.append_missing(requested)
-    return CaseTable(fold.rows.table(), len(table), label=name)
-
-
-def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> None:
-    """Makes the cases of a table; `wanted` are their signatures, in their order; None: all rows, as in the file."""
-    table, name = rows.table, rows.kernel_type
-    replayed, *others = (durations.known.tolist() for durations in table.durations)
-    is_selected = [True] * len(table) if chosen.where is None else chosen.where.selected(table)
-    run_ids = table.cells(RUN_ID)
-    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
-    seen: set[str] = set()
-    cases: list[tuple[int, SessionCase]] = []
-    for position, row_signature in enumerate(table.signatures):
-        place = position if places is None else places.get(row_signature)
-        if place is None:
-            continue
-        row_digest = digest(name, row_signature)
-        case = SessionCase(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
-        cases.append((place, case))
-        if chosen.shard is not None and not chosen.shard.holds(row_digest):
-            case.fate = Fate.OTHER_SHARD
-        elif case.id in seen:
-            case.fate = Fate.REPEATED
-        elif not is_selected[position]:
-            case.fate = Fate.NOT_SELECTED
+        if name in VARIABLES:
+            found[name] = VARIABLES[name](table)
         else:
-            is_replayed = replayed[position]
-            if stale_runs is not None and is_replayed:
-                case.staleness = stale_runs.staleness(run_ids[position].strip())
-            captured = not is_replayed and any(known[position] for known in others)
-            if chosen.excludes(replayed=is_replayed, captured=captured, staleness=case.staleness):
-                case.fate = Fate.LEFT_OUT
-            else:
-                case.known_failure = _known_failure(table.row(position), chosen)
-        seen.add(case.id)
-    rows.cases = [case for _, case in sorted(cases, key=itemgetter(0))]
-    rows.notes = misspelt_columns(table.path, table.columns, name)
+            found[name] = [_number_or_text(cell.strip()) for cell in table.cells(by_slug.get(name, ""))]
+    return found
 
 
-def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
-    """Returns the known failure of a case; None for a case that is run as if nothing were known."""
-    status = row.status
-    if status is None or not status.expected_to_fail:
+def slugs(table: RowTable) -> dict[str, str]:
+    """Returns the columns of a table by their slugs: `average_duration_us` is `Average Duration(us)`."""
+    return {re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_"): column for column in table.columns}
+
+
+def _number_or_text(cell: str) -> float | str | None:
+    """Returns the number in a cell, or its text; None for an empty cell."""
+    number = parse_real(cell)
+    return number if number is not None else cell or None
+
+
+def _size(name: str) -> _Values:
+    """Returns a size by its name in `row_sizes`."""
+    return lambda table: [None if size == "" else size for row in table for size in (row.sizes.get(name),)]
+
+
+def _tensors(value: Callable[[Sequence[Slot], Sequence[Slot]], object]) -> _Values:
+    """Returns a value of the inputs and outputs; rows with a malformed cell have no slots."""
+
+    def of_row(row: Row) -> object:
+        try:
+            return value(*row.tensors)
+        except CellError:
+            return value((), ())
+
+    return lambda table: list(map(of_row, table))
+
+
+def _numbers(column: Callable[[RowTable], Floats]) -> _Values:
+    return lambda table: [None if math.isnan(number) else number for number in column(table).tolist()]
+
+
+def _cells(column: str, default: str | None = None) -> _Values:
+    return lambda table: [cell.strip() or default for cell in table.cells(column)]
+
+
+def _age_days(cell: str) -> float | None:
+    began = run_id_time(cell.strip())
+    return None if began is None else (time.time() - began) / _DAY_S
+
+
+#: The variables by name. Any other name is the slug of a column of the CSV.
+VARIABLES: Mapping[str, _Values] = {
+    "type": lambda table: [table.kernel_type] * len(table),
+    "dtype": _size("dtype"),
+    "dtypes": _tensors(lambda inputs, outputs: tuple(slot.dtype for slot in inputs)),
+    "format": _size("format"),
+    "formats": _tensors(lambda inputs, outputs: tuple(slot.format for slot in inputs)),
+    "inputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in inputs)),
+    "outputs": _tensors(lambda inputs, outputs: tuple(slot.shape for slot in outputs)),
+    "m": _size("m"),
+    "n": _size("n"),
+    "k": _size("k"),
+    "tokens": _tensors(lambda inputs, outputs: next((x.shape[0] for x in inputs[:1] if x.shape), None)),
+    "elements": _tensors(lambda inputs, outputs: next((math.prod(x.shape) for x in outputs), None)),
+    "bytes": _size("bytes"),
+    "duration": _numbers(lambda table: table.replayed.us),
+    "captured": _numbers(lambda table: table.captured.us),
+    "noise": _numbers(lambda table: table.replayed.noise),
+    "samples": _numbers(lambda table: table.replayed.samples),
+    "age_days": lambda table: list(map(_age_days, table.cells(RUN_ID))),
+    "status": lambda table: [STATUSES[0] if status is None else status.value for status in table.statuses],
+    "quality": _cells(QUALITY),
+    "cache": _cells(CACHE_STATE),
+    "instrument": _cells(INSTRUMENT),
+    "run": _cells(RUN_ID, "none"),
+}
+#: The variables whose values are texts, which a user may write without quotes.
+_TEXTS = frozenset(("type", "dtype", "dtypes", "format", "formats", "status", "quality", "cache", "instrument", "run"))
+
+
+#: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
+Value = Any
+#: Computes a part of an expression from the values of a row's names.
+_Part = Callable[[Mapping[str, Value]], Value]
+
+_LONGEST = 500
+_ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_COMPARING = (*_ORDER, ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+_ARITHMETIC: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@dataclass(frozen=True)
+class Where:
+    """A parsed expression.
+
+    Attributes:
+        text: as the user wrote it.
+        names: its variables in lower case, with the column (from 1) of their first use.
+    """
+
+    text: str
+    names: Mapping[str, int]
+    _value: _Part = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def selected(self, table: RowTable) -> list[bool]:
+        """Returns whether the expression is true of each row of a table."""
+        values = values_of(table, self.names)
+        return [
+            self._value({name: values[name][position] for name in values}) is True for position in range(len(table))
+        ]
+
+    @property
+    def is_of_status(self) -> bool:
+        """Whether the expression is about statuses alone, which change from session to session."""
+        return self.names.keys() == {"status"}
+
+    def unknown(self, columns: Iterable[str]) -> str:
+        """Returns what is wrong with the names; "" where each name is a variable or the slug of a column."""
+        known = {*VARIABLES, *columns}
+        for name, column in self.names.items():
+            if name not in known:
+                return (
+                    f"column {column}: there is no variable {name!r}{suggest(name, known)}; the variables are "
+                    f"{', '.join(VARIABLES)}, and the columns of the CSVs (average_duration_us); put a text with "
+                    f"other characters than letters in quotes"
+                )
+        return ""
+
+
+def parse_where(text: str) -> Where:
+    """Reads an expression from the command line. Raises argparse.ArgumentTypeError."""
+    names: dict[str, int] = {}
+    try:
+        value = _part(parse_tree(text, _LONGEST), names)
+    except ExpressionError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    except RecursionError:
+        raise argparse.ArgumentTypeError(f"{text!r}: the expression is nested too deeply") from None
+    return Where(text.strip(), names, value)
+
+
+def _part(node: ast.expr, names: dict[str, int]) -> _Part:
+    """Returns a function that computes a part of an expression, and notes its names. Raises ExpressionError."""
+    match node:
+        case ast.Constant(value=value) if type(value) in (int, float, str):
+            return lambda row: value
+        case ast.Name(id=name):
+            lower = name.lower()
+            names.setdefault(lower, node.col_offset + 1)
+            return lambda row: row[lower]
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            parts = [_part(item, names) for item in items]
+            return lambda row: tuple(part(row) for part in parts)
+        case ast.Subscript(value=of, slice=index):
+            return _of(_item, _part(of, names), _part(index, names))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _of(lambda value: None if value is None else not value, _part(operand, names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _of(partial(_calculated, operator.sub, 0), _part(operand, names))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _of(partial(_calculated, _ARITHMETIC[type(op)]), _part(left, names), _part(right, names))
+        case ast.BoolOp(op=op, values=values):
+            parts, decisive = [_part(each, names) for each in values], isinstance(op, ast.Or)
+            return lambda row: _joined((part(row) for part in parts), decisive=decisive)
+        case ast.Compare(ops=ops) if all(isinstance(op, _COMPARING) for op in ops):
+            _take_texts(node)
+            parts = [_part(each, names) for each in (node.left, *node.comparators)]
+            pairs = [_of(partial(_compared, op), *sides) for op, *sides in zip(ops, parts, parts[1:], strict=False)]
+            return lambda row: _joined((pair(row) for pair in pairs), decisive=False)
+    raise ExpressionError(
+        f"column {node.col_offset + 1}: {ast.unparse(node)!r} is not understood: use variables, numbers, texts, "
+        f"== != < <= > >=, in, and, or, not, + - * / // %, inputs[0][1]"
+    )
+
+
+def _of(function: Callable[..., Value], *parts: _Part) -> _Part:
+    return lambda row: function(*(part(row) for part in parts))
+
+
+def _take_texts(node: ast.Compare) -> None:
+    """Makes texts of unknown names (BF16) beside a variable of text, and behind a column. Raises ExpressionError."""
+    sides = [node.left, *node.comparators]
+    names = [side.id.lower() if isinstance(side, ast.Name) else "" for side in sides]
+    taken = []
+    for place, side in enumerate(sides):
+        before = names[max(place - 1, 0) : place]
+        beside = [*before, *names[place + 1 : place + 2]]
+        is_text = any(name in _TEXTS for name in beside)
+        is_text = is_text or any(name and name not in VARIABLES for name in before)
+        taken.append(_as_text(side, is_text=is_text, is_status="status" in beside))
+    node.left, *node.comparators = taken
+
+
+def _as_text(node: ast.expr, *, is_text: bool, is_status: bool) -> ast.expr:
+    if isinstance(node, ast.Tuple | ast.List):
+        node.elts = [_as_text(item, is_text=is_text, is_status=is_status) for item in node.elts]
+    elif is_status and isinstance(node, ast.Name | ast.Constant):
+        text = node.id if isinstance(node, ast.Name) else str(node.value)
+        if text.lower() not in STATUSES:
+            raise ExpressionError(
+                f"column {node.col_offset + 1}: {text!r} is no status{suggest(text, STATUSES)}: "
+                f"the statuses are {', '.join(STATUSES)}"
+            )
+        return ast.Constant(text)
+    elif is_text and isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
+        return ast.Constant(node.id)
+    return node
+
+
+def _compared(op: ast.cmpop, left: Value, right: Value) -> bool | None:
+    if left is None or right is None:
         return None
-    before, crashes = f"{status} before: {row.cell(STATUS_REASON)}", row.crashes
-    given_up = crashes >= GIVEN_UP_AFTER and not chosen.retry_failed
-    if given_up:
-        before += f" ({crashes} sessions in a row; --runxfail runs it again)"
-    if not given_up and chosen.strict:
+    if isinstance(op, ast.In | ast.NotIn):
+        is_in = _contains(right, left)
+        return is_in is isinstance(op, ast.In)
+    a, b = _plain(left), _plain(right)
+    if isinstance(op, ast.Eq | ast.NotEq):
+        return (a == b) is isinstance(op, ast.Eq)
+    return _ORDER[type(op)](a, b) if isinstance(a, int | float) and isinstance(b, int | float) else None
+
+
+def _contains(whole: Value, part: Value) -> bool:
+    if isinstance(whole, tuple):
+        return _plain(part) in tuple(map(_plain, whole))
+    if _plain(part) == _plain(whole):
+        # `M in (64)`: Python reads brackets around one value as that value.
+        return True
+    return isinstance(whole, str) and str(part).casefold() in whole.casefold()
+
+
+def _plain(value: Value) -> Value:
+    """Returns a value in a form to compare: `DT_BF16`, `bf16` and `bfloat16` are equal, and so are 5 and "5"."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if not isinstance(value, str):
+        return value
+    number = parse_real(value)
+    if number is not None:
+        return number
+    dtype = known_dtype(value)
+    return dtype.name.casefold() if dtype is not None else format_name(dtype_name(value.upper())).casefold()
+
+
+def _calculated(calculate: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    if not isinstance(left, int | float) or not isinstance(right, int | float):
         return None
-    return KnownFailure(printable(before), run=not given_up, strict=chosen.strict)
+    try:
+        return calculate(left, right)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def _item(of: Value, index: Value) -> Value:
+    if not isinstance(of, tuple) or not isinstance(index, int):
+        return None
+    return of[index] if -len(of) <= index < len(of) else None
+
+
+def _joined(values: Iterable[Value], *, decisive: bool) -> bool | None:
+    """Returns `or` of values, where True is decisive, or `and`, where False is."""
+    found = list(values)
+    if any(value is not None and bool(value) is decisive for value in found):
+        return decisive
+    return None if None in found else not decisive

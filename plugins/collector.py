@@ -6,7 +6,7 @@ import argparse
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,9 @@ from opatlas.text import suggest
 
 from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
 from .choice import named_paths
-from .session_context import SessionContext
+
+if TYPE_CHECKING:
+    from .session_context import SessionContext
 
 #: In the shared folder: why the rows that a worker of xdist has collected are refused.
 REFUSED = "refused"

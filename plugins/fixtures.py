@@ -29,7 +29,7 @@ def device(request: pytest.FixtureRequest, msprof: Path | None) -> Iterator[RowR
     """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
-        rows = session.rows()
+        rows = session.runner
         rows.describe()
     except DeviceGone as error:
         session.context.end_without_device(str(error))

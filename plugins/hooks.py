@@ -38,7 +38,7 @@ _EXCLUSIVE_ITEMS = "exclusive"
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Makes the session and registers its hooks, after the terminal and pytest-benchmark are configured."""
-    session = config.stash[SESSION] = Session(config)
+    session = config.stash[SESSION] = Session(SessionContext(config))
     context = session.context
     plugins: list[Any] = [ProcessHooks(session), session.collector]
     plugins += benchmark_plugins(config, is_worker=context.is_worker)
@@ -132,7 +132,7 @@ class ProcessHooks:
 
         Outside of plugins that limit the time of a test, such as pytest-timeout: opening imports torch.
         """
-        self._session.prepare(item)
+        self._session.runner.prepare(item)
         skip_made_fixtures(item)
         done = yield
         if reason := self._context.stop_reason:

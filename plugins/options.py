@@ -21,8 +21,7 @@ from opatlas.run.instruments.instrument import PROFILERS, MeasureSettings
 from opatlas.run.msprof_sessions import METRICS
 from opatlas.text import parse_whole
 
-from .choice import Shard
-from .where import parse_where
+from .choice import Shard, parse_where
 
 #: The original tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
@@ -352,6 +351,12 @@ def outside(options: Sequence[Option], scope: Scope) -> list[Option]:
 def named(*names: str) -> list[Option]:
     """Returns options of a session of replays by name."""
     return [each for each in OPTIONS if each.name in names]
+
+
+def refuse_useless_versions(config: pytest.Config) -> None:
+    """Refuses --versions beside --database-path. Raises pytest.UsageError."""
+    if config.option.database_path:
+        refuse(config, named("--versions"), "--database-path names the folder, whatever the versions")
 
 
 #: The kinds of session that each command starts; options without an effect in them are not shown.

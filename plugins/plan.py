@@ -1,52 +1,57 @@
-"""The plan of a session: prepares its databases, decides which rows are run, and which durations may not mix."""
+"""The plan of a session: prepares its databases, and decides which rows are run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from opatlas.capture.profile_samples import CACHE_UNKNOWN, Profile, fits, read_profile
+from opatlas.capture.profile_samples import Profile, fits, read_profile
+from opatlas.capture.time_shares import captured_time_us
 from opatlas.data import journal
-from opatlas.data.comparable import (
-    MixedDatabase,
-    PlannedDuration,
-    PresentSetup,
-    StaleRuns,
-    StoredDuration,
-    check_origin,
-    find_mismatches,
-    folder_note,
-)
+from opatlas.data.comparable import PresentSetup, StaleRuns
+from opatlas.data.csv_files import release_memory
 from opatlas.data.database import Database, SessionLock
-from opatlas.data.fold import add_rows
+from opatlas.data.fold import TableFold, add_rows
+from opatlas.data.header import misspelt_columns
 from opatlas.data.op_mapping import write_default_mapping
-from opatlas.data.origin import MeasurementOrigin, Provenance
+from opatlas.data.origin import Provenance
 from opatlas.data.restore import EditedRows, clear_edited, edited_rows
 from opatlas.data.write_back import recover
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.errors import OpAtlasError, TableError, describe_error
 from opatlas.files import expect_folder
-from opatlas.row.signature import make_case_id, signature
+from opatlas.row.columns import RUN_ID, STATUS_REASON
+from opatlas.row.signature import digest, make_case_id, signature
 from opatlas.row.status import UpdateMode
-from opatlas.run.devices.device import device_kinds, kind_named
+from opatlas.row.table import Row
+from opatlas.run.devices.device import kind_named
+from opatlas.run.implementation import Implementation
 from opatlas.run.msprof_output import recover_profiles
 from opatlas.run.registry import Rows
-from opatlas.text import pluralize, printable
+from opatlas.text import pluralize, printable, suggest
 
-from .cases import Plan
-from .choice import make_plan
-from .session_context import SessionContext, present_code
-from .settings import Settings
-from .target import SessionTarget, TargetDatabase
+from .cases import CaseTable, Fate, KnownFailure, Plan, SessionCase
+from .choice import Choice, slugs
+from .target import captured_note, read_origin
+
+if TYPE_CHECKING:
+    from .session_context import SessionContext
+    from .settings import Settings
+    from .target import SessionTarget, TargetDatabase
+
+#: A row that crashed or timed out in so many sessions in a row is not run again without --runxfail, because each
+#: try costs a device process and perhaps a whole deadline.
+GIVEN_UP_AFTER = 2
 
 
 def plan_session(context: SessionContext) -> Plan:
     """Makes the plan of a session, and takes the database for the session if the session writes.
 
-    An error becomes `Plan.error`: raised during collection, pytest would show the error once for each module.
+    An error becomes `Plan.error`: raised during collection, pytest would show it once for each module.
     """
     try:
         return _plan_session(context)
@@ -72,7 +77,7 @@ def _plan_session(context: SessionContext) -> Plan:
     if settings.writes:
         # Refuse before anything is written. Checked again with each plan, when no other session writes.
         for own in context.databases:
-            _read_origin(context, own)
+            read_origin(context, own)
         # In the order of their paths: two sessions never wait for each other.
         for own in sorted(context.databases, key=lambda each: each.database.path):
             _lock_database(context, own)
@@ -149,33 +154,15 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
             table.label = f"{table.kernel_type} {target.implementation.name}"
     plan.add(chosen)
     if settings.writes and any(table.to_run for table in plan.tables.values()):
-        expect_writable(database)
+        # It can be written: otherwise this raises, rather than the end after hours of measuring.
+        with database.lock():
+            pass
     if not settings.collect_only:
-        provenance, notes = _read_origin(context, own)
+        provenance, notes = read_origin(context, own)
         # Else the target has a note.
-        captured = _captured_note(provenance, plan, settings) if target.captures is None else ""
+        captured = captured_note(provenance, plan, settings) if target.captures is None else ""
         plan.notes += [*notes, *filter(None, [captured]), *provenance.problems]
     return plan
-
-
-def _read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenance, list[str]]:
-    """Reads what a database was measured on. Returns also what the user should know of it.
-
-    Raises:
-        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
-    """
-    settings = context.settings
-    own.provenance = provenance = Provenance(own.database)
-    try:
-        check_origin(provenance, own.target.origin)
-    except MixedDatabase as error:
-        if settings.read_only and not settings.rehearses:
-            return provenance, [printable(f"{error}: the two do not compare")]
-        if settings.mixed:
-            return provenance, [printable(f"--mixed: {error}")]
-        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings)}") from None
-    note = folder_note(provenance, own.target.origin)
-    return provenance, [printable(note)] if note else []
 
 
 def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
@@ -282,7 +269,7 @@ class _BaseRows:
 def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
     provenance = own.provenance or Provenance(own.database)
     driver = kind_named(context.settings.devices[0].kind).driver_version() or ""
-    return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, present_code()))
+    return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, context.code))
 
 
 def prepare_database(
@@ -316,7 +303,6 @@ def prepare_database(
         for each in recover(database, own_run=run_id):
             plan.is_incomplete |= each.incomplete
             plan.prepared += [str(each), *each.problems]
-        expect_writable(database)
     if starter is not None and not database.kernel_types():
         rows = pluralize(starter(database), "theory row")
         plan.prepared.append(f"there was no database yet; made a starter of {rows}")
@@ -333,97 +319,130 @@ def prepare_database(
     return edited
 
 
-def expect_writable(database: Database) -> None:
-    """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
-    with database.lock():
-        pass
-
-
-def _captured_note(provenance: Provenance, plan: Plan, settings: Settings) -> str:
-    """Returns a note if captured durations of rows to run are of another device than the session's; "" if not."""
-    tables = plan.tables.values()
-    if all(np.isnan(table.captured[[case.position for case in table.to_run]]).all() for table in tables):
-        return ""
-    return captured_mismatch(provenance, settings)
-
-
-def captured_mismatch(provenance: Provenance, settings: Settings) -> str:
-    """Returns why captured durations do not compare with those of a session; "" where they do."""
-    captured = provenance.captured()
-    others = [name for name in captured if not MeasurementOrigin(name).has_same_device(settings.origin)]
-    if not others:
-        return ""
-    here = settings.origin.device or settings.origin.kind
-    return printable(f"captured on {', '.join(others)}, replayed on {here}: the two do not compare")
-
-
-def check_replaced(
-    provenance: Provenance,
-    settings: Settings,
-    plan: Plan,
-    in_groups: Container[str],
-    number: int = 0,
-) -> list[str]:
-    """Compares the stored durations of the collected rows of a target with those that the session will measure.
+def make_plan(
+    database: Database,
+    chosen: Choice,
+    *,
+    elsewhere: Container[str] = (),
+    requested: Rows | None = None,
+    unmeasured: Mapping[str, Sequence[int]] | None = None,
+    stale_runs: StaleRuns | None = None,
+    target: int = 0,
+    implementation: Implementation | None = None,
+    rows_from: Path | None = None,
+    captures: Database | None = None,
+) -> Plan:
+    """Reads a database and decides which of its rows are run; writes nothing.
 
     Args:
-        number: number of the target.
-        in_groups: kernel types whose rows need several devices at once.
-
-    Returns:
-        What the user should know about the durations that are replaced.
+        database: holds the rows, and gets their durations.
+        chosen: the rows that the user chose.
+        elsewhere: kernel types that may be chosen although the database has no rows of them: those with samples in a
+            profile, those of the database whose rows an implementation measures, and the tasks of the session.
+        requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
+            not the database has them; None: the rows of the database.
+        unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
+        stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
+        target: number of the target in the session.
+        implementation: what is measured; kernel types that it lacks are no cases. None: the default.
+        rows_from: the database whose rows an implementation measures, for messages; None: `database`.
+        captures: the database with the captured durations of the rows; None: `database`.
 
     Raises:
-        OpAtlasError: the session may not replace them.
+        OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
-    rows: list[tuple[StoredDuration, PlannedDuration]] = []
-    target = settings.targets[number]
-    for table in plan.tables.values():
-        if table.target == number:
-            planned = _planned_duration(settings, target, in_group=table.kernel_type in in_groups)
-            known = table.table.replayed.known
-            # Rows of one signature get one duration.
-            ids = {case.id for case in table.cases if case.account and case.will_run}
-            rows += [(case.stored, planned) for case in table.cases if case.id in ids and known[case.position]]
-    mismatches = find_mismatches(provenance, rows)
-    if mismatches and not settings.mixed:
-        # The durations of a row may differ in several ways.
-        lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
-        refused = f"{target.path}: these durations would be replaced by durations that do not compare:{lines}"
-        raise OpAtlasError(f"{refused}\n{_remedy(settings)}")
-    notes = [f"--mixed replaces durations of {pluralize(each.count, settings.unit)}: {each}" for each in mismatches]
-    notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
-    return [printable(note) for note in notes]
+    plan = Plan()
+    names = database.kernel_types() if requested is None else list(requested)
+    unknown = sorted(name for name in chosen.ops.difference(names) if name not in elsewhere)
+    if unknown:
+        asked = ",".join(unknown)
+        place, meant = rows_from or database.path, "".join(suggest(name, names) for name in unknown)
+        if rows_from is not None and implementation is not None and all(map(implementation.implements, unknown)):
+            meant = f"; `opatlas shapes --ops {asked}` adds theory rows"
+        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
+        raise OpAtlasError(f"--ops {asked}: no such kernel type in {place}{meant}{there}")
+    types = sorted(chosen.ops) if chosen.ops and requested is None else names
+    lacking = [name for name in types if implementation is not None and not implementation.implements(name)]
+    if lacking and implementation is not None:
+        plan.notes.append(f"{implementation.name} has no function for {', '.join(lacking)}")
+    suffix = implementation.suffix if implementation is not None else ""
+    for name in names:
+        if (chosen.ops and name not in chosen.ops) or name in lacking:
+            continue
+        try:
+            rows = None if requested is None else requested[name]
+            read = database.read_or_empty(name)
+            in_file, cleared = len(read), (unmeasured or {}).get(name, ())
+            if rows is not None or cleared:
+                fold = TableFold(read)
+                fold.append_missing(rows or ())
+                for position in cleared:
+                    fold.clear(position)
+                read = fold.rows.table()
+            table = CaseTable(read, in_file, target, suffix, label=name)
+            _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
+            others = read if captures is None else captures.read_or_empty(name)
+            table.captured_time_us = None if chosen.ops else captured_time_us(others)
+            table.captured = (read if captures is None else read.with_captured(others)).captured.us
+            table.table = read.without_derived()
+            plan.tables[table.key] = table
+        except Exception as error:
+            # An error in one file does not keep the rows of other files from running.
+            place = database.path / f"{name}.csv"
+            plan.problems.append(describe_error(error, place, "its rows are left out; report this error with the file"))
+    release_memory()
+    if chosen.where is not None:
+        columns = {slug for table in plan.tables.values() for slug in slugs(table.table)}
+        if problem := chosen.where.unknown(columns):
+            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
+    return plan
 
 
-def _planned_duration(settings: Settings, target: SessionTarget, *, in_group: bool) -> PlannedDuration:
-    """Returns how a session will measure a row of a target."""
-    if settings.prof_path is not None:
-        return PlannedDuration(target.origin, CACHE_UNKNOWN, "msprof")
-    kind, name = kind_named(settings.devices[0].kind), settings.measure.instrument
-    preferred = kind.group_instrument if in_group else kind.preferred_instrument
-    chosen = preferred(name) if kind.instruments else ""
-    # An NPU's rows name its calls, and a device of a conftest.py may run something else than torch.
-    is_unknown = target.implementation.is_default and (kind.name not in device_kinds() or kind.is_native)
-    implementation = "" if is_unknown else target.implementation.name
-    return PlannedDuration(target.origin, settings.measure.cache, chosen, implementation)
+def _choose(rows: CaseTable, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> None:
+    """Makes the cases of a table; `wanted` are their signatures, in their order; None: all rows, as in the file."""
+    table, name = rows.table, rows.kernel_type
+    replayed, *others = (durations.known.tolist() for durations in table.durations)
+    is_selected = [True] * len(table) if chosen.where is None else chosen.where.selected(table)
+    run_ids = table.cells(RUN_ID)
+    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
+    seen: set[str] = set()
+    cases: list[tuple[int, SessionCase]] = []
+    for position, row_signature in enumerate(table.signatures):
+        place = position if places is None else places.get(row_signature)
+        if place is None:
+            continue
+        row_digest = digest(name, row_signature)
+        case = SessionCase(rows, position, f"{make_case_id(name, row_signature, row_digest)}{rows.suffix}", Fate.TO_RUN)
+        cases.append((place, case))
+        if chosen.shard is not None and not chosen.shard.holds(row_digest):
+            case.fate = Fate.OTHER_SHARD
+        elif case.id in seen:
+            case.fate = Fate.REPEATED
+        elif not is_selected[position]:
+            case.fate = Fate.NOT_SELECTED
+        else:
+            is_replayed = replayed[position]
+            if stale_runs is not None and is_replayed:
+                case.staleness = stale_runs.staleness(run_ids[position].strip())
+            captured = not is_replayed and any(known[position] for known in others)
+            if chosen.excludes(replayed=is_replayed, captured=captured, staleness=case.staleness):
+                case.fate = Fate.LEFT_OUT
+            else:
+                case.known_failure = _known_failure(table.row(position), chosen)
+        seen.add(case.id)
+    rows.cases = [case for _, case in sorted(cases, key=itemgetter(0))]
+    rows.notes = misspelt_columns(table.path, table.columns, name)
 
 
-def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
-    """Returns a note if durations of another machine of the same kind are replaced or joined."""
-    own = "--database-path names a folder of your own"
-    if provenance.shipped:
-        fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
-        theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
-        return [f"{theirs}: those of this machine {fate}; {own}"]
-    others = [host for host in provenance.hosts(row.run_id for row in rows) if host != settings.origin.host]
-    if others and settings.origin.host:
-        return [f"durations of {', '.join(others)} are replaced by durations of {settings.origin.host}; {own}"]
-    return []
-
-
-def _remedy(settings: Settings) -> str:
-    again = "measure as they were measured (--cache, --instrument, or taskset for the number of threads), "
-    again += "compare without writing (--read-only), "
-    again = "" if settings.prof_path is not None else again
-    return f"Name a folder of your own with --database-path, {again}or let them be mixed (--mixed)"
+def _known_failure(row: Row, chosen: Choice) -> KnownFailure | None:
+    """Returns the known failure of a case; None for a case that is run as if nothing were known."""
+    status = row.status
+    if status is None or not status.expected_to_fail:
+        return None
+    before, crashes = f"{status} before: {row.cell(STATUS_REASON)}", row.crashes
+    given_up = crashes >= GIVEN_UP_AFTER and not chosen.retry_failed
+    if given_up:
+        before += f" ({crashes} sessions in a row; --runxfail runs it again)"
+    if not given_up and chosen.strict:
+        return None
+    return KnownFailure(printable(before), run=not given_up, strict=chosen.strict)

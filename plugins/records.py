@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opatlas.data import journal
 from opatlas.data.csv_files import not_writable
@@ -23,22 +23,43 @@ from opatlas.run.devices.device import DeviceDescription
 
 from .cases import results_of
 from .reports import RowNote
-from .session_context import SessionContext, facts_of
-from .target import TargetDatabase
+
+if TYPE_CHECKING:
+    from .session_context import SessionContext
+    from .target import TargetDatabase
 
 #: Keys of a worker's output: the records that its journal lacks, what it wrote to its journals, and their problems.
 _UNSAVED, _WRITTEN, _PROBLEMS = "opatlas_unsaved", "opatlas_written", "opatlas_problems"
 
 
-class SessionJournal:
-    """The journals of this process, one in the database of each target, opened with its first record."""
+class SessionRecords:
+    """Writes the records of this process into a journal in the database of their target, and at the end into the CSVs.
+
+    Attributes:
+        devices: each device that rows were run on, and each group, with the device of its first rank.
+        reported_only: samples without a row that the update mode does not add, for the report.
+        merged: what the merge did to the CSVs of all targets; None before the merge, and where one was not merged.
+        pruned_in: the databases with rows that the merge pruned.
+        manifest: the manifest of the first target with records in its CSVs; None before there is one.
+        problems: why records could not be kept or merged; they make the session fail.
+    """
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
-        #: By number of the target.
+        #: By number of the target, opened with its first record.
         self._journals: dict[int, Journal] = {}
         #: The devices in the manifest that this process has written, by number of the target.
-        self._devices: dict[int, list[DeviceDescription]] = {}
+        self._written: dict[int, list[DeviceDescription]] = {}
+        #: What the processes that have ended wrote to their journals.
+        self._own_lines: dict[Path, OwnLines] = {}
+        #: Records that are in no journal, with the number of their target.
+        self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
+        self.devices: list[DeviceDescription] = []
+        self.reported_only: list[RowName] = []
+        self.merged: WriteBackResult | None = None
+        self.pruned_in: list[Database] = []
+        self.manifest: Manifest | None = None
+        self.problems: list[str] = []
 
     def append(self, record: Mapping[str, Any], device: DeviceDescription | None, target: int) -> str:
         """Writes a record to the journal; writes nothing with --read-only.
@@ -51,37 +72,36 @@ class SessionJournal:
         Returns:
             Why the record is in no journal: then the session is asked to stop. "" where the record is written.
         """
-        if not self._context.settings.writes:
+        context = self._context
+        if not context.settings.writes:
             return ""
         try:
-            if target not in self._journals:
-                context = self._context
+            is_first = target not in self._journals
+            if is_first:
                 database = context.databases[target].database
                 self._journals[target] = Journal(database, context.journal_header, part=context.worker)
-                self._write_manifest(device, target)
-            elif device is not None and self._context.settings.ray is not None:
+            if is_first or (device is not None and context.settings.ray is not None):
                 # A session that is killed tells its hosts.
-                self._write_manifest(device, target)
+                self._begin_manifest(device, target)
             self._journals[target].append(record)
         except (OSError, OpAtlasError) as error:
             return self._stop(error, target)
         return ""
 
-    def write_manifest(self, device: DeviceDescription) -> None:
+    def launched(self, device: DeviceDescription) -> None:
         """Writes the manifest before the first record: the session that reads a killed msprof session needs it.
 
         msprof's files lie in the database of the first target.
         """
-        if not self._context.settings.writes:
-            return
-        try:
-            self._write_manifest(device, 0)
-        except (OSError, OpAtlasError) as error:
-            self._stop(error, 0)
+        if self._context.settings.writes:
+            try:
+                self._begin_manifest(device, 0)
+            except (OSError, OpAtlasError) as error:
+                self._stop(error, 0)
 
-    def _write_manifest(self, device: DeviceDescription | None, target: int) -> None:
+    def _begin_manifest(self, device: DeviceDescription | None, target: int) -> None:
         """Writes the manifest, unless another process has; again with each further device of this process."""
-        database, known = self._context.databases[target].database, self._devices.setdefault(target, [])
+        database, known = self._context.databases[target].database, self._written.setdefault(target, [])
         if device is not None and device not in known:
             known.append(device)
         elif known:
@@ -96,41 +116,6 @@ class SessionJournal:
         self._context.stop(reason)
         return reason
 
-    def close(self) -> list[str]:
-        """Releases the journals to be merged. Returns their problems."""
-        return [problem for each in self._journals.values() for problem in each.close()]
-
-    def own_lines(self) -> dict[Path, OwnLines]:
-        """Returns what this process wrote to each journal."""
-        return {each.path: each.own_lines for each in self._journals.values()}
-
-
-class SessionRecords:
-    """Collects the records of a session, and merges them into the CSVs.
-
-    Attributes:
-        devices: each device that rows were run on, and each group, with the device of its first rank.
-        reported_only: samples without a row that the update mode does not add, for the report.
-        merged: what the merge did to the CSVs of all targets; None before the merge, and where one was not merged.
-        pruned_in: the databases with rows that the merge pruned.
-        manifest: the manifest of the first target with records in its CSVs; None before there is one.
-        problems: why records could not be kept or merged; they make the session fail.
-    """
-
-    def __init__(self, context: SessionContext, own_journal: SessionJournal) -> None:
-        self._context = context
-        self._own_journal = own_journal
-        #: What the workers that have ended wrote to their journals.
-        self._own_lines: dict[Path, OwnLines] = {}
-        #: Records that are in no journal, with the number of their target.
-        self._unsaved: list[tuple[int, Mapping[str, Any]]] = []
-        self.devices: list[DeviceDescription] = []
-        self.reported_only: list[RowName] = []
-        self.merged: WriteBackResult | None = None
-        self.pruned_in: list[Database] = []
-        self.manifest: Manifest | None = None
-        self.problems: list[str] = []
-
     @property
     def device_name(self) -> str:
         """What the first device calls itself; "" before a row was run."""
@@ -140,30 +125,27 @@ class SessionRecords:
         """Takes the record of a target out of a report; pytest keeps reports, and a record need not stay in memory."""
         if "record" not in note:
             return
-        note.pop("figures", None)
         record = note.pop("record")
         reason = note.get("not_saved")
         if reason or (reason is not None and self._context.settings.rehearses):
-            self._unsaved.append((target, record))
+            self._unsaved.append((target, record.to_json() if isinstance(record, Record) else record))
         if reason:
             # A worker with a full disk may not be able to ask the other processes to stop.
             self._context.stop(reason)
         if "device" in note:
             self._add_device(DeviceDescription(**note["device"]))
 
-    def add(self, record: Record, device: DeviceDescription | None, target: int = 0) -> None:
-        """Adds a record of a target that no report brings."""
+    def add(
+        self, record: Record, device: DeviceDescription | None, target: int = 0, not_saved: str | None = None
+    ) -> None:
+        """Adds a record of a target that no report brings; `not_saved` is None unless `append` has returned it."""
         values = record.to_json()
-        if self._own_journal.append(values, device, target) or self._context.settings.rehearses:
+        reason = self.append(values, device, target) if not_saved is None else not_saved
+        # Nothing arrives ahead of pytest where a session only says what it would write.
+        if reason or self._context.settings.rehearses:
             self._unsaved.append((target, values))
         if device is not None:
             self._add_device(device)
-
-    def add_arrived(self, record: Record, not_saved: str, device: DeviceDescription, target: int) -> None:
-        """Adds a record that no report brings, unless the journal has it (`not_saved` is "")."""
-        if not_saved:
-            self._unsaved.append((target, record.to_json()))
-        self._add_device(device)
 
     def _add_device(self, device: DeviceDescription) -> None:
         # Descriptions compare without their state: a device that is opened again has another temperature.
@@ -188,9 +170,15 @@ class SessionRecords:
         """In a worker: leaves the records to the controller, which receives `output`."""
         if self._unsaved:
             output[_UNSAVED] = list(map(list, self._unsaved))
-        output[_PROBLEMS] = self._own_journal.close()
-        own_lines = self._own_journal.own_lines()
-        output[_WRITTEN] = [(str(path), each.header, each.numbers, each.count) for path, each in own_lines.items()]
+        output[_PROBLEMS] = self._close_own()
+        own_lines = self._own_lines.items()
+        output[_WRITTEN] = [(str(path), each.header, each.numbers, each.count) for path, each in own_lines]
+
+    def _close_own(self) -> list[str]:
+        """Releases the journals of this process. Returns their problems."""
+        problems = [problem for each in self._journals.values() for problem in each.close()]
+        self._own_lines |= {each.path: each.own_lines for each in self._journals.values()}
+        return problems
 
     def merge(self) -> Iterable[tuple[str, Record]]:
         """Merges the records of the session into the CSVs and completes the manifests.
@@ -243,19 +231,17 @@ class SessionRecords:
         return done.result, done.records
 
     def _write_manifest(self, number: int) -> None:
-        context, devices = self._context, self._context.settings.devices
+        context = self._context
         manifest = context.manifest(self.devices, number)
         manifest.finished_at = time.time()
         cases = context.plan.cases if context.plan is not None else ()
         results = [found for case, found in results_of(cases) if case.target == number]
         manifest.statuses = dict(Counter(found.status.value for found in results))
-        if context.settings.prof_path is None:
-            manifest.machine_at_end = facts_of(devices, *context.surroundings.load(devices, at_end=True))
+        manifest.machine_at_end = context.load_facts(at_end=True)
         manifest.write(context.databases[number].database)
         self.manifest = self.manifest or manifest
 
     def close_journals(self) -> None:
         """Releases the journals, to be merged now or by the next session."""
-        self.problems += self._own_journal.close()
-        self._own_lines |= self._own_journal.own_lines()
+        self.problems += self._close_own()
         self.problems += journal.check_ended(self._own_lines)

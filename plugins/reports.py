@@ -4,7 +4,6 @@ The private parts of pytest that sessions use are here, and pyproject.toml bound
 
 | part | why pytest's public parts do not do |
 | --- | --- |
-| `Expression` | -k selects rows before they are collected, by pytest's own rules |
 | `LogXML`, `xml_key` | JUnit names rows by their signature, and has their numbers as properties of the suite |
 | `ReprFileLocation` | with `CI`, the short summary repeats one line of a failure |
 | `read_global_capture`, `_report_sections` | what a row printed goes to this row, and pytest does not hold all of it |
@@ -24,7 +23,6 @@ from xml.etree.ElementTree import Element, SubElement
 import pytest
 from _pytest._code.code import ReprFileLocation
 from _pytest.junitxml import LogXML, xml_key
-from _pytest.mark.expression import Expression
 
 from opatlas import formats
 from opatlas.data.cells import helpers_cell, stored_us
@@ -41,7 +39,7 @@ from .cases import CaseResult, Fate, of_fate, row_of
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Expression", "LogXML", "xml_key"]
+__all__ = ["LogXML", "xml_key"]
 
 #: Properties of a measured row's report, which JUnit shows too.
 STORED_US, DURATION_US, STD_US = "stored_us", "duration_us", "duration_std_us"
@@ -54,19 +52,19 @@ _MOST_PRINTED = 40_000
 
 
 class RowNote(TypedDict, total=False):
-    """A note on a row. The values are plain, because xdist sends the reports of workers as plain values.
+    """A note on a row. xdist sends the reports of workers, and so the values, as plain values.
 
     Attributes:
-        record: the result of `Record.to_json`; absent in setup and teardown, and for rows that were not run.
-        figures: the result of `RowSummary.to_json`; absent for rows that were not measured.
+        record: the record, from workers the result of `Record.to_json`; absent where the row was not run.
+        on: the name of the device; absent in setup and teardown.
         not_saved: why the record is in no journal; "" if a journal has the record.
         device: name and facts of the device; absent if the previous row ran on the same device.
         waited: seconds that the row waited for its device, by FOR_OTHERS and FOR_OWN.
         given_up: present if the row fails without being run (--strict).
     """
 
-    record: Mapping[str, Any]
-    figures: Mapping[str, Any]
+    record: Record | Mapping[str, Any]
+    on: str
     not_saved: str
     device: Mapping[str, Any]
     waited: dict[str, float]
@@ -85,6 +83,15 @@ def note_of(report: pytest.TestReport) -> RowNote | None:
     """Returns the note of a row's report; None for the reports of other tests."""
     note: RowNote | None = getattr(report, _ATTRIBUTE, None)
     return note
+
+
+def record_of(report: pytest.TestReport) -> Record | None:
+    """Returns the record of a row's report; None for a row that was not run, and after `SessionRecords.take`."""
+    note = note_of(report) or {}
+    record = note.get("record")
+    if isinstance(record, Mapping):
+        note["record"] = record = Record.from_json(record)
+    return record
 
 
 def outcome_of_report(report: pytest.TestReport) -> str:
@@ -330,11 +337,9 @@ class BenchmarkFeed:
             terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        note = note_of(report) or {}
-        if "record" in note:
-            record = Record.from_json(note["record"])
-            if record.measurement is not None:
-                _benchmark_session(self._config).benchmarks.append(_benchmark(report.nodeid, record))
+        record = record_of(report)
+        if record is not None and record.measurement is not None:
+            _benchmark_session(self._config).benchmarks.append(_benchmark(report.nodeid, record))
 
 
 def _benchmark(nodeid: str, record: Record) -> Any:

@@ -31,11 +31,12 @@ from opatlas.text import exception_line
 
 from .cases import SessionCase, needs_group, row_of, will_run
 from .reports import take_output
-from .session_context import SessionContext
 from .target import cluster_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelRuns
+
+    from .session_context import SessionContext
 
 #: Called with each outcome of a row that pytest has not reached, and the device that it is from.
 Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]

@@ -23,11 +23,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from opatlas.capture.profile_samples import ProfileMatcher
+from opatlas.data.cells import stored_us
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import ERROR_CLASS
 from opatlas.row.errors import MissingPrecondition
@@ -38,7 +38,7 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
-from opatlas.show.row_summary import RowSummary, summarize_row
+from opatlas.show.row_summary import summarize_row
 from opatlas.show.session_report import Gap
 
 from .cases import (
@@ -56,22 +56,25 @@ from .cases import (
 )
 from .choice import requested_rows
 from .collector import Collector, lacks_replay
-from .plan import check_replaced, plan_session
-from .records import SessionJournal, SessionRecords
+from .plan import plan_session
+from .records import SessionRecords
 from .reports import (
-    DURATION_US,
     STORED_US,
     RowNote,
     cut_printed,
     note_of,
     outcome_of_report,
     properties_of,
+    record_of,
     set_properties,
     waited_by,
 )
 from .row_runner import RowRunner
-from .session_context import SessionContext
+from .target import check_replaced
 from .told import write_reports
+
+if TYPE_CHECKING:
+    from .session_context import SessionContext
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
@@ -85,6 +88,7 @@ class Session:
 
     Attributes:
         context: options, run, database and the request to stop.
+        runner: runs the rows.
         records: the records of the session, and what the merge did.
         gaps: rows with a captured and a replayed duration, the largest difference first.
         paths: the report files that were written.
@@ -92,16 +96,15 @@ class Session:
         unreported: what could not be read or written for the report files; it makes the session fail.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.context = context = SessionContext(config)
+    def __init__(self, context: SessionContext) -> None:
+        self.context = context
         self.collector = Collector(context, self.plan, self.run)
-        self.journal = SessionJournal(context)
-        self.records = SessionRecords(context, self.journal)
+        self.records = SessionRecords(context)
         self.gaps: Sequence[Gap] = []
         self.paths: list[str] = []
         self.unaccounted: list[str] = []
         self.unreported: list[str] = []
-        self._runner = RowRunner(context, self._launched, self._take_arrived)
+        self.runner = RowRunner(context, self._launched, self._take_arrived)
         #: Signatures of --prof-path without a row, by kernel type.
         self.unmatched: Counter[str] = Counter()
         #: The cases that may be collected, by id; None before pytest has selected them.
@@ -186,14 +189,6 @@ class Session:
                     raise pytest.UsageError(plan.error) from None
         return True
 
-    def rows(self) -> RowRunner:
-        """Returns what runs the rows."""
-        return self._runner
-
-    def prepare(self, item: pytest.Item) -> None:
-        """Opens the device for a row. The time of opening belongs to no row."""
-        self._runner.prepare(item)
-
     def run(self, item: pytest.Function) -> None:
         """Step 3: runs a row on the device, and passes, skips or fails its test."""
         __tracebackhide__ = True
@@ -205,7 +200,7 @@ class Session:
             pytest.fail(f"{row.place}: {row.given_up}", pytrace=False)
         before = waited_by(self.context.waits)
         try:
-            outcome = item.stash[_OUTCOME] = self._runner.run(item)
+            outcome = item.stash[_OUTCOME] = self.runner.run(item)
         finally:
             after = waited_by(self.context.waits)
             item.stash[_WAITED] = {who: after[who] - before[who] for who in after if after[who] > before[who]}
@@ -234,19 +229,19 @@ class Session:
             return note
         arrived = item.stash.get(_ARRIVED, None) if is_call else None
         record = arrived[0] if arrived else self._record_of(row, outcome)
-        note["record"] = record.to_json()
-        device = self.rows().describe() if is_call else None
-        if is_call:
+        values = record.to_json()
+        note["record"] = values if self.context.is_worker else record
+        device = self.runner.describe() if is_call else None
+        if device is not None:
+            note["on"] = device.name
             properties = properties_of(record, row.captured_us)
-            if self.context.settings.read_only and (replayed := row.row.replayed) is not None:
-                properties.append((STORED_US, replayed.us))
+            if (stored := self._stored_us(row)) is not None:
+                properties.append((STORED_US, stored))
             set_properties(item, properties)
-        if device is not None and record.measurement is not None:
-            note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
         is_looked_up = self.context.settings.prof_path is not None
         if not (is_looked_up and outcome.status is Status.SKIPPED):
             # A row that a profile does not have keeps its state.
-            note["not_saved"] = arrived[1] if arrived else self.journal.append(note["record"], device, row.target)
+            note["not_saved"] = arrived[1] if arrived else self.records.append(values, device, row.target)
         if device is not None and device is not self._device:
             if id(device) not in self._devices and device != self._device:
                 note["device"] = asdict(device)
@@ -261,11 +256,11 @@ class Session:
         note = note_of(report)
         if note is None:
             return
-        word, record = outcome_of_report(report), note.get("record")
+        word, record = outcome_of_report(report), record_of(report)
         if word == "xfailed":
             account = XFAILED
         else:
-            account = GIVEN_UP if "given_up" in note else str(record["status"]) if record is not None else ""
+            account = GIVEN_UP if "given_up" in note else record.status.value if record is not None else ""
         if not account:
             return
         case_id, worker = case_id_in(report.nodeid), getattr(report, "node", None)
@@ -279,23 +274,29 @@ class Session:
         case.account, case.worker = account, worker
         if record is None:
             return
-        waited, measurement = note.get("waited", {}), record.get("measurement") or {}
-        properties: dict[str, Any] = dict(report.user_properties)
-        figures = RowSummary.from_json(note["figures"]) if "figures" in note else None
+        waited, measurement, figures = note.get("waited", {}), record.measurement, None
+        if measurement is not None and "on" in note:
+            figures = summarize_row(record, device_peak(note["on"]), case.captured_us)
+            figures = replace(figures, kernel_type=case.rows.label)
         case.result = CaseResult(
             word,
-            Status(record["status"]),
-            record["reason"],
-            None if figures is None else replace(figures, kernel_type=case.rows.label),
-            measurement.get("assumptions", ()),
-            record.get("judged", {}).get(ERROR_CLASS, "").partition("/")[0],
-            properties.get(DURATION_US),
-            properties.get(STORED_US),
+            record.status,
+            record.reason,
+            figures,
+            measurement.assumptions if measurement is not None else (),
+            record.judged.get(ERROR_CLASS, "").partition("/")[0],
+            round(stored_us(record), 4) if measurement is not None else None,
+            self._stored_us(case),
             # The report of a row starts when the row has the device.
             report.start - sum(waited.values()),
             report.stop,
             waited,
         )
+
+    def _stored_us(self, row: SessionCase) -> float | None:
+        """Returns the replayed duration in the database, with which --read-only compares; None without one."""
+        replayed = row.row.replayed if self.context.settings.read_only else None
+        return replayed.us if replayed is not None else None
 
     def keep(self, report: pytest.TestReport) -> None:
         """Step 5, after all plugins have shown the report: keeps the record for the merge."""
@@ -306,12 +307,13 @@ class Session:
 
     def complete(self, session: pytest.Session) -> None:
         """Before the merge: adds the records of rows whose tests did not run, and judges a session without rows."""
-        for item, outcome in self._runner.unreached(session.items):
-            row = row_of(item)
-            arrived = item.stash.get(_ARRIVED, None)
+        for item, outcome in self.runner.unreached(session.items):
+            row, arrived = row_of(item), item.stash.get(_ARRIVED, None)
+            assert row is not None
             if arrived is not None:
-                self.records.add_arrived(*arrived, row.target if row is not None else 0)
-            elif row is not None:
+                record, not_saved, device = arrived
+                self.records.add(record, device, row.target, not_saved)
+            else:
                 self.records.add(self._record_of(row, outcome), self._device, row.target)
         if not self.context.is_worker:
             self._set_exit_status(session)
@@ -359,7 +361,7 @@ class Session:
 
     def close(self) -> None:
         """Releases the device and the database."""
-        self._runner.close()
+        self.runner.close()
         self.context.close()
 
     def _set_exit_status(self, session: pytest.Session) -> None:
@@ -389,7 +391,7 @@ class Session:
         is_whole = session.exitstatus in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
         if not is_whole or session.shouldfail or session.shouldstop:
             return
-        for sample in self.samples().unmatched():
+        for sample in self.runner.samples().unmatched():
             name, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
             # Of a file that cannot be read the rows are unknown.
             is_unread = name not in self.plan().tables and context.database.csv_path(name).exists()
@@ -403,15 +405,11 @@ class Session:
             if settings.mode.adds_rows and settings.where is None:
                 outcome = RowOutcome(Status.MEASURED, measurement=sample.measurement)
                 record = self._new_record(name, sample.signature, sample.cells, outcome)
-                self.records.add(record, self._runner.describe())
+                self.records.add(record, self.runner.describe())
             else:
                 self.records.reported_only.append(RowName(name, sample.signature))
         if session.exitstatus == codes.NO_TESTS_COLLECTED and self.unmatched:
             session.exitstatus = codes.OK
-
-    def samples(self) -> ProfileMatcher:
-        """Returns the samples that the profiles of --prof-path have for the rows."""
-        return self._runner.samples()
 
     def _outcome(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowOutcome | None:
         """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
@@ -435,7 +433,7 @@ class Session:
         assert row is not None
         # Its host is a fact of a device of a cluster.
         record = self._record_of(row, outcome, str(device.facts.get("host", "")))
-        item.stash[_ARRIVED] = record, self.journal.append(record.to_json(), device, row.target), device
+        item.stash[_ARRIVED] = record, self.records.append(record.to_json(), device, row.target), device
 
     def _record_of(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
         cells = row.cells
@@ -459,7 +457,7 @@ class Session:
 
     def _launched(self) -> None:
         """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
-        self.journal.write_manifest(self.rows().describe())
+        self.records.launched(self.runner.describe())
 
 
 #: The session of a process of pytest: `config.stash[SESSION]`.

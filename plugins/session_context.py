@@ -47,39 +47,13 @@ from .settings import Settings, is_distributed, settings_of
 from .target import TargetDatabase
 
 
-class Surroundings:
-    """The load of the machine and of its GPUs at the start and at the end of a session, each read once."""
-
-    def __init__(self, own_pid: int) -> None:
-        """`own_pid` is the ancestor of all processes of the session, whose load does not count."""
-        self._watch = MachineWatch(own_pid=own_pid)
-        self._read: dict[bool, tuple[MachineState, list[DeviceState]]] = {}
-
-    def load(self, devices: Sequence[DeviceSpec], *, at_end: bool = False) -> tuple[MachineState, list[DeviceState]]:
-        """Returns the load until the first call, or since then until the first call with `at_end`."""
-        if at_end not in self._read:
-            gpus = device_states(devices, self._watch.own_processes(), opened=at_end)
-            self._read[at_end] = self._watch.state(), gpus
-        return self._read[at_end]
-
-    def higher_load(self, devices: Sequence[DeviceSpec]) -> str:
-        """Returns the higher load of start and end, in words; "" where the system has none."""
-        states = (self.load(devices)[0], self.load(devices, at_end=True)[0])
-        return max(states, key=lambda state: state.load_1min or 0.0).load
-
-
-def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> list[str]:
-    """Returns what is likely to disturb measurements on these devices, in phrases with numbers."""
-    of_gpus = (phrase for gpu in gpus for phrase in gpu.disturbances())
-    return [*machine.disturbances(needed_cores(devices)), *of_gpus]
-
-
 def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[DeviceState]) -> Mapping[str, Any]:
-    """Returns the state of machine and GPUs as the manifest stores it."""
+    """Returns the state of machine and GPUs, and what of it is likely to disturb durations, in phrases with numbers."""
+    of_gpus = [phrase for gpu in gpus for phrase in gpu.disturbances()]
     return {
         **asdict(machine),
         "gpus": [asdict(gpu) for gpu in gpus],
-        "disturbances": disturbances(devices, machine, gpus),
+        "disturbances": [*machine.disturbances(needed_cores(devices)), *of_gpus],
     }
 
 
@@ -208,7 +182,6 @@ class SessionContext:
         run_id: names the run in the CSVs, the manifest and the journals; begins with the time in UTC, because runs of
             several machines are ordered by it.
         started_at: seconds since the epoch.
-        surroundings: the load of the machine; workers and the controller count as one session.
         waits: how long rows of this process have waited for their device.
         plan: None until a replay is collected (`ReplaySession.plan` makes it).
         profile: the captures of --prof-path, read with the plan; None without --prof-path.
@@ -226,7 +199,10 @@ class SessionContext:
         self.started_at = time.time()
         #: The start of the run in the order of runs of each target's database.
         self._starts: dict[int, float] = {}
-        self.surroundings = Surroundings(int(received.get("controller", os.getpid())))
+        #: Workers and the controller count as one session, whose own load disturbs nothing.
+        self._watch = MachineWatch(own_pid=int(received.get("controller", os.getpid())))
+        #: The load of machine and GPUs at the start (False) and at the end (True), each read once.
+        self._loads: dict[bool, tuple[MachineState, list[DeviceState]]] = {}
         self.waits = DeviceWaits(self.tell_once)
         self.plan: Plan | None = None
         self.profile: Profile | None = None
@@ -256,6 +232,29 @@ class SessionContext:
             forget_imports_from(target.path, unless_below=[self.config.rootpath])
         return settings
 
+    @cached_property
+    def code(self) -> str:
+        """The digest of the code that measures."""
+        return present_code()
+
+    def _load(self, *, at_end: bool) -> tuple[MachineState, list[DeviceState]]:
+        """Returns the load until the first call, or since then until the first call with `at_end`."""
+        if at_end not in self._loads:
+            gpus = device_states(self.settings.devices, self._watch.own_processes(), opened=at_end)
+            self._loads[at_end] = self._watch.state(), gpus
+        return self._loads[at_end]
+
+    def load_facts(self, *, at_end: bool = False) -> Mapping[str, Any]:
+        """Returns the load of machine and GPUs as the manifest stores it; nothing where no row runs here."""
+        settings = self.settings
+        return {} if settings.prof_path else facts_of(settings.devices, *self._load(at_end=at_end))
+
+    @property
+    def higher_load(self) -> str:
+        """The higher load of start and end, in words; "" where the system has none."""
+        states = (self._load(at_end=False)[0], self._load(at_end=True)[0])
+        return max(states, key=lambda state: state.load_1min or 0.0).load
+
     @property
     def databases(self) -> Sequence[TargetDatabase]:
         """The database of each target, in the order of the targets."""
@@ -284,15 +283,14 @@ class SessionContext:
         """
         if target not in self._starts:
             self._starts[target] = start_of_run(self.databases[target].database, self.run_id, self.started_at)
-        settings, specs = self.settings, self.settings.devices
         return Manifest(
             run_id=self.run_id,
             started_at=self._starts[target],
             device=asdict(devices[0]) if devices else {},
             other_devices=[asdict(device) for device in devices[1:]],
-            options=options_of(settings, target),
-            code=present_code(),
-            machine_at_start={} if settings.prof_path else facts_of(specs, *self.surroundings.load(specs)),
+            options=options_of(self.settings, target),
+            code=self.code,
+            machine_at_start=self.load_facts(),
             **this_machine(),
         )
 

@@ -28,18 +28,18 @@ from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof_sessions import SESSION_ROWS
 from opatlas.run.registry import RowSource
 
-from .choice import Choice, Shard, keyword_filter
-from .options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, named, outside, refuse
-from .target import (
-    SessionTarget,
-    cluster_notes,
-    cluster_of,
-    devices_of,
-    named_versions,
+from .choice import Choice, Shard, Where, keyword_filter
+from .options import (
+    CASE_TIMEOUT_S,
+    FIRST_CASE_TIMEOUT_S,
+    OPTIONS,
+    REPEAT_COUNT_VARIABLE,
+    named,
+    outside,
+    refuse,
     refuse_useless_versions,
-    targets_of,
 )
-from .where import Where
+from .target import SessionTarget, cluster_notes, cluster_of, devices_of, named_versions, targets_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelSettings

@@ -23,7 +23,7 @@ from opatlas.show.session_report import SessionFacts, cause_table, gap_table
 from opatlas.text import printable_lines, shortened
 
 from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, results_of
-from .reports import note_of, write_parts
+from .reports import record_of, write_parts
 from .session import Session
 from .told import continuation, facts_of
 
@@ -47,8 +47,8 @@ class RowWords:
         """Adds duration, noise and rate of a measured row, or the reason of a failure, to the word that -v shows."""
         category, letter, word = yield
         # `Session.keep` takes the record out of the note, before the short summary asks again.
-        note = (note_of(report) if isinstance(report, pytest.TestReport) else None) or {}
-        case = self._session.case_of(report.nodeid) if "record" in note and isinstance(word, str) and word else None
+        is_row = isinstance(report, pytest.TestReport) and record_of(report) is not None
+        case = self._session.case_of(report.nodeid) if is_row and isinstance(word, str) and word else None
         if case is not None and case.result is not None:
             found = case.result
             if found.stored_us and found.duration_us:
@@ -187,7 +187,7 @@ def _problems(session: Session) -> Iterator[str]:
 
 def _samples(session: Session) -> dict[str, object]:
     """Returns how many samples of --prof-path were used, left out and added."""
-    profile, settings, unmatched = session.samples().profile, session.context.settings, session.unmatched
+    profile, settings, unmatched = session.runner.samples().profile, session.context.settings, session.unmatched
     account = profile.account
     found: dict[str, object] = {
         "summaries": len(profile.files),

@@ -26,11 +26,11 @@ from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Fields
 from opatlas.text import pluralize, printable_lines
 
-from .options import OPTIONS, THEORY_ROWS, outside, refuse
+from .options import OPTIONS, THEORY_ROWS, outside, refuse, refuse_useless_versions
 from .reports import write_parts
 from .session import SESSION
 from .settings import has_replays, has_theory_rows
-from .target import devices_of, refuse_useless_versions
+from .target import devices_of
 
 if TYPE_CHECKING:
     from opatlas.theory.catalog import CatalogKernel

@@ -24,20 +24,9 @@ from opatlas.show.row_summary import quality_fields
 from opatlas.show.session_report import Cause, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.text import pluralize, printable_lines, shortened, suggest
 
-from .cases import (
-    NOT_RUN,
-    CaseResult,
-    Fate,
-    SessionCase,
-    figures_of,
-    ledger_line,
-    of_fate,
-    results_of,
-    unresolved,
-)
-from .plan import captured_mismatch
+from .cases import NOT_RUN, CaseResult, Fate, SessionCase, figures_of, ledger_line, of_fate, results_of, unresolved
 from .reports import FOR_OTHERS
-from .session_context import disturbances
+from .target import captured_mismatch
 
 if TYPE_CHECKING:
     from .session import Session
@@ -56,7 +45,7 @@ def plan_lines(session: Session) -> list[str]:
     lines = [*plan.prepared, *_to_run(session, selected)]
     settings = context.settings
     if selected and settings.prof_path is None and not settings.collect_only:
-        found = disturbances(settings.devices, *context.surroundings.load(settings.devices))
+        found = context.load_facts()["disturbances"]
         lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
     return [f"opatlas: {printable_lines(line)}" for line in lines]
 
@@ -198,7 +187,7 @@ def _quality(session: Session) -> dict[str, tuple[int, str]]:
     """Returns how many measured rows are not quiet, by quality, and why."""
     figures, settings = figures_of(session.cases).values(), session.context.settings
     is_here = settings.prof_path is None and bool(figures)
-    return quality_fields(figures, session.context.surroundings.higher_load(settings.devices) if is_here else "")
+    return quality_fields(figures, session.context.higher_load if is_here else "")
 
 
 def _not_comparable(session: Session) -> str:

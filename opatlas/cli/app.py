@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.extensions import Command
-from opatlas.show.output import Output, run_guarded
+from opatlas.show.output import Output, print_note, run_guarded
 from opatlas.show.result import Result
+
+if TYPE_CHECKING:
+    from opatlas.data.database import Database
 
 #: The options of all commands.
 _OUTPUT = Group("Output", sort_key=99)
@@ -56,6 +60,27 @@ def run_app(app: App, words: Sequence[str]) -> int:
     except CycloptsError as error:
         raise UsageError(str(error)) from None
     return status if isinstance(status, int) else 0
+
+
+@contextmanager
+def held(database: Database, command: str) -> Iterator[list[str]]:
+    """Holds a database as a session does, after its unmerged journals were merged. Yields the problems of that.
+
+    Raises:
+        OpAtlasError: a session has the database.
+    """
+    from opatlas.data.database import SessionLock
+    from opatlas.data.write_back import recover
+
+    lock = SessionLock(database, run_id=command, command=f"opatlas {command}")
+    lock.acquire()
+    try:
+        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
+        for each in filter(None, recovered):
+            print_note(str(each))
+        yield [problem for each in recovered for problem in each.problems]
+    finally:
+        lock.release()
 
 
 def _output_first(words: Sequence[str]) -> list[str]:

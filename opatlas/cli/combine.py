@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
+from opatlas.cli.app import held
 from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
-from opatlas.data.combine_table import Conflict, write_conflicts
-from opatlas.data.database import Database, SessionLock
+from opatlas.data.combine_table import write_conflicts
+from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
 from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, without_pooled, write_disagreements
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
-from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.formats import microseconds, percent, ratio
 from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE
@@ -61,62 +61,55 @@ def combine(
         if not mixed:
             refuse_mixed(target, opened)
     warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
-    lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
-    lock.acquire()
-    try:
-        done = _combine(Database(target), opened, pool)
-    finally:
-        lock.release()
+    reports: dict[str, str] = {}
+    with held(Database(target), "combine") as problems:
+        found, pooled = _combine(Database(target), opened, pool)
+        problems[:0] = opened.problems
+        problems += found.problems
+        now = time.time()
+        writers: dict[str, Callable[[], Path | None]] = {
+            "conflicts": partial(write_conflicts, Database(target), found.conflicts, now),
+            "disagreements": partial(write_disagreements, Database(target), pooled or (), now),
+        }
+        for what, write in writers.items():
+            try:
+                if path := write():
+                    reports[what] = str(path)
+            except OpAtlasError as error:
+                problems.append(str(error))
     for warning in warnings:
         print_note(f"warning: {warning}")
-    content = {"target": target, **_json(opened, done)}
-    return Result(list(_parts(target, opened, done)), content, done.problems, 1 if done.problems else 0)
+    content = {
+        "target": target,
+        "databases": len(opened.sources) - opened.journals,
+        "journals": opened.journals,
+        **{each.name: getattr(found, each.name) for each in fields(found) if each.name != "mapping"},
+        "pooled": pooled,
+        "problems": problems,
+    }
+    parts = [*_parts(target, opened, found), *(_pooled(pooled) if pooled is not None else ())]
+    lists = [
+        *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
+        *reports.items(),
+        *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
+    ]
+    parts += [Table(("what", "run or file"), lists)] if lists else []
+    return Result(parts, content, problems, 1 if problems else 0)
 
 
-@dataclass(frozen=True)
-class _Combined:
-    """What a combination did.
-
-    Attributes:
-        pooled: the rows whose runs were pooled; None without --pool.
-        reports: the files of further lists, by what they list.
-    """
-
-    outcome: CombineResult
-    pooled: Sequence[PooledRow] | None
-    reports: dict[str, str] = field(default_factory=dict)
-    problems: Sequence[str] = ()
-
-
-def _combine(target: Database, opened: CombineSources, pool: bool) -> _Combined:
-    """Combines the opened sources. Raises OpAtlasError."""
-    recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
-    for each in filter(None, recovered):
-        print_note(str(each))
+def _combine(target: Database, opened: CombineSources, pool: bool) -> tuple[CombineResult, list[PooledRow] | None]:
+    """Combines the opened sources; returns the rows whose runs were pooled, too. Raises OpAtlasError."""
     edited = clear_edited(target, COMBINE)
     outcome = combine_databases(target, opened)
     if outcome.ingests:
         _pool_captures(target, outcome)
     outcome.edited += edited.count
     outcome.problems += edited.problems
-    pooled = None
-    if pool:
-        pooled = pool_runs(target, outcome.problems)
-        outcome.conflicts = without_pooled(outcome.conflicts, pooled)
-    problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
-    now = time.time()
-    reports = {}
-    writers: dict[str, Callable[[], Path | None]] = {
-        "conflicts": partial(write_conflicts, target, outcome.conflicts, now),
-        "disagreements": partial(write_disagreements, target, pooled or (), now),
-    }
-    for what, write in writers.items():
-        try:
-            if path := write():
-                reports[what] = str(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
-    return _Combined(outcome, pooled, reports, problems)
+    if not pool:
+        return outcome, None
+    pooled = pool_runs(target, outcome.problems)
+    outcome.conflicts = without_pooled(outcome.conflicts, pooled)
+    return outcome, pooled
 
 
 def _pool_captures(target: Database, outcome: CombineResult) -> None:
@@ -131,15 +124,7 @@ def _pool_captures(target: Database, outcome: CombineResult) -> None:
     outcome.captures_pooled = remade.updated
 
 
-def _json(opened: CombineSources, done: _Combined) -> dict[str, Any]:
-    left_out = {"mapping", "problems"}
-    counts = {each.name: getattr(done.outcome, each.name) for each in fields(done.outcome) if each.name not in left_out}
-    sources = {"databases": len(opened.sources) - opened.journals, "journals": opened.journals}
-    return {**sources, **counts, "pooled": done.pooled, "problems": done.problems}
-
-
-def _parts(target: Path, opened: CombineSources, done: _Combined) -> Iterator[Part]:
-    found = done.outcome
+def _parts(target: Path, opened: CombineSources, found: CombineResult) -> Iterator[Part]:
     conflicts = list({conflict.cell: conflict for conflict in reversed(found.conflicts)}.values())[::-1]
     kinds = Counter(
         "durations" if each.what == AVERAGE else "captured durations" if each.what == PROFILING_AVERAGE else "others"
@@ -165,28 +150,6 @@ def _parts(target: Path, opened: CombineSources, done: _Combined) -> Iterator[Pa
         },
         title=str(target),
     )
-    yield from _conflicts(conflicts)
-    if done.pooled is not None:
-        yield from _pooled(done.pooled)
-    lists = [
-        *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
-        *done.reports.items(),
-        *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
-    ]
-    if lists:
-        yield Table(("what", "run or file"), lists)
-
-
-def _counted(rows: DurationCounts) -> tuple[int, str]:
-    return rows.rows, f"{rows.replayed:,} replayed, {rows.captured:,} captured"
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common() if name)
-
-
-def _conflicts(conflicts: Sequence[Conflict]) -> Iterator[Part]:
-    """Yields the durations that disagree, the largest difference first."""
     durations = [(each, factor) for each in conflicts if (factor := each.ratio) is not None]
     if durations:
         rows = [
@@ -196,6 +159,14 @@ def _conflicts(conflicts: Sequence[Conflict]) -> Iterator[Part]:
         kept, dropped = Column("kept(us)", microseconds), Column("dropped(us)", microseconds)
         columns = ("kernel type", "input shapes", kept, dropped, Column("ratio", ratio))
         yield Table(columns, rows, "durations that disagree", len(durations) - len(rows))
+
+
+def _counted(rows: DurationCounts) -> tuple[int, str]:
+    return rows.rows, f"{rows.replayed:,} replayed, {rows.captured:,} captured"
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common() if name)
 
 
 def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,16 +13,16 @@ from cyclopts import Parameter
 from opatlas.ask.compare.regressions import Regressions, find_regressions
 from opatlas.ask.compare.steps import LEAST_RUNS
 from opatlas.capture.ingest import rebuild_profiling
-from opatlas.data.database import Database, SessionLock
+from opatlas.cli.app import held
+from opatlas.data.database import Database
 from opatlas.data.manifest import run_id_time
 from opatlas.data.restore import rebuild, unprune
 from opatlas.data.row_history import RowRun, row_histories
-from opatlas.data.write_back import recover
 from opatlas.errors import UsageError
 from opatlas.formats import change, microseconds, percent
 from opatlas.row.location import expect_database
 from opatlas.row.signature import RowChoice, make_case_id
-from opatlas.show import Column, Fields, Output, Result, Table, print_note
+from opatlas.show import Column, Fields, Output, Result, Table
 from opatlas.show.parameters import DatabaseFolder, Percent
 from opatlas.show.result import Part
 
@@ -243,35 +242,21 @@ def _growth(before: float | None, now: float | None) -> float | None:
 
 
 def _unprune(database: Database, chosen: RowChoice) -> Result:
-    with _hold_lock(database, "pruned"):
+    with held(database, "history --restore pruned") as problems:
         done = unprune(database, chosen)
-    if not done.problems:
+    problems += done.problems
+    if not problems:
         chosen.expect(len(done.restored) + len(done.kept), str(database.pruned_dir))
     counts = {
         "restored": len(done.restored),
         "still pruned": (len(done.kept), "the CSV has a row of the same signature") if done.kept else None,
     }
-    return Result([Fields(counts, str(database.path))], problems=done.problems, status=1 if done.problems else 0)
-
-
-@contextmanager
-def _hold_lock(database: Database, restored: str) -> Iterator[None]:
-    """Holds the lock of a session. Raises OpAtlasError while a session has the database."""
-    lock = SessionLock(database, run_id=f"restore {restored}", command=f"opatlas history --restore {restored}")
-    lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return Result([Fields(counts, str(database.path))], problems=problems, status=1 if problems else 0)
 
 
 def _rebuild(database: Database) -> Result:
     """Makes the CSVs again. Raises OpAtlasError."""
-    with _hold_lock(database, "csvs"):
-        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        for each in filter(None, recovered):
-            print_note(str(each))
-        problems = [problem for each in recovered for problem in each.problems]
+    with held(database, "history --restore csvs") as problems:
         with database.lock():
             captured = rebuild_profiling(database)
         problems += captured.outcome.problems

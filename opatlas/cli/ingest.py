@@ -18,9 +18,9 @@ from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.time_shares import rows_without_replay, without_shapes
-from opatlas.data.database import Database, SessionLock
+from opatlas.cli.app import held
+from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
-from opatlas.data.write_back import recover
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
 from opatlas.formats import change, microseconds, percent
@@ -239,12 +239,10 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
 def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Done) -> None:
     with usage_errors():
         expect_folder(database.path, _MAKES)
+    records, report = Records(), None
     # A session writes rows back by their signatures, which change here.
-    lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
-    lock.acquire()
-    try:
-        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        records, wanted = Records(), row_keys(database)
+    with held(database, "ingest --attention-records") as problems:
+        wanted = row_keys(database)
         with progress("read, MB", total_mb) as advance:
             for path in files:
                 try:
@@ -253,15 +251,10 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Don
                     records.problems.append(str(error))
         outcome = fill_rows(database, records, _MOST_ROWS)
         unmatched = find_unmatched(records, outcome)
-        report, problems = None, [problem for found in recovered for problem in found.problems]
         try:
             report = write_unmatched(database, unmatched, time.time())
         except OpAtlasError as error:
             problems.append(str(error))
-    finally:
-        lock.release()
-    for found in filter(None, recovered):
-        print_note(str(found))
     more = records.malformed_count - len(records.malformed)
     outcome.problems = [*records.problems, *problems, *outcome.problems]
     counts = {

@@ -40,7 +40,7 @@ BUILT_IN = {
     "history": Command(
         "Look", "show the durations of each run, and which changed; restore rows", "opatlas.cli.history:history"
     ),
-    "report": Command("Look", "write a site that shows a database in a browser", "opatlas.cli.report:report"),
+    "report": Command("Look", "write a site that shows a database in a browser", "opatlas.cli.show:report"),
     "query": Command("Ask", "the duration of a call, measured or predicted", "opatlas.cli.query:query"),
     "model": Command("Ask", "the cost of a step of a model, and which rows to measure next", "opatlas.cli.model:model"),
     "compare": Command("Ask", "which implementation or database is faster, row by row", "opatlas.cli.compare:compare"),

@@ -1,4 +1,4 @@
-"""`opatlas show`: what a database holds, which databases there are, and the kernel types that have a replay."""
+"""`opatlas show` and `opatlas report`: what databases hold, as tables or as a site; kernel types with a replay."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from opatlas.data.database import Database
 from opatlas.data.origin import are_one_device
 from opatlas.errors import UsageError
 from opatlas.formats import percent
-from opatlas.row.location import ROOT, expect_database, list_databases
+from opatlas.installation import require_extra
+from opatlas.row.location import ROOT, database_folder, expect_database, list_databases
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.kernel_facts import WITHOUT_REPLAY, proof_of, read_calls
 from opatlas.run.registry import replay_spec, replays_of_bench
-from opatlas.show.parameters import DatabaseFolder
+from opatlas.show.parameters import DatabaseFolder, Steps
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 
@@ -201,3 +202,46 @@ def _operator_names(operators: Sequence[str]) -> str:
     return ", ".join(sorted(operators, key=lambda name: not _HEAVY.search(name))[:_NAMED]) + (
         f" and {more} more" if more > 0 else ""
     )
+
+
+def report(
+    database: Annotated[str, Parameter(name="DB")],
+    /,
+    *,
+    output: Path,
+    against: str = "",
+    step: Steps = (),
+    superkernel: Path | None = None,
+) -> Result:
+    """Write a site that shows a database in a browser: kernel types, comparisons, costs of models, diagnosis.
+
+    Open DIR/index.html from the disk, or copy DIR to any web server; no network is needed.
+
+    Exit status: 0 done; 1 a file could not be read or written; 2 wrong usage.
+
+    Args:
+        database: folder of {KernelType}.csv files, or name of a device.
+        output: folder of the site, made where it does not exist.
+        against: a page that compares the rows with those of another database, or DB@STATE, as `opatlas compare` does.
+        step: a page on what a step of a model costs: MODEL,batch=N,context=N and further tp=N, ep=N, phase=decode or
+            prefill, dtype=NAME; may be given several times.
+        superkernel: a page on the scopes of a capture that a SuperKernel may fuse, as `opatlas diagnose` tells.
+    """
+    require_extra("report", "`opatlas report`", "bokeh")
+    # pandas takes as long to import as `opatlas show` to run.
+    from opatlas.ask.query.database import open as open_database
+    from opatlas.show.site.pages import write_site
+
+    place = database_folder(database)
+    for each in step:
+        if missing := [name for name in ("batch", "context") if name not in each.settings]:
+            raise UsageError(f"--step {each.text} lacks {missing[0]}=N")
+    if against and "@" not in against:
+        against = str(database_folder(against))
+    costs = [(each.text, open_database(place).model(each.model, **each.settings)) for each in step]
+    site = write_site(place, output, against=against, costs=costs, capture=superkernel)
+    parts: list[Part] = [
+        Fields({"site": str(site.start), "kernel types": site.kernel_types}),
+        Table(("of", "rows"), [*site.rows_of.items(), ("all", site.rows)], title="rows"),
+    ]
+    return Result(parts, problems=site.problems, status=1 if site.problems else 0)

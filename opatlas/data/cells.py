@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import pyarrow as pa
@@ -44,9 +44,8 @@ from opatlas.row.columns import (
     insert_columns,
     microbench_counter,
 )
-from opatlas.row.communication import BY_KERNEL_TYPE, CALL, MESSAGE_ROW, RowKind, bandwidth_gbps, row_kind
-from opatlas.row.quality import Summary
-from opatlas.row.record import Execution, Measurement, Record
+from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps, row_kind
+from opatlas.row.record import Record
 from opatlas.row.table import RowTable
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
@@ -68,9 +67,13 @@ def duration_cells(record: Record) -> dict[str, str]:
     """Returns the cells about the duration of a measured row."""
     measurement = record.measurement
     assert measurement is not None
-    summary, verdict = measurement.summary, measurement.verdict
+    summary, verdict, execution = measurement.summary, measurement.verdict, measurement.execution
+    names, total = execution.kernel_names, measurement.total_elements
+    shown_names = " + ".join(names[:_MOST_KERNEL_NAMES])
+    if len(names) > _MOST_KERNEL_NAMES:
+        shown_names += f" + ... ({len(names)} in all)"
     return {
-        **_DURATION_CELLS[row_kind(record.kernel_type)](record, summary),
+        **_average_cells(record, summary.median_us),
         MICROBENCH_MIN: microseconds(summary.min_us),
         # The standard deviation of one sample is unknown, not 0.
         MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
@@ -82,52 +85,46 @@ def duration_cells(record: Record) -> dict[str, str]:
         QUALITY: verdict.quality.value,
         QUALITY_REASON: verdict.reason,
         ASSUMPTIONS: "; ".join(measurement.assumptions),
-        CHECKED_ELEMENTS: _checked_cell(measurement),
+        CHECKED_ELEMENTS: f"{measurement.checked_elements}/{total}" if total else "",
         STAND_IN: measurement.stand_in,
-        **_execution_cells(measurement.execution),
-        **counter_cells(measurement),
-        RUN_ID: record.run_id,
-    }
-
-
-def counter_cells(measurement: Measurement) -> dict[str, str]:
-    """Returns the cells of hardware counters."""
-    return {microbench_counter(name): repr(value) for name, value in measurement.counters.items()}
-
-
-def status_cells(record: Record) -> dict[str, str]:
-    """Returns the cells about the status of a row, and the largest error of a judged kernel."""
-    return {
-        STATUS: record.status.value,
-        STATUS_REASON: _remark(record),
-        STATUS_RUN_ID: record.run_id,
-        **{name: record.judged.get(name, "") for name in (*JUDGED, MAX_ERROR)},
-    }
-
-
-def _execution_cells(execution: Execution) -> dict[str, str]:
-    """Returns the cells about the implementation that ran."""
-    return {
         IMPLEMENTATION: execution.implementation,
-        KERNEL_NAMES: kernel_names_cell(execution.kernel_names),
+        KERNEL_NAMES: shown_names,
         SPAN: "" if execution.span_us is None else microseconds(execution.span_us),
         OUTPUTS_MISSING: "; ".join(map(str, execution.outputs_missing)),
         CONVERSIONS: "; ".join(execution.conversions),
         MAX_ERROR: "" if execution.max_error is None else f"{execution.max_error:.3g}",
         SET_UP: "" if execution.set_up_s is None else f"{execution.set_up_s:.3f}",
+        **{microbench_counter(name): repr(value) for name, value in measurement.counters.items()},
+        RUN_ID: record.run_id,
     }
 
 
-def kernel_names_cell(names: Sequence[str]) -> str:
-    """Returns a cell of Kernel Names: the first names in order, and the number of all if more were launched."""
-    shown = " + ".join(names[:_MOST_KERNEL_NAMES])
-    return shown if len(names) <= _MOST_KERNEL_NAMES else f"{shown} + ... ({len(names)} in all)"
+def _average_cells(record: Record, median_us: float) -> dict[str, str]:
+    """Returns the stored duration; of a message with its bandwidths."""
+    if not row_kind(record.kernel_type).stores_median:
+        return {AVERAGE: microseconds(stored_us(record)), MICROBENCH_MEDIAN: microseconds(median_us)}
+    message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
+    bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, median_us)
+    return {
+        DURATION: microseconds(stored_us(record)),
+        # Six digits: the bandwidth of a small message is a small number.
+        BANDWIDTH: f"{bandwidth_gbps(message_bytes, median_us):.6g}",
+        BUS_BANDWIDTH: f"{bus_gbps:.6g}",
+    }
 
 
-def _checked_cell(measurement: Measurement) -> str:
-    """Returns a cell of Checked Elements: `4096/1048576`; "" if nothing was compared."""
-    total = measurement.total_elements
-    return f"{measurement.checked_elements}/{total}" if total else ""
+def status_cells(record: Record) -> dict[str, str]:
+    """Returns the cells about the status of a row, and the largest error of a judged kernel."""
+    launched, remark = record.launched_record(), ""
+    if launched is not None:
+        other = launched.signature != record.signature
+        remark = f"ran as {launched.kernel_type}" + (f" on {launched.cells.get(INPUT_SHAPES, '')}" if other else "")
+    return {
+        STATUS: record.status.value,
+        STATUS_REASON: "; ".join(filter(None, (remark, record.reason))),
+        STATUS_RUN_ID: record.run_id,
+        **{name: record.judged.get(name, "") for name in (*JUDGED, MAX_ERROR)},
+    }
 
 
 def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
@@ -138,43 +135,6 @@ def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
 def microseconds(value: float) -> str:
     """Returns a duration in microseconds as a cell."""
     return f"{value:.{_DECIMALS}f}"
-
-
-def _kernel_durations(record: Record, summary: Summary) -> dict[str, str]:
-    return {
-        AVERAGE: microseconds(stored_us(record)),
-        MICROBENCH_MEDIAN: microseconds(summary.median_us),
-    }
-
-
-def _message_durations(record: Record, summary: Summary) -> dict[str, str]:
-    message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
-    gbps = bandwidth_gbps(message_bytes, summary.median_us)
-    bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, summary.median_us)
-    return {
-        DURATION: microseconds(stored_us(record)),
-        # Six digits: the bandwidth of a small message is a small number.
-        BANDWIDTH: f"{gbps:.6g}",
-        BUS_BANDWIDTH: f"{bus_gbps:.6g}",
-    }
-
-
-#: Writes the cells of a duration, by the kind of the row.
-_DURATION_CELLS: Mapping[RowKind, Callable[[Record, Summary], dict[str, str]]] = {
-    CALL: _kernel_durations,
-    MESSAGE_ROW: _message_durations,
-}
-
-
-def _remark(record: Record) -> str:
-    """Returns the Status Reason of a measured row; "" if the row itself was launched."""
-    what_ran = record.launched_record()
-    if what_ran is None:
-        return record.reason
-    ran_as = f"ran as {what_ran.kernel_type}"
-    if what_ran.signature != record.signature:
-        ran_as += f" on {what_ran.cells.get(INPUT_SHAPES, '')}"
-    return "; ".join(text for text in (ran_as, record.reason) if text)
 
 
 Key = TypeVar("Key", bound=Hashable)

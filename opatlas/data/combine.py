@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -54,14 +53,11 @@ class CombineSource:
     manifests: Mapping[str, Manifest]
     journal: JournalContents | None = None
 
-    @cached_property
-    def candidates(self) -> Mapping[str, Sequence[Candidate]]:
-        """What a journal has of rows, by kernel type: all of its rows are appended where they are missing."""
-        return {} if self.journal is None else candidates_of_records(self.journal.records, appending=None)
-
     @property
     def kernel_types(self) -> Iterable[str]:
-        return self.database.kernel_types_and_messages() if self.journal is None else self.candidates
+        if self.journal is None:
+            return self.database.kernel_types_and_messages()
+        return {row.kernel_type for record in self.journal.records for row in record.rows}
 
 
 @dataclass
@@ -241,6 +237,12 @@ class _Combination:
         self._order = log.run_order(target, self._manifests)
         self._note_clocks(self._manifests)
         self._known = Log(target)
+        #: All rows of journals are appended where they are missing.
+        self._records = {
+            each.name: candidates_of_records(log.with_same_rows(target, each.journal.records), appending=None)
+            for each in self._sources
+            if each.journal is not None
+        }
         self._edited = {each.name: EditedLookup(each.database) for each in self._sources if each.journal is None}
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             with self._errors(" (nothing was combined into this file)"):
@@ -349,7 +351,7 @@ class _Combination:
         Rows that were edited after their run have no duration and no status.
         """
         if source.journal is not None:
-            return source.candidates.get(kernel_type)
+            return self._records[source.name].get(kernel_type)
         with self._errors():
             if source.database.csv_path(kernel_type).exists():
                 rows = source.database.read(kernel_type)

@@ -97,9 +97,7 @@ class TableFold:
         changes = FoldChanges()
         by_signature: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            # What a run measured of the row itself counts, also if another process of the run had it.
-            if not (candidate.launched and self._has_own(candidate)):
-                by_signature.setdefault(candidate.signature, []).append(candidate)
+            by_signature.setdefault(candidate.signature, []).append(candidate)
         for name, of_row in by_signature.items():
             if name not in self.positions:
                 first = next((each for each in of_row if each.appends), None)
@@ -267,25 +265,14 @@ class TableFold:
     def _counts_in_run(self, candidate: Candidate, part: RunCells, own: RunCells) -> bool:
         """Returns whether a duration replaces another one of the same run."""
         if part.is_record:
-            return not self._has_later(candidate, part, measured=True)
+            return True
         if self._log is None or not self._differ(own, part):
             return False
         # Two rows of one run differ if the run measured the row twice: the later record counts.
         column = self._kind.duration_columns[0]
-        return self._log.is_last(part.run_id, self._name(candidate), part.cells.get(column, ""))
-
-    def _has_later(self, candidate: Candidate, part: RunCells, *, measured: bool) -> bool:
-        """Returns whether the log has a later record of the row in the same run, as of another process."""
-        return self._log is not None and part.at < self._log.last_at(
-            part.run_id, self._name(candidate), launched=candidate.launched, measured=measured
+        return self._log.is_last(
+            part.run_id, RowName(self.kernel_type, candidate.signature), part.cells.get(column, "")
         )
-
-    def _has_own(self, candidate: Candidate) -> bool:
-        name = self._name(candidate)
-        return self._log is not None and any(each.is_own for each in self._log.of_row(candidate.run_id, name))
-
-    def _name(self, candidate: Candidate) -> RowName:
-        return RowName(self.kernel_type, candidate.signature)
 
     def _fold_status(
         self,
@@ -307,10 +294,9 @@ class TableFold:
             return
         part = newest.status
         is_own_run = own is not None and own.run_id == part.run_id
-        if own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED):
+        is_first = own is None or (own.status is Status.SKIPPED and part.status is not Status.SKIPPED)
+        if own is None or is_first or (is_own_run and part.is_record):
             taken = True
-        elif is_own_run and part.is_record:
-            taken = not self._has_later(newest, part, measured=False)
         elif is_own_run:
             # Of two rows of one run, of which the log does not say which was later, the one with a duration counts.
             last = self._logged(newest.signature).get(part.run_id, Status.MEASURED)
@@ -362,12 +348,7 @@ class TableFold:
                 changes.statuses.add(position)
 
     def _crashes(self, newest: RunCells, own: RunCells | None, candidates: Sequence[Candidate]) -> str:
-        parts = [
-            each.status
-            for each in candidates
-            if each.status is not None
-            if not (each.status.is_record and self._has_later(each, each.status, measured=False))
-        ]
+        parts = [each.status for each in candidates if each.status is not None]
         return crashes_in_a_row(newest, own, parts, lambda: self._logged(candidates[0].signature), self._key)
 
     def _logged(self, name: str) -> Mapping[str, Status]:

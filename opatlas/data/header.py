@@ -14,16 +14,12 @@ from opatlas.errors import TableError
 from opatlas.files import UnsafePath, open_safely
 from opatlas.row.columns import (
     AVERAGE,
-    BASE,
-    DURATION,
     LEGACY_COUNTER,
     LEGACY_MICROBENCH,
     LEGACY_PROFILING_MEDIAN,
     LEGACY_PROFILING_STD,
-    MESSAGE,
     OWN,
     PROFILING_AVERAGE,
-    PROFILING_DURATIONS,
     PROFILING_MEDIAN,
     PROFILING_STD,
     is_microbench_column,
@@ -48,8 +44,6 @@ _COLUMNS_SHOWN = 12
 #: A longer header is refused.
 LONGEST_HEADER_BYTES = 1 << 20
 
-#: Names by which a header differs from values.
-_NAMES = frozenset({*BASE, AVERAGE, *PROFILING_DURATIONS, *MESSAGE, DURATION})
 _KNOWN = frozenset(
     {
         *CALL.known_columns,
@@ -127,8 +121,6 @@ def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
         raise TableError(path, "a blank line, no header", RESTORE, line=1)
     names = [_without_blanks(name) for name in names]
     repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated and _NAMES.isdisjoint(names):
-        raise _no_header(path)
     if repeated:
         raise TableError(path, f"column {repeated[0]!r} is repeated in the header", "Remove or rename one", line=1)
     lines = len(_LINE_END.findall(b"".join(text)))
@@ -170,21 +162,16 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
         TableError: a required column is missing.
     """
     kind = row_kind(kernel_type or path.stem)
-    if missing := [name for name in kind.required_columns if name not in names]:
-        raise _without_columns(path, names, missing, kind.table)
-
-
-def _without_columns(path: Path, names: Sequence[str], missing: Sequence[str], kind: str) -> TableError:
-    if _NAMES.isdisjoint(names) and any(name and not name.strip("0123456789.,;") for name in names):
-        # Numbers and shapes are values, not names.
-        return _no_header(path)
+    missing = [name for name in kind.required_columns if name not in names]
+    if not missing:
+        return
     meant = {name: like for name in missing if (like := _like(name, names))}
     said = ", ".join(f"{name!r}" + (f" (is {meant[name]!r} it?)" if name in meant else "") for name in missing)
     more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
     # With a suggestion the list of columns is not needed.
     there = "" if meant else f"; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}"
-    remedy = f"Correct the header; if this is not a {kind} CSV, move it out of the database"
-    return TableError(path, f"no column {said}{there}", remedy, line=1)
+    remedy = f"Correct the header; if this is not a {kind.table} CSV, move it out of the database"
+    raise TableError(path, f"no column {said}{there}", remedy, line=1)
 
 
 def misspelt_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> list[str]:
@@ -215,10 +202,6 @@ def _unknown_and_like(names: tuple[str, ...], ours: tuple[str, ...]) -> tuple[tu
 def _like(name: str, others: Sequence[str]) -> str:
     """Returns the name most similar to another name; "" if none is similar."""
     return next(iter(close_matches(name, others, most=1, least=_ALIKE)), "")
-
-
-def _no_header(path: Path) -> TableError:
-    return TableError(path, "the first line has values instead of column names", "Restore the header", line=1)
 
 
 def current_names(columns: list[str]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,6 +201,18 @@ def records(database: Database, problems: list[str]) -> Iterator[Record]:
             problems.append(str(error))
 
 
+def with_same_rows(database: Database, new: Sequence[Record]) -> list[Record]:
+    """Returns new records, after those that the log has of the same rows in the same runs, of other processes.
+
+    A log that cannot be read has none.
+    """
+    rows, there = {row for record in new for row in record.rows}, list[Record]()
+    for run_id in sorted(set(runs(database)).intersection(record.run_id for record in new)):
+        with suppress(DamagedLog):
+            there += read(database, run_id).records
+    return [*(record for record in there if not rows.isdisjoint(record.rows)), *new]
+
+
 def events(database: Database, problems: list[str], run_id: str = "") -> Iterator[tuple[str, Event]]:
     """Yields the events, each with the run whose log has it; also the rows that earlier versions kept in tables.
 
@@ -318,22 +329,6 @@ class Log:
         measured = [each for each in self._counting(run_id, row) if each.samples_us]
         return any(each.has_duration(duration) for each in measured[-1:])
 
-    def last_at(self, run_id: str, row: RowName, *, launched: bool, measured: bool) -> float:
-        """Returns when a run had a row at last, in seconds since the epoch; `-inf` if the log does not say.
-
-        Args:
-            launched: whether records of other rows count that launched the row.
-            measured: whether only records with samples count.
-        """
-        return max(
-            (
-                each.finished_at
-                for each in self.of_row(run_id, row)
-                if (launched or each.is_requested) and (not measured or each.samples_us)
-            ),
-            default=-math.inf,
-        )
-
     def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Returns whether a run has records of a kernel type, measured or not."""
         if run_id not in self._types:
@@ -379,14 +374,12 @@ class LoggedRow(NamedTuple):
     Attributes:
         samples_us: the text of the samples, because most are not asked for; None if it did not measure.
         is_requested: whether the row was requested, whatever was launched.
-        is_own: whether the row was requested, and no other kernel was launched.
     """
 
     status: Status
     finished_at: float
     samples_us: bytes | None
     is_requested: bool
-    is_own: bool
 
     def has_duration(self, cell: str) -> bool:
         """Returns whether a stored duration follows from the samples.
@@ -439,7 +432,7 @@ def _read_rows(path: Path) -> _LoggedRun:
         measurement, kernel_type = record.measurement, intern(record.kernel_type)
         ran_as = None if measurement is None else measurement.ran_as
         samples = None if measurement is None else bytes(measurement.samples_us)
-        logged = LoggedRow(record.status, record.finished_at, samples, True, ran_as is None)
+        logged = LoggedRow(record.status, record.finished_at, samples, True)
         found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(logged)
         if ran_as is not None:
             name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))

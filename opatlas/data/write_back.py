@@ -78,7 +78,7 @@ def write_back(
     """
     result = WriteBackResult()
     known = Log(database)
-    records = list(records)
+    records = log.with_same_rows(database, list(records))
     appending = {record.run_id for record in records} if mode.adds_rows else frozenset[str]()
     order = run_order(database)
     with nullcontext() if rehearse else database.lock(), gc_paused():
@@ -258,17 +258,21 @@ def write_back_run(
             database meanwhile, so that further ones are forged: they are refused, too.
     """
     problems: list[str] = []
-    if known is not None:
-        problems += _refuse_forged(database, {*journal.run_journals(database, header.run_id), *left_behind})
     journals: dict[Path, JournalContents] = {}
-    for path in journal.run_journals(database, header.run_id):
+    own = journal.run_journals(database, header.run_id)
+    for path in journal.journals(database):
+        is_genuine = known is None or path in known or path in left_behind
+        if is_genuine and path not in own:
+            continue
         try:
-            if known is not None and path not in known:
-                raise OpAtlasError(_refuse(path))
-            with journal.hold_if_abandoned(path) as closed:
-                if not closed:
+            with journal.hold_if_abandoned(path) as is_closed:
+                if not is_genuine and (is_closed or path in own):
+                    kept = path.rename(free_name(path, "refused"))
+                    problems.append(f"{path}: no process of this session wrote it: it does not count, kept as {kept}")
+                elif path in own and not is_closed:
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
-                journals[path] = journal.read(path)
+                elif path in own:
+                    journals[path] = journal.read(path)
         except Exception as error:
             problems.append(describe_error(error, path, f"{_REMEDY}; the next session merges it"))
     records = [record for contents in journals.values() for record in contents.records]
@@ -284,25 +288,6 @@ def write_back_run(
     if unsaved and not (merged.is_merged and are_records):
         problems.append(_rescue(database, header, unsaved))
     return replace(merged, problems=problems)
-
-
-def _refuse_forged(database: Database, genuine: Collection[Path]) -> list[str]:
-    """Sets journals aside that are not genuine, and that no living process holds; returns a sentence for each."""
-    problems = []
-    for path in journal.journals(database):
-        try:
-            if path not in genuine:
-                with journal.hold_if_abandoned(path) as abandoned:
-                    if abandoned:
-                        problems.append(_refuse(path))
-        except (OSError, OpAtlasError) as error:
-            problems.append(describe_error(error, path, _REMEDY))
-    return problems
-
-
-def _refuse(path: Path) -> str:
-    kept = path.rename(free_name(path, "refused"))
-    return f"{path}: no process of this session wrote it: it does not count, and is kept as {kept}"
 
 
 def _merge(

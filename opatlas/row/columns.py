@@ -125,9 +125,8 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         OUTPUT_FORMATS: "as for inputs; may be missing",
     },
     ColumnGroup.MEAN: {
-        AVERAGE: "mean of the samples without the outliers that `Quality Reason` counts "
-        "([measurement](../docs/measurement.md#how-good-a-duration-is)); empty if the row was not replayed. The "
-        "databases that ship have the mean of all samples",
+        AVERAGE: "mean of the samples without [outliers](../docs/measurement.md#how-good-a-duration-is); the databases "
+        "that ship have the mean of all samples",
     },
     ColumnGroup.MESSAGE: {
         MESSAGE_BYTES: "all_reduce: the tensor of each device; all_gather: the chunk that each device gives; "
@@ -138,8 +137,7 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         TOPOLOGY_TIER: "the outermost level that links the devices: 0 inter_pod, 1 intra_pod, 2 die_level",
     },
     ColumnGroup.TRANSFER: {
-        DURATION: "median of the slowest device. Files of other tools may have `Average Duration(us)` or `Profiling "
-        "Average Duration(us)` instead",
+        DURATION: "median of the slowest device; other tools may write `Average Duration(us)`",
         BANDWIDTH: "message_bytes divided by the duration, in 10^9 bytes/s",
         BUS_BANDWIDTH: "what the busiest link carries at least, in 10^9 bytes/s",
     },
@@ -151,11 +149,11 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
     },
     ColumnGroup.CAPTURED_COUNTERS: {_PROFILING_AVERAGE + _ANY_COUNTER: "mean of a hardware counter over the launches"},
     ColumnGroup.EXPERTS: {
-        EP_SIZE: "the number of devices that share the experts, for DispatchFFNCombine and similar kernels",
+        EP_SIZE: "number of devices that share the experts of a layer",
     },
     ColumnGroup.RUNTIME: {
-        RUNTIME_PREFIX + "source_profile": "the captures of the row, and the files beside them "
-        "(`rank_0/kernel_details.csv + trace_view.json`); `theory` of a theory row",
+        RUNTIME_PREFIX
+        + "source_profile": "the captures of the row, and the files beside them; `theory` of a theory row",
         RUNTIME_PREFIX + "actual_seq_lengths_shape": "shape of input slot 5",
         RUNTIME_PREFIX + "actual_seq_lengths_values": "the values of slot 5, separated by commas",
         RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": "shape of input slot 6",
@@ -174,16 +172,14 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         RUNTIME_PREFIX + "metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
     },
     ColumnGroup.SUITE: {
-        SAMPLE: "of a row of a [suite](../docs/candidates.md#suites): torch's sample with the digest of its "
-        "arguments, which tells rows apart",
+        SAMPLE: "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
         ARGUMENTS: "of such a row: the text of the arguments",
         FUNCTIONAL: "of such a row: the operator of which the row's is a variant",
         TRACE_COUNT: "of such a row: how often models make the call",
         SAMPLE_TORCH: "of such a row: the torch that listed it",
     },
     ColumnGroup.TASK: {
-        TASK_DIGEST: "of a row of a [task](../docs/candidates.md): twelve hexadecimal digits of the task's file; "
-        "another file is another row",
+        TASK_DIGEST: "in a [task](../docs/candidates.md): the digest of its file; another file is another row",
         TASK_INPUTS: "which inputs of the task the row has, from 0; a task with `get_inputs_dyn_list` has several",
     },
     ColumnGroup.REPLAYED: {
@@ -191,60 +187,45 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         MICROBENCH_MIN: "minimum of all samples",
         MICROBENCH_STD: "standard deviation of all samples; empty for one sample",
         MICROBENCH_SAMPLES: "number of all samples, outliers included",
-        MICROBENCH_DEVICE_KERNELS: "number of device kernels that one call launched; empty if the instrument cannot "
-        "count them. On a GPU their durations are added; on an NPU the duration is that of the row's kernel",
-        MICROBENCH_HELPER_KERNELS: "on an NPU: other kernels of the call, with microseconds per call (`Cast 12.0000; "
-        "MemSet 2.5000`); durations and counters of the row exclude them "
-        "([npu](../docs/npu.md#which-kernels-are-whose-samples))",
+        MICROBENCH_DEVICE_KERNELS: "number of device kernels of a call; empty if unknown. On a GPU their durations are "
+        "added; on an NPU the duration is that of the row's kernel",
+        MICROBENCH_HELPER_KERNELS: "[other kernels](../docs/npu.md#which-kernels-are-whose-samples) of a call",
     },
     ColumnGroup.LAUNCHES: {
         PROFILING_SAMPLES: "number of launches",
-        PROFILING_POPULATIONS: "if the launches have two modes, their sizes and medians: `28 launches around 166.7 us "
-        "and 28 around 188.5 us`; the mean describes neither",
-        PROFILING_RUN_ID: "the ingests of the launches, separated by `;`: each names a manifest and a file of samples "
-        "([captures](../docs/captures.md))",
+        PROFILING_POPULATIONS: "sizes and medians of two modes, whose mean describes neither",
+        PROFILING_RUN_ID: "the [ingests](../docs/captures.md) of the launches, separated by `;`",
     },
     ColumnGroup.CONDITIONS: {
-        CACHE_STATE: "cold: the last-level cache was flushed before each sample; warm: it was not; unknown: samples "
-        "of a foreign profile",
+        CACHE_STATE: "cold: the last-level cache was flushed before each sample; warm; unknown of a foreign profile",
         INSTRUMENT: "the instrument ([measurement](../docs/measurement.md#instruments))",
     },
     ColumnGroup.QUALITY: {
-        QUALITY: "the quality of the samples: quiet, noisy, drifting, bimodal, throttled, above roofline, or unknown; "
-        "composition for several torch operators in place of the kernel "
-        "([measurement](../docs/measurement.md#how-good-a-duration-is))",
+        QUALITY: "[how good](../docs/measurement.md#how-good-a-duration-is) the samples are: quiet, noisy, ...",
         QUALITY_REASON: "the reason, with numbers, and how many samples are outliers",
         ASSUMPTIONS: "values that the row does not state and the replay assumed, separated by `; `",
         CHECKED_ELEMENTS: "output elements that were compared with the formula, and all: `4096/1048576`",
-        STAND_IN: "what was timed instead of the row's kernel (`composition of 4 torch operators (_to_copy, mm)`); "
-        "empty for the kernel itself ([measurement](../docs/measurement.md#stand-ins))",
+        STAND_IN: "what was timed [instead of the kernel](../docs/measurement.md#stand-ins); empty for the kernel",
     },
     ColumnGroup.EXECUTION: {
-        IMPLEMENTATION: "name and version of the implementation that was timed (`flashinfer 0.5.3`), or the call of "
-        "an NPU ([implementations](../docs/implementations.md))",
-        KERNEL_NAMES: "the device kernels of one call, in the order of their launches, without template arguments; at "
-        "most five, then their number; empty if the instrument cannot tell",
-        SPAN: "median time from the start of the first to the end of the last device kernel of a call; the duration "
-        "is the sum of the kernels",
+        IMPLEMENTATION: "name and version of what was [timed](../docs/implementations.md), or the call of an NPU",
+        KERNEL_NAMES: "the device kernels of a call in order, at most five and their number; empty if unknown",
+        SPAN: "median time from the start of the first to the end of the last device kernel of a call",
         OUTPUTS_MISSING: "output slots of the row that the implementation does not compute, separated by `; `",
         CONVERSIONS: "inputs and results that were converted outside the measured time, separated by `; `",
-        MAX_ERROR: "largest error of a checked element as a share of its tolerance; 1 is the limit. A candidate for a "
-        "task with wrong results has it without a duration",
+        MAX_ERROR: "largest error of a checked element as a share of its tolerance; 1 is the limit",
         SET_UP: "seconds of set-up and first call, compilation included; empty for torch itself",
     },
     ColumnGroup.JUDGED: {
-        LEVEL: "of a row of a [task](../docs/candidates.md) or a [suite](../docs/candidates.md#suites) with a "
-        "candidate: the highest level that the last run passed, `L0` to `L4`",
+        LEVEL: "of a [candidate](../docs/candidates.md): the highest level that the last run passed, `L0` to `L4`",
         ERROR_CLASS: "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
         WITHIN_1E3: "of such a row: `yes` if all elements differ from the reference by less than 1e-3, else `no`",
-        KERNEL_SHARE: "of such a row: the share of the duration in kernels that the candidate defines, where it is "
-        "known",
+        KERNEL_SHARE: "of such a row: the share of the duration in kernels of the candidate",
     },
     ColumnGroup.STATUS: {
         STATUS: "the result of the last run, see below; empty if the row never ran",
         STATUS_REASON: "the reason, in a line; for a measured row a remark about the duration (`ran as MatMulV3`)",
-        CRASHES_IN_A_ROW: "number of consecutive sessions in which the row crashed or timed out; after two it runs "
-        "only with pytest's `--runxfail`",
+        CRASHES_IN_A_ROW: "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
         STATUS_RUN_ID: "the run of the status, as in `Run ID`; empty in files of earlier versions",
     },
     ColumnGroup.RUN: {RUN_ID: "the run of the duration: start in UTC and six digits; names the manifest"},
@@ -252,10 +233,8 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         POOLED_MEDIAN: "median over runs of each run's median",
         POOLED_RUNS: "number of runs",
         POOLED_MACHINES: "number of machines: GPUs by serial number, other devices by host name",
-        POOLED_SPREAD: "largest minus smallest median of a machine, in percent of the pooled median; the median of a "
-        "machine is that over its runs. Empty for one machine",
-        POOLED_RUN_DURATIONS: "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; "
-        "20261122T120000-aaaaaa 11.0000`; so a database without histories can be pooled again",
+        POOLED_SPREAD: "largest minus smallest median of a machine, in percent of the pooled median",
+        POOLED_RUN_DURATIONS: "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; ...`",
     },
 }
 
@@ -412,39 +391,9 @@ def is_file_name(kernel_type: str) -> bool:
 
 #: The counters of the profiler's metric group PipeUtilization, which an NPU's captures usually have.
 PIPE_UTILIZATION = (
-    *(
-        "aicore_time(us)",
-        "aic_total_cycles",
-        "aic_mac_time(us)",
-        "aic_mac_ratio",
-        "aic_scalar_time(us)",
-    ),
-    *(
-        "aic_scalar_ratio",
-        "aic_mte1_time(us)",
-        "aic_mte1_ratio",
-        "aic_mte2_time(us)",
-        "aic_mte2_ratio",
-    ),
-    *(
-        "aic_fixpipe_time(us)",
-        "aic_fixpipe_ratio",
-        "aic_icache_miss_rate",
-        "aiv_time(us)",
-        "aiv_total_cycles",
-    ),
-    *(
-        "aiv_vec_time(us)",
-        "aiv_vec_ratio",
-        "aiv_scalar_time(us)",
-        "aiv_scalar_ratio",
-        "aiv_mte2_time(us)",
-    ),
-    *(
-        "aiv_mte2_ratio",
-        "aiv_mte3_time(us)",
-        "aiv_mte3_ratio",
-        "aiv_icache_miss_rate",
-        "cube_utilization(%)",
-    ),
+    *("aicore_time(us)", "aic_total_cycles"),
+    *(f"aic_{pipe}_{what}" for pipe in ("mac", "scalar", "mte1", "mte2", "fixpipe") for what in ("time(us)", "ratio")),
+    *("aic_icache_miss_rate", "aiv_time(us)", "aiv_total_cycles"),
+    *(f"aiv_{pipe}_{what}" for pipe in ("vec", "scalar", "mte2", "mte3") for what in ("time(us)", "ratio")),
+    *("aiv_icache_miss_rate", "cube_utilization(%)"),
 )

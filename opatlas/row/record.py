@@ -171,6 +171,12 @@ class Record:
             measurement=replace(self.measurement, ran_as=None),
         )
 
+    @property
+    def rows(self) -> set[RowName]:
+        """The row, and the row of the case that was launched for it."""
+        launched = self.launched_record()
+        return {RowName(each.kernel_type, each.signature) for each in (self, launched) if each is not None}
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for the journal and for other processes."""
         values: dict[str, Any] = msgspec.to_builtins(self)

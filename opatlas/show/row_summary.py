@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from sys import intern
 from typing import Any
 
 from opatlas import formats
@@ -110,17 +109,6 @@ class RowSummary:
             parts.append(f"captured {formats.duration(self.captured_us)} ({formats.ratio(self.ratio)})")
         return ", ".join(parts)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values, which are sent between processes."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"quality": self.quality.value}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RowSummary:
-        """Returns the summary of plain values from `to_json`."""
-        # Interned: rows from other processes have a copy of each word.
-        shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
-        return cls(**{**values, **shared, "quality": Quality(values["quality"])})
-
 
 def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) -> RowSummary:
     """Returns the summary of a measured record.
@@ -178,55 +166,6 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
     }
 
 
-@dataclass(frozen=True)
-class TypeSummary:
-    """The measured rows of one kernel type.
-
-    Attributes:
-        rows: the number of rows.
-        shortest_us, median_us, longest_us: of the medians of the rows.
-        noise: the median of the rows' noise; None if each row has one sample.
-        not_quiet: the number of rows whose quality needs a warning.
-        rate: the rate of the row nearest to its peak.
-        share: the share of the peak of this row; None if unknown.
-    """
-
-    kernel_type: str
-    rows: int
-    shortest_us: float
-    median_us: float
-    longest_us: float
-    noise: float | None
-    not_quiet: int
-    rate: str
-    share: float | None
-
-
-def summarize_types(rows: Iterable[RowSummary]) -> list[TypeSummary]:
-    """Returns a summary of each kernel type, sorted by type."""
-    of_type: dict[str, list[RowSummary]] = {}
-    for row in rows:
-        of_type.setdefault(row.kernel_type, []).append(row)
-    return [_together(name, of_type[name]) for name in sorted(of_type)]
-
-
-def _together(kernel_type: str, rows: Sequence[RowSummary]) -> TypeSummary:
-    medians = [row.median_us for row in rows]
-    noise = [row.noise for row in rows if row.noise is not None]
-    best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
-    return TypeSummary(
-        kernel_type=kernel_type,
-        rows=len(rows),
-        shortest_us=min(medians),
-        median_us=median(medians),
-        longest_us=max(medians),
-        noise=median(noise) if noise else None,
-        not_quiet=sum(bool(row.warning) for row in rows),
-        rate=best.rate,
-        share=best.share,
-    )
-
-
 def bytes_text(gbps: float) -> str:
     """Returns a rate, given in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
     return _with_prefix(gbps * 1e9, "B/s")
@@ -254,25 +193,31 @@ _SHOWN = 5
 
 def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
     """Yields a table of the kernel types, and of many rows the slowest and the noisiest ones."""
-    types = summarize_types(rows)
     columns = (
         *("kernel type", "rows", Column("median(us)", formats.microseconds)),
         *(Column("shortest(us)", formats.microseconds), Column("longest(us)", formats.microseconds)),
         *(Column("noise", formats.percent), "not quiet", "best rate", Column("of peak", formats.percent)),
     )
-    cells = [
-        (
-            *(each.kernel_type, each.rows, each.median_us, each.shortest_us, each.longest_us, each.noise),
-            *(each.not_quiet, each.rate or None, each.share),
-        )
-        for each in types
-    ]
-    yield Table(columns, cells).without_empty_columns()
+    of_type: dict[str, list[RowSummary]] = {}
+    for row in rows:
+        of_type.setdefault(row.kernel_type, []).append(row)
+    yield Table(columns, [_type_cells(name, of_type[name]) for name in sorted(of_type)]).without_empty_columns()
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
         yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
         if noisiest := heapq.nlargest(_SHOWN, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0):
             yield _table_of_rows("noisiest", noisiest)
+
+
+def _type_cells(kernel_type: str, rows: Sequence[RowSummary]) -> tuple[Any, ...]:
+    """Returns the cells of a kernel type: of its medians, its noise, its warnings, and its row nearest to a peak."""
+    medians = [row.median_us for row in rows]
+    noise = [row.noise for row in rows if row.noise is not None]
+    best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
+    return (
+        *(kernel_type, len(rows), median(medians), min(medians), max(medians), median(noise) if noise else None),
+        *(sum(bool(row.warning) for row in rows), best.rate or None, best.share),
+    )
 
 
 def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:

@@ -95,8 +95,9 @@ class TestRecords:
         with pytest.raises(OpAtlasError):
             history.file_path(database, run)
 
-    @pytest.mark.parametrize("command", ["history DB Abs", "combine new DB", "history DB"])
-    @pytest.mark.parametrize("line", [b"{}\n", b"\n", b" " * 999], ids=["records", "lines", "one line"])
+    @pytest.mark.parametrize(
+        ("line", "command"), [(b"{}\n", "history DB Abs"), (b"\n", "combine new DB"), (b" " * 999, "history DB")]
+    )
     def test_a_small_file_does_not_fill_the_memory(
         self,
         database: Database,

@@ -27,14 +27,6 @@ from opatlas.errors import OpAtlasError
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_is_written_is_read(database: Database) -> None:
-    records = [record(1, 2.0, 3.0), record(2)]
-    contents = journal.read(killed(database, *records, mode="missing-only"))
-    assert list(contents.records) == records
-    assert contents.header == JournalHeader("run-1", "missing-only", prune=False)
-    assert not contents.unreadable
-
-
 def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database) -> None:
     kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     for count in range(1, 4):

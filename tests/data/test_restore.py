@@ -84,22 +84,6 @@ def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
     assert contents(database) == before
 
 
-class TestCommand:
-    def test_an_edited_cell_comes_back(self, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-        edit(database, 1, **{"Average Duration(us)": "77"})
-        assert main(["history", str(database.path), "--restore", "csvs"]) == 0
-        assert ["Abs", "1", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert read(database)[0]["Average Duration(us)"] == "5.0000"
-
-    def test_a_database_that_a_session_has_is_refused(self, database: Database) -> None:
-        lock = SessionLock(database, run_id="run-3", command="pytest")
-        lock.acquire()
-        before = contents(database)
-        assert main(["history", str(database.path), "--restore", "csvs"]) == 1
-        assert contents(database) == before
-        lock.release()
-
-
 @pytest.fixture
 def emptied(tmp_path: Path) -> Database:
     """Of the rows 1 to 3 of Abs, 2 and 3 were pruned; of Neg, the only one."""
@@ -167,9 +151,11 @@ def test_a_row_that_was_pruned_twice_comes_back_once(emptied: Database) -> None:
     assert pruned(emptied) == ["2,4"]
 
 
-def test_a_database_that_a_session_has_is_refused(emptied: Database) -> None:
+@pytest.mark.parametrize("what", ["csvs", "pruned"])
+def test_a_database_that_a_session_has_is_refused(emptied: Database, what: str) -> None:
     lock = SessionLock(emptied, run_id="run-3", command="pytest")
     lock.acquire()
-    assert main(["history", str(emptied.path), "--restore", "pruned"]) == 1
-    assert pruned(emptied) == ["2,4", "3,4"]
+    before = contents(emptied)
+    assert main(["history", str(emptied.path), "--restore", what]) == 1
+    assert (contents(emptied), pruned(emptied)) == (before, ["2,4", "3,4"])
     lock.release()

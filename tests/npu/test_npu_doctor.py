@@ -17,7 +17,7 @@ def verdict_of(npu_python, tmp_path):
 
     def run(name, **environment):
         path = tmp_path / "verdict.json"
-        target = json.dumps({"device": "npu", "kind": "npu", "database": None})
+        target = json.dumps({"device": "npu", "kind": "npu"})
         command = [npu_python, "-m", "opatlas.outer.doctor.probe", PROBES[name].function.__module__, name, target, path]
         variables = environment_variables() | {"PYTHONPATH": str(REPOSITORY)} | environment
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)

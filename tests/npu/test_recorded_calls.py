@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 import torch
 from npu_environment import REPOSITORY, environment_variables
-from opatlas.plugins.choice import Choice, make_plan
+from opatlas.plugins.choice import Choice
+from opatlas.plugins.plan import make_plan
 from replaying import cells_of
 from sample_rows_attention import LATENT, MASK, fia
 

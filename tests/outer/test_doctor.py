@@ -15,8 +15,7 @@ import pytest
 from sessions import wait_for
 
 from opatlas.cli.main import main
-from opatlas.data.database import Database
-from opatlas.outer.doctor import ascend, command, machine, measure
+from opatlas.outer.doctor import ascend, command, measure
 from opatlas.outer.doctor.command import PROBES
 from opatlas.outer.doctor.measure import ROWS
 from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
@@ -49,7 +48,7 @@ def says(target):
     raise OpAtlasError("no such thing: do that")
 
 def good(target):
-    return passed(f"{target.device} {target.kind} {target.database}", number=7)
+    return passed(f"{target.device} {target.kind} {target.files}", number=7)
 """
 
 
@@ -96,39 +95,33 @@ def test_what_a_probe_raises_is_a_finding(bad):
 
 
 def test_what_a_probe_is_told_and_tells(bad, tmp_path):
-    verdict = run_probe(bad("good"), Target("ATLAS", "npu", tmp_path)).verdict
+    verdict = run_probe(bad("good"), Target("ATLAS", "npu", files=tmp_path)).verdict
     assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
 
 
 #: Probes that stand for all: the others are tested by themselves, and all together by an acceptance session.
-FEW = ("device", "packages", "cpu", "npu_devices", "database")
+FEW = ("device", "packages", "cpu")
 
 
 def test_a_cpu(tmp_path, monkeypatch, capsys):
     """The command with real probes, and its report."""
-    names = FEW
-    monkeypatch.setattr(command, "PROBES", {name: PROBES[name] for name in names})
+    monkeypatch.setattr(command, "PROBES", {name: PROBES[name] for name in FEW})
     monkeypatch.setenv("OPATLAS_API_KEY", "very secret")
     monkeypatch.setenv("VLLM_AUTH_HEADER", "very secret")
-    database, path = tmp_path / "db", tmp_path / "found.zip"
-    status = main(["doctor", "--device", "cpu", "--database-path", str(database), "--report", str(path)])
+    path = tmp_path / "found.zip"
+    status = main(["doctor", "--device", "cpu", "--report", str(path)])
     out = capsys.readouterr().out
     assert status == 0, out
-    # Without a sign of Ascend one line stands for all of its probes; the report has them all.
-    assert {"cpu", "database", "device"} <= set(states(out)) <= set(names)
-    assert states(out)["cpu"] == states(out)["database"] == "pass"
+    assert states(out) == dict.fromkeys(FEW, "pass")
     printed = " ".join(out.split())
     with zipfile.ZipFile(path) as report:
         text = report.read("doctor.json").decode()
     found = json.loads(text)
-    assert tuple(probe["name"] for probe in found["probes"]) == names
     facts = {probe["name"]: probe["facts"] for probe in found["probes"]}
     assert facts["packages"]["installed"]["pytest"] == metadata.version("pytest")
-    assert facts["database"]["path"] == str(database)
-    # The command prints which variables are in the file, and whose values were left out.
+    # The command prints which variables are in the file; those of secrets have no values.
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
     assert "very secret" not in text
-    assert "OPATLAS_API_KEY, VLLM_AUTH_HEADER" in printed
     assert all(name in printed for name in found["environment"])
 
 
@@ -169,13 +162,6 @@ def states(out: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+) +(pass|fail|warn|skip) ", out, re.MULTILINE))
 
 
-def test_what_the_device_does_not_need_may_fail(doctor):
-    status, out = doctor(signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
-    assert (status, states(out)["torch_npu"]) == (0, "warn")
-    status, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
-    assert (status, states(out)["torch_npu"]) == (1, "fail")
-
-
 @pytest.mark.parametrize("place", ["file/r.zip", "folder"])
 def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_path, place):
     (tmp_path / "file").touch()
@@ -187,35 +173,38 @@ def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_p
 def test_a_report_has_what_probes_left(doctor, tmp_path):
     status, _ = doctor("--report", str(tmp_path / "r.zip"))
     with zipfile.ZipFile(tmp_path / "r.zip") as report:
-        assert {"doctor.json", "probes/device/left.csv"} <= set(report.namelist())
         assert report.read("probes/device/left.csv") == b"OP Type\n"
     assert status == 0
 
 
-def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
-    _, out = doctor(
-        kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), npu_calls=failed("no CANN")
-    )
-    assert states(out)["npu_calls"] == "skip"
-    _, out = doctor(kind="npu", signs=["torch_npu"], npu_calls=failed("an older one"))
-    assert states(out)["npu_calls"] == "warn"
+BROKEN = failed("no CANN", "install it")
 
 
-def test_a_device_that_is_not_known(doctor):
-    status, out = doctor(kind="", device=failed("two of them"))
-    assert status == 1
-    # What stands on the device does not say the same again.
-    assert (states(out)["device"], states(out)["database"]) == ("fail", "skip")
-    _, out = doctor("--database-path", "DB", kind="", device=failed("two of them"))
-    assert (states(out)["database"], states(out)["replay"], states(out)["group"]) == ("pass", "skip", "skip")
-
-
-def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
-    _, out = doctor(torch_npu=failed("would be wrong"))
-    assert states(out)["npu_devices"] == "skip"
-    assert "torch_npu" not in states(out)
-    _, out = doctor("--device", "npu", kind="", torch_npu=failed("no CANN"))
-    assert states(out)["torch_npu"] == "fail"
+@pytest.mark.parametrize(
+    ("options", "kind", "signs", "verdicts", "status", "expected"),
+    [
+        # What the device does not need may fail.
+        ([], "cpu", ["torch_npu"], {"torch_npu": BROKEN}, 0, {"torch_npu": "warn"}),
+        # What stands on a probe that fails does not say the same again.
+        (
+            [],
+            "npu",
+            ["torch_npu"],
+            {"torch_npu": BROKEN, "npu_calls": BROKEN},
+            1,
+            {"torch_npu": "fail", "npu_calls": "skip"},
+        ),
+        ([], "npu", ["torch_npu"], {"npu_calls": failed("an older one")}, 0, {"npu_calls": "warn"}),
+        ([], "", [], {"device": failed("two of them")}, 1, {"device": "fail", "replay": "skip", "group": "skip"}),
+        # Probes of an NPU run where there is a sign of one, or where one is asked for.
+        ([], "cpu", [], {"torch_npu": BROKEN}, 0, {"torch_npu": None, "npu_devices": None}),
+        (["--device", "npu"], "", [], {"torch_npu": BROKEN}, 1, {"torch_npu": "fail"}),
+    ],
+)
+def test_the_state_of_each_step(doctor, options, kind, signs, verdicts, status, expected):
+    found, out = doctor(*options, signs=signs, kind=kind, **verdicts)
+    assert found == status, out
+    assert {name: states(out).get(name) for name in expected} == expected
 
 
 @pytest.fixture
@@ -282,31 +271,3 @@ def test_cann(machine_of, monkeypatch):
     says(ascend.cann, State.FAIL, f"LD_LIBRARY_PATH has no folder of it -> source {home / 'set_env.sh'}")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/usr/lib:{home / 'lib64'}")
     says(ascend.cann, State.PASS, f"8.5.0, {home}")
-
-
-def test_msprof(machine_of):
-    tool(machine_of, "msprof", "echo 'error while loading shared libraries: libmsprofiler.so' >&2; exit 127")
-    says(ascend.msprof, State.FAIL, "exit code 127: error while loading")
-    path = tool(machine_of, "msprof", "echo '  --output=DIR'")
-    says(ascend.msprof, State.PASS, str(path))
-
-
-def test_databases(tmp_path):
-    database = Database(tmp_path / "db")
-    target = Target(database=database.path)
-    assert machine.database(target).state is State.PASS
-    database.journal_dir.mkdir(parents=True)
-    (database.journal_dir / "20261121T163006-1f0c9a.jsonl").write_text("{}\n")
-    (database.path / "Add.csv").write_text("Input Shapes\n")
-    verdict = machine.database(target)
-    assert (verdict.state, verdict.facts["journals"]) == (State.PASS, [str(next(database.journal_dir.glob("*.jsonl")))])
-    (database.path / "Mul.csv").write_text("")
-    damaged = machine.database(target)
-    assert (damaged.state, "Mul.csv" in damaged.detail) == (State.FAIL, True)
-    (tmp_path / "file").touch()
-    assert machine.database(Target(database=tmp_path / "file")).state is State.FAIL
-
-
-def test_a_disk_without_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_LEAST_FREE", 1 << 60)
-    assert machine.database(Target(database=tmp_path / "a")).state is State.FAIL

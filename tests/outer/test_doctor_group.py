@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 
 import pytest
-import stand_in_msprof
-from stand_in_npu import collective_us
 
 from opatlas.outer.doctor import measure
-from opatlas.outer.doctor.probe import State, Target, Verdict
+from opatlas.outer.doctor.probe import State, Target
 from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -29,30 +25,6 @@ def test_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = measure.group(_CPU)
     assert verdict.state is State.FAIL
     assert "GLOO_SOCKET_IFNAME" in verdict.remedy
-
-
-@pytest.fixture
-def npus(tmp_path, monkeypatch):
-    """Two stand-ins for NPUs, whose ranks meet over gloo, and for msprof; takes how that breaks."""
-    stand_in_msprof.write_program(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0", "1"])
-    monkeypatch.setattr(measure, "available_devices", lambda name: specs)
-    # Events need an NPU.
-    monkeypatch.setattr(type(kind_named("npu")), "events", None)
-
-    def run(fault: str = "") -> Verdict:
-        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all ranks": fault}))
-        return measure.group(Target("npu", "npu", with_group=True))
-
-    return run
-
-
-def test_two_ranks_under_msprof(npus) -> None:
-    verdict = npus()
-    assert verdict.state is State.PASS, verdict
-    assert "(msprof; " in verdict.detail
-    assert verdict.facts["msprof us"] == collective_us(1)
 
 
 def test_ranks_meet_only_with_the_option() -> None:

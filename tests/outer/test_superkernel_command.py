@@ -54,7 +54,6 @@ def test_scopes_with_their_prediction_and_advice(tmp_path: Path, capsys: pytest.
         ("type that cannot be fused", 3 * 28),
         ("boundary of steps", 2),
     ]
-    assert [each["gain"] for each in found["measured_by_others"]] == pytest.approx([0.0561, 0.0222], abs=1e-4)
     assert found["advice"]["order"] == ["attention", "layer", "all layers"]
     assert main(["diagnose", str(path), "--superkernel"]) == 0
     shown = capsys.readouterr().out

@@ -84,11 +84,6 @@ def test_l2_hits_are_reported_and_decide_nothing(tmp_path: Path, capsys: pytest.
     assert found.verdicts.l2_hit_rate.tolist() == [0.49, 0.84, 0.86]
     assert found.counts == {KernelVerdict.L2_MISSES: 1}
     assert set(found.verdicts.first) == {""}
-    assert main(["diagnose", str(path)]) == 0
-    shown = {line.split("  ")[0]: line.split()[-2:] for line in capsys.readouterr().out.splitlines()}
-    # Kernels below the limit of the tool, and of the article.
-    assert shown["L2 hit rate < 50.0 %"] == ["1", "npu-mfu-analyzer"]
-    assert shown["L2 hit rate < 85.0 %"] == ["2", "article"]
 
 
 #: A product of 2 x 4096^3 operations: 388.4 us at 353.9 T/s, the BF16 peak of this device.
@@ -249,7 +244,6 @@ def test_counters_that_are_lacking_are_named(tmp_path: Path, capsys: pytest.Capt
     path = capture(tmp_path, [kernel()], ("aic_l0a_read_bw(GB/s)",))
     assert main(["diagnose", str(path), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert content["metric_groups"] == ["MemoryL0"]
     lacking = {each["verdict"]: each for each in content["untested"]}
     assert {"memory bound", "compute bound", "bank conflict", "L2 misses", "clock"} <= set(lacking)
     assert [name for name, each in lacking.items() if not each["public_capture"]] == [

@@ -6,12 +6,10 @@ import csv
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
@@ -72,15 +70,6 @@ def of_another_device(sessions: Sessions) -> None:
 
 def is_refused(done: Finished) -> bool:
     return done.code == USAGE_ERROR and "measured" not in done.output.partition("ERROR")[0]
-
-
-def test_workers_never_start_on_a_database_of_another_device(measured: Sessions) -> None:
-    of_another_device(measured)
-    before = contents(measured.database)
-    done = measured.run("-n2")
-    assert is_refused(done), done.output
-    assert contents(measured.database) == before
-    assert not measured.left_behind()
 
 
 def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
@@ -235,37 +224,6 @@ def test_which_devices_are_the_same(captured_on: tuple[str, str], measured_on: t
 
 
 # --read-only
-
-
-def closed(folder: Path) -> None:
-    """Takes away the right to write, which root does not need."""
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-
-
-def test_read_only_compares_and_writes_nothing(measured: Sessions) -> None:
-    of_another_device(measured)
-    measured.write("Toy", measured.read("Toy"))
-    before = contents(measured.database)
-    changed = {path: path.stat().st_mtime_ns for path in (measured.database, *measured.database.rglob("*"))}
-    closed(measured.database)
-    junit = measured.folder / "report.xml"
-    done = measured.run("--read-only", f"--junitxml={junit}")
-    assert (done.code, done.ledger()) == (0, {"measured": 3}), done.output
-    assert contents(measured.database) == before
-    assert {path: path.stat().st_mtime_ns for path in (measured.database, *measured.database.rglob("*"))} == changed
-    assert "NVIDIA_H200" in done
-    assert "nothing was written" in done
-    told = [
-        {p.get("name"): p.get("value") for p in case.iter("property")}
-        for case in ElementTree.parse(junit).iter("testcase")
-    ]
-    assert [float(row_of["duration_us"] or 0) > 0 for row_of in told] == [True] * 3
-    stored = sorted(float(row_of["stored_us"] or 0) for row_of in told if "stored_us" in row_of)
-    assert stored == sorted(float(us) for us in durations(measured) if us)
-    lines = [line for line in done.output.splitlines() if re.match(r" *[\d.,]+x +[\d.,]+ ", line)]
-    assert len(lines) == 2
-    assert not any(measured.temporary.glob("opatlas-session-*"))
 
 
 def test_read_only_leaves_what_a_killed_session_left_behind(measured: Sessions) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from opatlas.plugins.choice import Choice, Shard, make_plan
+from opatlas.plugins.choice import Choice, Shard
+from opatlas.plugins.plan import make_plan
 from sessions import Sessions, row
 
 from opatlas.data.database import Database
@@ -41,10 +42,3 @@ def test_a_part_without_rows_is_done_and_one_that_selects_nothing_is_not(session
     wrong = sessions.run_in_process(f"--shard={empty}/2", "-k", "nothing_of_this_name", "test_toys.py")
     assert wrong.code == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "nothing to do" not in wrong
-
-
-@pytest.mark.parametrize("text", ["3/2", "a/b"])
-def test_what_is_no_part_is_refused(sessions: Sessions, text: str) -> None:
-    done = sessions.run_in_process(f"--shard={text}")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert "I/N" in done

@@ -90,22 +90,6 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--target-models=qwen3-33b"], "--target-models qwen3-33b: "),
-        (["--ops=MatMulV4"], "'MatMulV4' (did you mean MatMulV"),
-        ([f"--database-path={__file__}"], "test_theory.py: "),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_a_file_is_touched(tmp_path: Path, options: list[str], words: str) -> None:
-    done = run(tmp_path, *options)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert words in done.stdout
-    assert "Traceback" not in done.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
 
 

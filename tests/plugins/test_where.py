@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from moods import Mood
-from opatlas.plugins.where import parse_where
+from opatlas.plugins.choice import parse_where
 from sessions import Sessions, row
 
 from opatlas.row.table import RowTable

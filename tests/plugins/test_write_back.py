@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from xml.etree import ElementTree
 
 import pytest
 from moods import Mood
 from sessions import Sessions, row
-
-
-def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: Sessions) -> None:
-    sessions.write(
-        "Toy", [{"My Column": "left", **row(n), "Profiling Average Duration(us)": "1.50"} for n in (3, 1, 2)]
-    )
-    done = sessions.run("--mixed")
-    assert done.code == 0
-    assert done.outcomes() == {"passed": 3}
-    rows = sessions.read("Toy")
-    assert [r["Input Shapes"] for r in rows] == ["3;3", "1;1", "2;2"]
-    names = [name for name in rows[0] if name in ("My Column", "Profiling Average Duration(us)") or name in row(1)]
-    assert names == ["My Column", *row(1), "Profiling Average Duration(us)"]
-    for r in rows:
-        assert r["My Column"] == "left"
-        assert r["Profiling Average Duration(us)"] == "1.50"
-        assert float(r["MicroBench Min Duration(us)"]) <= float(r["MicroBench Median Duration(us)"])
-        assert float(r["Average Duration(us)"]) > 0
-        assert float(r["MicroBench Std Duration(us)"]) >= 0
-        assert r["MicroBench Samples"] == "2"
-        assert (r["Cache State"], r["Instrument"], r["Status"]) == ("warm", "wall-clock", "measured")
-        manifest = json.loads((sessions.database / "runs" / f"{r['Run ID']}.json").read_text())
-        assert manifest["options"]["cache"] == "warm"
-        assert manifest["device"]["facts"]["threads"] >= 1
-        assert manifest["statuses"] == {"measured": 3}
-        start, end = manifest["machine_at_start"], manifest["machine_at_end"]
-        assert start["cores"] == end["cores"] >= 1
-        assert end["window_s"] > 0
-        # The session's own work is no disturbance.
-        assert end["own_cores"] > 0
-        told = [line for line in done.output.splitlines() if "this disturbs durations" in line]
-        assert len(told) == bool(start["disturbances"])
-    assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
 def test_a_cause_is_told_in_the_words_of_its_first_row_and_a_misspelt_column_is_warned_of(sessions: Sessions) -> None:
@@ -55,15 +21,6 @@ def test_a_cause_is_told_in_the_words_of_its_first_row_and_a_misspelt_column_is_
     assert "'16;16'" in told
     assert f"{sessions.database / 'Moody.csv'}:1: " in done
     assert "'Average Duration'" in done
-
-
-def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
-    sessions.write("Toy", [{**row(1), "Average Duration(us)": "5.0"}])
-    sessions.write("OtherToy", [row(1)])
-    assert sessions.run_in_process("--update-mode=missing-only", "-k", "Toy-1 and not Other").code == 0
-    wrong = sessions.run_in_process("--update-mode=missing-only", "-k", "NoSuchKernel")
-    assert wrong.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert "OtherToy-1_1-" in wrong.output
 
 
 def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessions) -> None:

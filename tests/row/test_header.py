@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from opatlas.cli.main import main
-from opatlas.data.csv_files import read_frame
 from opatlas.data.database import Database
 from opatlas.data.header import misspelt_columns
-from opatlas.errors import TableError
 from opatlas.row.columns import AVERAGE, BASE, EP_SIZE, OWN, PIPE_UTILIZATION, microbench_counter, profiling_counter
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
@@ -58,16 +56,6 @@ def test_columns_of_messages_have_names_of_their_own() -> None:
     assert "'num_device'" in warning
     assert "'num_devices'" in warning
     assert not misspelt_columns(Path("mine.csv"), ["message_bytes", "num_devices", "dtype"], "hcom_allReduce_")
-
-
-@pytest.mark.parametrize("cells", [(*CELLS, "", ""), ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,9", "FLOAT", "NZ")])
-def test_values_where_the_header_was(tmp_path: Path, cells: tuple[str, ...]) -> None:
-    path = tmp_path / "Abs.csv"
-    path.write_text(",".join(f'"{cell}"' for cell in cells) + "\n")
-    with pytest.raises(TableError) as caught:
-        read_frame(path)
-    assert (caught.value.path, caught.value.line) == (path, 1)
-    assert "'Input Shapes'" not in caught.value.problem, "no column is named as missing"
 
 
 def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

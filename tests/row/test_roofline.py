@@ -75,11 +75,6 @@ def test_bytes_are_those_of_all_tensors() -> None:
     assert tensor_bytes([]) == 0
 
 
-@pytest.mark.parametrize("dtype", ["FLOAT8_E4M3FN", "FLOAT8_E5M2", "DT_FLOAT8_E4M3FN"])
-def test_an_element_of_fp8_is_a_byte(dtype: str) -> None:
-    assert tensor_bytes([slot(4, 8, dtype=dtype)]) == 32
-
-
 @pytest.mark.parametrize("dtype", ["INT4", "HIFLOAT8", ""])
 def test_bytes_of_a_dtype_without_a_size_are_unknown(dtype: str) -> None:
     assert tensor_bytes([slot(4), slot(4, dtype=dtype)]) is None

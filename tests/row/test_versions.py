@@ -71,23 +71,12 @@ TOOLKITS = {
             ),
         },
     ),
-    "8.3, beside another package": (
-        "8.3.RC1",
-        {
-            "ascend-toolkit/latest/ascend_toolkit_install.info": "version=8.3.RC1\n",
-            "ascend-toolkit/latest/ascend_kernels_install.info": "version=8.3.RC2\n",
-        },
-    ),
     "8.3, below another package": (
         "8.3.RC1",
         {
             "ascend-toolkit/latest/ascend_kernels_install.info": "version=8.3.RC2\n",
             "ascend-toolkit/latest/x86_64-linux/ascend_toolkit_install.info": "version=8.3.RC1\n",
         },
-    ),
-    "8.5, elsewhere": (
-        "8.5.0",
-        {"cann/compiler/version.info": "Version=8.5.0.2.220\nversion_dir=8.5.0\n"},
     ),
     "8.5, whose component says more in its first file than in its second": (
         "8.5.0",

@@ -62,7 +62,6 @@ def test_messages_become_rows_that_are_not_measured_again_and_a_bad_rank_costs_i
     # 1000 and 1001 bytes for 2 devices are 1000 and 1008, and 1004 without parts.
     # For many both are one where there are parts.
     assert (first.code, first.ledger()) == (0, {"measured": 4, "skipped": 3}), first.output
-    assert "1001 -> 1008" in first
     assert f"needs {TOO_MANY} ranks" in first
     for name, sizes in (("hcom_allReduce_", ["1000", "1004"]), ("hcom_alltoallv_", ["1000", "1008"])):
         rows = sessions.read(name)

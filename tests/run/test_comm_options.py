@@ -149,13 +149,11 @@ def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
     assert group_islands(count, joined).size == size
 
 
-def test_sizes_are_rounded_up_reported_and_not_repeated() -> None:
+def test_sizes_are_rounded_up_and_not_repeated() -> None:
     option = parsed("--num-devices", "3", "--bytes-grid", "1", "5", "7", "--comm-dtype", "float32", "int8")
     wanted = options.collective_plan(option, GroupNodes(CPU))
     found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
     assert found == [(12, "DT_FLOAT"), (3, "DT_INT8"), (6, "DT_INT8"), (9, "DT_INT8")]
-    (rounded,) = (line for line in wanted.about if "1 -> 12, 5 -> 12" in line)
-    assert all(word in rounded.split() for word in (ALL_TO_ALL.name, "float32:"))
     assert messages(option, CPU)[:2] == [(4, 3, "DT_FLOAT", 1), (8, 3, "DT_FLOAT", 1)]
 
 
@@ -214,13 +212,8 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     ("arguments", "value"),
     [
         (["--comm-dtype", "float8"], "'float8'"),
-        (["--num-devices", ","], "','"),
         (["--num-devices", "2", "4", "bench/test_collectives.py"], "'bench/test_collectives.py'"),
-        (["--comm-dtype", "int8", "test_collectives.py::test_all_reduce"], "'test_collectives.py::test_all_reduce'"),
-        (["--num-devices", "1"], "'1'"),
-        (["--bytes-grid", "0"], "'0'"),
         (["--bytes-grid", "1k"], "'1k'"),
-        (["--topology-tier", "3"], "'3'"),
     ],
 )
 def test_meaningless_values_are_refused(arguments: list[str], value: str, capsys) -> None:

@@ -74,7 +74,7 @@ def group(forks: None) -> Iterator[GroupProcess]:
 def test_a_rank_that_hangs_is_named_and_its_stack_shown(group: GroupProcess, capfd: pytest.CaptureFixture[str]) -> None:
     """The first test of the group: ranks print where this process printed when they were launched."""
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
-    outcome = group.run(job(group_replays.HANGS, timeout_s=4))
+    outcome = group.run(job(group_replays.HANGS, timeout_s=2))
     assert (outcome.status, outcome.measurement) == (Status.TIMEOUT, None)
     assert "rank 1 of 2" in outcome.reason
     assert "rank 0" not in outcome.reason
@@ -108,7 +108,10 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
         (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: "),
     ],
 )
-def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, mood: int, status: Status, words: str) -> None:
+def test_a_rank_costs_its_row_and_no_other(
+    group: GroupProcess, monkeypatch: pytest.MonkeyPatch, mood: int, status: Status, words: str
+) -> None:
+    monkeypatch.setattr("opatlas.run.groups.process._OTHERS_FAIL_WITHIN_S", 0.5)
     outcome = group.run(job(mood))
     assert (outcome.status, outcome.measurement) == (status, None)
     assert re.search(words, outcome.reason)

@@ -11,7 +11,7 @@ from browser import chromium, missing
 from decode_timelines import decode_steps, write_timeline
 
 import opatlas
-from opatlas.show.site.writer import write_site
+from opatlas.show.site.pages import write_site
 from tests.ask.tables import product_rows, write_table
 from tests.show.small_databases import HOSTILE, SIZES, STEP, small_databases
 

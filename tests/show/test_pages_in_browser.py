@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from opatlas.show.site.writer import write_site
+from opatlas.show.site.pages import write_site
 from tests.ask.tables import product_rows, write_table
 from tests.show.small_databases import COMPOSED, ENTITIES, FAILED, HOSTILE, SIZES, STEP
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +21,6 @@ from opatlas.show.row_summary import (
     quality_fields,
     row_shapes,
     summarize_row,
-    summarize_types,
 )
 
 H200 = Peak(4800.0, {"BF16": 989.5})
@@ -97,23 +95,10 @@ def test_a_stand_in_has_a_rate_and_no_share_of_a_peak() -> None:
     assert "composition" not in summarize_row(measured, H200).line()
 
 
-def test_compositions_are_not_counted_as_noisy() -> None:
-    noisy = record([10.0, 20.0, 40.0])
-    assert noisy.measurement is not None
-    composed = replace(noisy, measurement=replace(noisy.measurement, stand_in="composition of 4"))
-    (of_kernels,), (of_both,) = (summarize_types([summarize_row(each, H200)]) for each in (noisy, composed))
-    assert (of_kernels.not_quiet, of_both.not_quiet) == (1, 0)
-
-
 def test_a_message_is_told_by_its_bytes_and_devices() -> None:
     cells = {MESSAGE_BYTES: "1048576", NUM_DEVICES: "16"}
     assert row_shapes("hcom_allReduce_", cells) == "1048576 B on 16"
     assert row_shapes("hcom_allReduce_", {}) == " B on "
-
-
-def test_figures_travel_as_plain_values() -> None:
-    row = summarize_row(record([4.0, 4.1, 4.2]), H200, captured_us=3.9)
-    assert RowSummary.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
 def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
@@ -124,9 +109,11 @@ def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
 
 def test_rows_of_a_type_together() -> None:
     rows = [figures("Add", us, noise=us / 100) for us in (3.0, 1.0, 2.0)] + [figures("Mul", 9.0)]
-    add, mul = summarize_types(rows)
-    assert (add.kernel_type, add.rows, add.shortest_us, add.median_us, add.longest_us) == ("Add", 3, 1.0, 2.0, 3.0)
-    assert (add.noise, mul.rows) == (0.02, 1)
+    rows += [figures("Sub", quality=quality) for quality in (Quality.NOISY, Quality.COMPOSITION)]
+    (types, *_) = duration_tables(rows)
+    assert [row[:6] for row in types.rows][:2] == [("Add", 3, 2.0, 1.0, 3.0, 0.02), ("Mul", 1, 9.0, 9.0, 9.0, 0.02)]
+    # A composition is no noise.
+    assert [row[6] for row in types.rows] == [0, 0, 1]
 
 
 def test_few_rows_have_no_lists_of_the_slowest() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from math import sqrt
+from math import hypot
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -35,6 +35,11 @@ _LARGEST_BYTES = 1 << 16
 MISSING = "missing"
 #: Words in the names of kernel types that touch few rows of their largest tensors: an embedding, or a cache of keys.
 _TOUCH_FEW = ("Gather", "Index", "Cache", "Scatter")
+#: The fields of a part that are those of its answer.
+_OF_ANSWER = (
+    *("kernel_type", "interval_us", "implementation", "device", "cache", "instrument", "source"),
+    *("composed", "other_dtypes"),
+)
 #: A field of a part that says how its duration is known, or how its rows were measured.
 PartField: TypeAlias = Literal["how", "device", "cache", "instrument", "source"]
 
@@ -65,13 +70,13 @@ class PartCost:
     kernel_type: str
     calls: int
     layers: int
-    us_per_call: float | None
-    interval_us: tuple[float, float] | None
-    how: str
-    implementation: str
-    composed: bool | None
-    other_dtypes: bool
     signature: str
+    us_per_call: float | None = None
+    interval_us: tuple[float, float] | None = None
+    how: str = MISSING
+    implementation: str = ""
+    composed: bool | None = False
+    other_dtypes: bool = False
     device: str = ""
     cache: str = ""
     instrument: str = ""
@@ -131,7 +136,7 @@ class ModelCost:
                 key = part.kernel_type, part.implementation
                 below[key] += (part.us_per_call - part.interval_us[0]) * part.calls
                 above[key] += (part.interval_us[1] - part.us_per_call) * part.calls
-        return self.us - _root_of_squares(below.values()), self.us + _root_of_squares(above.values())
+        return self.us - hypot(*below.values()), self.us + hypot(*above.values())
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -216,40 +221,25 @@ def part_costs(
 
 def _part_cost(layouts: tuple[ModelCall, ModelCall], answers: ImplementationAnswers, stack: Sequence[str]) -> PartCost:
     """Returns the cost of a call whose weight is in ND or in FRACTAL_NZ."""
-    found = answer_call(layouts, answers, stack)
     call = layouts[0]
     part = PartCost(
-        part=call.part,
-        kernel_type=call.kernel_type,
-        calls=call.calls_per_step,
-        layers=call.layers,
-        us_per_call=None,
-        interval_us=None,
-        how=MISSING,
-        implementation="",
-        composed=False,
-        other_dtypes=False,
-        signature=call.signature(),
+        call.part,
+        call.kernel_type,
+        call.calls_per_step,
+        call.layers,
+        call.signature(),
         bytes_per_call=_estimated_bytes(call),
     )
+    found = answer_call(layouts, answers, stack)
     if found is None:
         return replace(part, reason=_reason(call, answers, stack))
     chosen, answer = found
     return replace(
         part,
-        kernel_type=answer.kernel_type,
         us_per_call=answer.duration_us,
-        interval_us=answer.interval_us,
         how=answer.how.value,
-        implementation=answer.implementation,
-        device=answer.device,
-        cache=answer.cache,
-        instrument=answer.instrument,
-        source=answer.source,
-        composed=answer.composed,
-        # A collective moves bytes, whatever they mean.
-        other_dtypes=answer.other_dtypes,
         signature=chosen.signature(),
+        **{name: getattr(answer, name) for name in _OF_ANSWER},
     )
 
 
@@ -300,7 +290,9 @@ def _answer(
     """
     call, in_nz = layouts
     if call.kernel_type in BY_KERNEL_TYPE:
-        return next(_message_answers(call, answers), None)
+        with suppress(NoAnswer):
+            return call, _message_answer(call, answers)
+        return None
     others: list[tuple[ModelCall, QueryResult]] = []
     for names in levels(stack, answers):
         found = list(_kernel_answers(call, answers, names))
@@ -326,19 +318,11 @@ def _tables(call: ModelCall, answers: ImplementationAnswers, names: Collection[s
         yield from (answers.stored_rows(kernel_type, name) for name in names)
 
 
-def _message_answers(call: ModelCall, answers: ImplementationAnswers) -> Iterator[tuple[ModelCall, QueryResult]]:
-    cells = call.cells
-    with suppress(NoAnswer):
-        yield (
-            call,
-            answer_collective(
-                answers.messages,
-                BY_KERNEL_TYPE[call.kernel_type].name,
-                int(cells[MESSAGE_BYTES]),
-                int(cells[NUM_DEVICES]),
-                cells[DTYPE],
-            ),
-        )
+def _message_answer(call: ModelCall, answers: ImplementationAnswers) -> QueryResult:
+    """Returns the answer to a collective. Raises NoAnswer."""
+    name, cells = BY_KERNEL_TYPE[call.kernel_type].name, call.cells
+    size, devices = int(cells[MESSAGE_BYTES]), int(cells[NUM_DEVICES])
+    return answer_collective(answers.messages, name, size, devices, cells[DTYPE])
 
 
 def _kernel_answers(
@@ -347,10 +331,6 @@ def _kernel_answers(
     for kernel_type in known_types(call, answers):
         with suppress(NoAnswer):
             yield call, best_answer(names, partial(answers.answer_row, kernel_type=kernel_type, cells=call.cells))
-
-
-def _root_of_squares(values: Iterable[float]) -> float:
-    return sqrt(sum(value * value for value in values))
 
 
 def default_stack(answers: ImplementationAnswers) -> tuple[str, ...]:

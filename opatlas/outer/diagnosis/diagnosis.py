@@ -20,16 +20,6 @@ from .kernels import BLOCK_DIM, BY, CAPTURED, DEVICE, FILE, LAUNCHES, LINE, ROW,
 from .peaks import DevicePeaks, known_peaks, roofline_shares
 from .verdicts import L2_HIT_RATE, KernelVerdict, VerdictRule, apply_rules, limit, verdict_rules
 
-#: A column that names the metric group of the profiler.
-_METRIC_GROUPS = {
-    "PipeUtilization": "_mte2_ratio",
-    "ArithmeticUtilization": "_mac_fp16_ratio",
-    "Memory": "_l2_read_bw(GB/s)",
-    "MemoryL0": "_l0a_read_bw(GB/s)",
-    "MemoryUB": "_ub_read_bw_vector(GB/s)",
-    "L2Cache": "_write_cache_hit",
-    "ResourceConflictRatio": "_vec_bank_cflt_ratio",
-}
 ROOFLINE = "roofline"
 #: Columns of rules that are no counters.
 _NO_COUNTERS = (DURATION, ACCELERATOR_CORE, ROOFLINE, L2_HIT_RATE)
@@ -220,12 +210,6 @@ class Diagnosis:
         """Returns the sum of the durations of the kernels of which a verdict holds."""
         return float(self.duration_us[self.verdicts.holds[verdict]].sum())
 
-    @property
-    def metric_groups(self) -> list[str]:
-        """The profiler's metric groups whose counters are there."""
-        names = self.table.counters
-        return [group for group, end in _METRIC_GROUPS.items() if any(name.endswith(end) for name in names)]
-
     def untested(self) -> dict[VerdictRule, list[str]]:
         """Returns the rules whose counters the table lacks, with these counters."""
         lacking: dict[VerdictRule, list[str]] = {}
@@ -234,22 +218,6 @@ class Diagnosis:
             if rule.counters and not any(map(self.table.has, columns)):
                 lacking[rule] = [name for name in columns if name != QUALITY]
         return lacking
-
-    @property
-    def pipes(self) -> Mapping[str, int]:
-        """The number of kernels that each pipe bounds, the most first."""
-        bound = self.verdicts.busiest_ratio > limit(KernelVerdict.MEMORY_BOUND, "ratio")
-        return dict(Counter(self.verdicts.busiest[bound].tolist()).most_common())
-
-    @property
-    def with_ratios(self) -> int:
-        """The number of kernels with a ratio of a pipe."""
-        return int(np.isfinite(self.verdicts.busiest_ratio).sum())
-
-    @property
-    def unbound(self) -> int:
-        """The number of kernels that no pipe bounds, however short they are."""
-        return int((self.verdicts.busiest_ratio <= limit(KernelVerdict.BOUND_BY_NOTHING, "ratio")).sum())
 
     @property
     def memory_over_compute(self) -> tuple[int, float]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
 
-from opatlas.capture.capture_reader import DURATION
-from opatlas.formats import microseconds, percent
-from opatlas.row.columns import BASE, KERNEL_NAMES
+from opatlas.show.render import text
 
-from .diagnosis import ROOFLINE, Diagnosis, RankedKernel
+from .diagnosis import Diagnosis, RankedKernel
+from .shown import kernel_parts, peak_fields
 from .verdicts import is_gpu
 
 #: Languages of code blocks, by the suffix of a source file.
@@ -46,59 +43,16 @@ def prompt_text(
         if interface
         else "A function `kernel` that takes the inputs in the order of the row."
     )
-    counters = diagnosis.counters(ranked.line)
     sections = {
-        "The kernel": "\n".join(_facts(diagnosis, ranked)),
-        "Counters": "\n".join(
-            ["| counter | value |", "| --- | --- |", *(f"| {name} | {value:g} |" for name, value in counters.items())]
-        )
-        if counters
-        else "",
-        "Diagnosis": "\n".join(_findings(diagnosis, ranked)) or "No rule holds of this kernel.",
+        "The kernel, and its diagnosis": _block(
+            text([*kernel_parts(diagnosis, ranked), peak_fields(diagnosis)]), "text"
+        ),
         "Code": code,
         "Interface": arguments,
         "Constraints": _CONSTRAINTS.replace("{language}", language),
     }
     title = f"# Make the kernel {ranked.kernel_type} faster on {where}"
-    return "\n\n".join([title, *(f"## {name}\n\n{text}" for name, text in sections.items() if text)]) + "\n"
-
-
-def _facts(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
-    row, peak = diagnosis.table.frame.iloc[ranked.line], diagnosis.peaks.peak
-    which = "the longest" if diagnosis.table.is_capture else "the mean"
-    yield f"- Duration: {microseconds(float(row[DURATION]))} us" + (
-        f", {which} of {ranked.launches:,} equal launches" if ranked.launches > 1 else ""
-    )
-    lost = f"time lost: {'' if ranked.lost_is_known else 'at most '}{microseconds(ranked.lost_us)} us"
-    share = float(diagnosis.shares.share[ranked.line])
-    reached = (
-        "not known" if math.isnan(share) else f"{percent(share)} of the peak of {diagnosis.shares.bound(ranked.line)}"
-    )
-    yield f"- Roofline: {reached}; {lost}"
-    if peak.bandwidth_gbps or peak.tera_ops:
-        rates = [f"{dtype} {rate:g} T/s" for dtype, rate in peak.tera_ops.items()]
-        yield f"- Peaks: {', '.join([f'{peak.bandwidth_gbps or 0:g} GB/s', *rates])}"
-    cores = {"cube": diagnosis.peaks.cube_cores, "vector": diagnosis.peaks.vector_cores}
-    if any(cores.values()):
-        yield f"- Cores: {', '.join(f'{number} {kind}' for kind, number in cores.items() if number)}"
-    yield from (f"- {name}: `{cell}`" for name in (*BASE, KERNEL_NAMES) if (cell := str(row.get(name, ""))))
-
-
-def _findings(diagnosis: Diagnosis, ranked: RankedKernel) -> Iterator[str]:
-    for number, finding in enumerate(diagnosis.findings(ranked.line), 1):
-        rule = finding.rule
-        cells = ", ".join(f"{name} {_value(name, cell)}" for name, cell in finding.cells.items())
-        yield f"{number}. {rule.verdict}: {cells}."
-        yield f"   - Rule: {rule.test}. Source: {rule.source}."
-        yield f"   - What helps: {rule.advice.what}."
-        apis = rule.advice.apis_of(diagnosis.table.device)
-        yield from (f"   - {language}: {api}." for language, api in apis.items())
-
-
-def _value(name: str, cell: str | float) -> str:
-    if isinstance(cell, str):
-        return cell
-    return percent(cell) if name == ROOFLINE else f"{cell:.6g}"
+    return "\n\n".join([title, *(f"## {name}\n\n{content}" for name, content in sections.items())]) + "\n"
 
 
 def _block(code: str, language: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
-import numpy as np
 import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE
@@ -47,7 +46,7 @@ def chosen(ranking: Sequence[T], rank: int) -> T:
 def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
     """Yields facts, verdicts, rules without counters, the ranking, and what to do first."""
     yield _facts(found)
-    yield _peaks(found)
+    yield peak_fields(found)
     if not found.table.is_capture:
         sources = list(found.sources.items())
         yield Table(("durations", "rows"), sources[:SHOWN], left_out=len(sources[SHOWN:]))
@@ -87,21 +86,17 @@ def _facts(found: Diagnosis) -> Fields:
         "left out": table.left_out or None,
         "collectives, not judged": (collectives, f"{microseconds(found.collective_us)} us") if collectives else None,
     }
-    if found.with_ratios:
-        over, over_share = found.memory_over_compute
-        facts["bound by no pipe"] = (found.unbound, f"of {found.with_ratios:,} with ratios of pipes")
+    over, over_share = found.memory_over_compute
+    if over:
         facts["mte2 > max(vec, mac)"] = (over, f"{percent(over_share)} of the time")
     if not math.isnan(verdicts.wait_share):
         waits = f"waits > {limit(KernelVerdict.HOST_BOUND, 'us'):g} us"
         facts[waits] = (int(verdicts.long_waits.sum()), f"{percent(verdicts.wait_share)} of the time")
-    if np.isfinite(verdicts.l2_hit_rate).any():
-        for name, source in (("ratio", "npu-mfu-analyzer"), ("article_ratio", "article")):
-            rate = limit(KernelVerdict.L2_MISSES, name)
-            facts[f"L2 hit rate < {percent(rate)}"] = (int((verdicts.l2_hit_rate < rate).sum()), source)
     return Fields(facts, title=str(table.place))
 
 
-def _peaks(found: Diagnosis) -> Fields:
+def peak_fields(found: Diagnosis) -> Fields:
+    """Returns the peaks and the cores of the device."""
     peaks = found.peaks
     return Fields(
         {
@@ -194,10 +189,6 @@ def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:
             "vector_cores": peaks.vector_cores,
             "origin_of_cores": peaks.origin_of_cores,
         },
-        "metric_groups": found.metric_groups,
-        "with_ratios": found.with_ratios,
-        "unbound": found.unbound,
-        "pipes": found.pipes,
         "mte2_over_compute": {"kernels": over, "share_of_time": share},
         "waits": {"long": int(verdicts.long_waits.sum()), "share": verdicts.wait_share},
         "verdicts": {
@@ -240,6 +231,17 @@ def ranked_as_json(found: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
     }
 
 
+#: The columns of a table of changes.
+_CHANGES: Mapping[str, Column | str] = {
+    "rank": "#",
+    "kernel_type": "kernel type",
+    "shapes": SHAPES,
+    "old_us": Column("old(us)", microseconds),
+    "new_us": Column("new(us)", microseconds),
+    "speed_up": Column("speed-up", ratio),
+    "old_verdict": "old verdict",
+    "new_verdict": "new verdict",
+}
 #: The least change of a ratio that is worth a look.
 _TELLING = 0.05
 _VERDICT = "verdict"
@@ -247,49 +249,16 @@ _VERDICT = "verdict"
 _RATIOS = ("_ratio", "_rate", "(%)")
 
 
-@dataclass(frozen=True)
-class KernelChange:
-    """One kernel in both diagnoses: equal launches of captures, or a row of databases.
-
-    Attributes:
-        rank: from 1, by how much time changed.
-        old_us, new_us: mean duration of a launch.
-        old_verdict, new_verdict: the verdicts to act on, of the longest launch; None if none holds.
-        counters: mean of each counter in both, by its name; only those that both have.
-        speed_up: the former duration divided by the new one.
-    """
-
-    rank: int
-    kernel_type: str
-    shapes: str
-    launches: int
-    old_us: float
-    new_us: float
-    old_verdict: KernelVerdict | None
-    new_verdict: KernelVerdict | None
-    counters: Mapping[str, tuple[float, float]]
-    speed_up: float
-
-    @property
-    def changed_ratios(self) -> Mapping[str, tuple[float, float]]:
-        """The counters that are ratios, and changed."""
-        return {
-            name: (old, new)
-            for name, (old, new) in self.counters.items()
-            if name.endswith(_RATIOS) and abs(new - old) >= _TELLING * (100 if name.endswith("(%)") else 1)
-        }
-
-
-def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[KernelChange], int, int]:
+def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[dict[str, Any]], int, int]:
     """Returns the kernels of both, the largest change of time first, and the numbers of those that one of them has.
 
-    Kernels are the same where type, shapes, dtypes and formats are, or the row's id.
+    Kernels are the same where type, shapes, dtypes and formats are, or the row's id. Durations and counters are means
+    of the launches, verdicts those of the longest launch; None if none holds.
     """
     captured = new.table.is_capture or old.table.is_capture
     names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
-    keys = names if captured else [ROW]
     counters = [name for name in new.table.counters if name in old.table.counters]
-    before, after = (_by_kernel(each, keys, counters) for each in (old, new))
+    before, after = (_by_kernel(each, names if captured else [ROW], counters) for each in (old, new))
     both = after.index.intersection(before.index, sort=False)
     changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, LAUNCHES]
     kernels = []
@@ -297,18 +266,18 @@ def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[KernelChange
         first, second = before.loc[key], after.loc[key]
         values = {name: (float(first[name]), float(second[name])) for name in counters}
         kernels.append(
-            KernelChange(
-                rank=rank,
-                kernel_type=str(second[TYPE]),
-                shapes=str(second[INPUT_SHAPES]),
-                launches=int(second[LAUNCHES]),
-                old_us=float(first[DURATION]),
-                new_us=float(second[DURATION]),
-                old_verdict=first[_VERDICT] or None,
-                new_verdict=second[_VERDICT] or None,
-                counters={name: each for name, each in values.items() if not any(map(math.isnan, each))},
-                speed_up=float(first[DURATION] / second[DURATION]),
-            )
+            {
+                "rank": rank,
+                "kernel_type": str(second[TYPE]),
+                "shapes": str(second[INPUT_SHAPES]),
+                "launches": int(second[LAUNCHES]),
+                "old_us": float(first[DURATION]),
+                "new_us": float(second[DURATION]),
+                "old_verdict": first[_VERDICT] or None,
+                "new_verdict": second[_VERDICT] or None,
+                "counters": {name: each for name, each in values.items() if not any(map(math.isnan, each))},
+                "speed_up": float(first[DURATION] / second[DURATION]),
+            }
         )
     return kernels, len(before) - len(both), len(after) - len(both)
 
@@ -331,43 +300,36 @@ def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result
     """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there."""
     kernels, only_old, only_new = compare_diagnoses(old, new)
     problems = [*old.table.problems, *new.table.problems]
-    content = {"only_old": only_old, "only_new": only_new, "kernels": [asdict(each) for each in kernels]}
-    parts: Iterator[Part] = iter(())
+    content = {"only_old": only_old, "only_new": only_new, "kernels": kernels}
+    parts: list[Part]
     if row is not None:
-        parts = _kernel_parts(chosen(kernels, row))
+        one = chosen(kernels, row)
+        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
+        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
+        rows = [(name, before, after, after / before if before else None) for name, (before, after) in values.items()]
+        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
+        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
     else:
-        of = Fields({"old": str(old.table.place), "new": str(new.table.place)})
         counts = {
             "kernels in both": len(kernels),
-            "with another verdict": sum(each.old_verdict != each.new_verdict for each in kernels),
+            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
             "only in old": only_old,
             "only in new": only_new,
         }
-        parts = iter([of, Fields(counts), *_tables(kernels)])
-    return Result(list(parts), content, problems, status=1 if problems else 0)
+        places = {"old": str(old.table.place), "new": str(new.table.place)}
+        shown = [tuple(each[name] for name in _CHANGES) for each in kernels]
+        parts = [
+            Fields({**places, **counts}),
+            Table(tuple(_CHANGES.values()), shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:])),
+        ]
+        ratios = [(each["rank"], *changed) for each in kernels[:SHOWN] for changed in _changed_ratios(each["counters"])]
+        if ratios:
+            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
+    return Result(parts, content, problems, status=1 if problems else 0)
 
 
-def _tables(kernels: list[KernelChange]) -> Iterator[Table]:
-    columns = (
-        *("#", "kernel type", SHAPES, Column("old(us)", microseconds), Column("new(us)", microseconds)),
-        *(Column("speed-up", ratio), "old verdict", "new verdict"),
-    )
-    rows = [
-        (
-            *(each.rank, each.kernel_type, each.shapes, each.old_us, each.new_us, each.speed_up),
-            *(each.old_verdict, each.new_verdict),
-        )
-        for each in kernels
-    ]
-    yield Table(columns, rows[:SHOWN], title="largest changes", left_out=len(rows[SHOWN:]))
-    ratios = [(each.rank, name, *both) for each in kernels[:SHOWN] for name, both in each.changed_ratios.items()]
-    if ratios:
-        yield Table(("#", "counter", "old", "new"), ratios, title="counters that changed")
-
-
-def _kernel_parts(change: KernelChange) -> Iterator[Part]:
-    verdicts = {"old verdict": change.old_verdict, "new verdict": change.new_verdict}
-    yield Fields({"shapes": change.shapes, **verdicts}, title=f"{change.rank} {change.kernel_type}")
-    values = {"Duration(us)": (change.old_us, change.new_us), **change.counters}
-    rows = [(name, old, new, new / old if old else None) for name, (old, new) in values.items()]
-    yield Table(("counter", "old", "new", Column("new / old", ratio)), rows)
+def _changed_ratios(counters: Mapping[str, tuple[float, float]]) -> Iterator[tuple[str, float, float]]:
+    """Yields the counters that are ratios, and changed, with both values."""
+    for name, (old, new) in counters.items():
+        if name.endswith(_RATIOS) and abs(new - old) >= _TELLING * (100 if name.endswith("(%)") else 1):
+            yield name, old, new

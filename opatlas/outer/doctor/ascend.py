@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from opatlas.row.errors import ReplayError
@@ -24,11 +25,11 @@ from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_operators import OR
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.msprof_output import msprof_executable
 from opatlas.run.registry import replay_spec, replays_of_bench
-from opatlas.text import exception_line, first_line, last_line, pluralize
+from opatlas.text import exception_line, first_line, pluralize
 
-from .probe import Target, Verdict, failed, passed, skipped
+from .machine import measure_row
+from .probe import State, Target, Verdict, failed, passed, skipped
 
 _DEVICE_FILES = Path("/dev")
 _ASCEND = Path("/usr/local/Ascend")
@@ -37,9 +38,8 @@ _MANAGERS = ("davinci_manager", "devmm_svm", "hisi_hdc")
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 #: Deadline of a tool that only prints.
 _TOOL_S = 30
-#: Beginnings of the names of NPU calls whose kernels do not come with CANN.
-_CUSTOM, _TRITON, _ATB = ("torch.ops._C_ascend.",), ("torch.ops.vllm.",), ("torch_npu.atb.", "torch_npu._npu_")
-_ANY = ("torch",)
+#: Beginnings of the names of NPU calls whose kernels do not come with CANN: custom ones; those of Triton and ATB.
+_CUSTOM, _OTHERS = "torch.ops._C_ascend.", ("torch.ops.vllm.", "torch_npu.atb.", "torch_npu._npu_")
 _NAMED = 8
 
 
@@ -97,7 +97,7 @@ def cann(target: Target) -> Verdict:
     """Looks for the CANN toolkit, and whether its environment is set."""
     version = cann_version()
     homes = {name: value for name in _HOMES if (value := os.environ.get(name))}
-    scripts = [str(path) for path in set_env_scripts() if path.is_file()]
+    script = next((path for path in set_env_scripts() if path.is_file()), _ASCEND / "ascend-toolkit" / "set_env.sh")
     if version is None:
         return failed(
             f"no CANN toolkit below {', '.join(homes.values()) or _ASCEND}",
@@ -107,17 +107,14 @@ def cann(target: Target) -> Verdict:
     if not homes:
         return failed(
             f"{version}, its environment is not set ({' and '.join(_HOMES)} are empty)",
-            f"source {scripts[0] if scripts else _ASCEND / 'ascend-toolkit/set_env.sh'}",
+            f"source {script}",
         )
     gone = [f"{name}={home}" for name, home in homes.items() if not Path(home).is_dir()]
     if gone:
         return failed(f"{', '.join(gone)} is no folder", "source the set_env.sh of the CANN that is installed")
-    libraries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     if not any(entry.startswith(home) for entry in libraries for home in homes.values()):
-        return failed(
-            f"{version}, LD_LIBRARY_PATH has no folder of it",
-            f"source {scripts[0]}" if scripts else "source its set_env.sh",
-        )
+        return failed(f"{version}, LD_LIBRARY_PATH has no folder of it", f"source {script}")
     return passed(f"{version}, {homes.get(_HOMES[0], next(iter(homes.values())))}", version=version, homes=homes)
 
 
@@ -140,55 +137,36 @@ def torch_npu(target: Target) -> Verdict:
 
 def npu(target: Target) -> Verdict:
     """Multiplies on the NPU, and measures a row without a profiler."""
-    name = target.device if target.kind == KIND.name and target.device else KIND.name
-    from .measure import measure_row
-
-    return measure_row(name, KIND.events)
-
-
-def msprof(target: Target) -> Verdict:
-    """Looks for msprof, and whether it starts."""
-    executable = msprof_executable()
-    done = subprocess.run([executable, "--help"], capture_output=True, text=True, timeout=_TOOL_S, check=False)
-    said = (done.stdout + done.stderr).strip()
-    if "--output" not in said:
-        return failed(
-            f"{executable} --help: exit code {done.returncode}: {last_line(said)}",
-            "source CANN's set_env.sh; --instrument npu-events measures without msprof",
-            help=said,
-        )
-    return passed(executable, help=said)
+    return measure_row(target.device if target.kind == KIND.name and target.device else KIND.name, KIND.events)
 
 
 def npu_calls(target: Target) -> Verdict:
-    """Looks up the calls of torch_npu that replays make, except the calls of ATB."""
-    others = _types_by_call(_ANY).keys() - _types_by_call((*_CUSTOM, *_TRITON, *_ATB)).keys()
+    """Looks up the calls of torch_npu that replays make; operators of other libraries are not among them."""
     import_torch_npu()
-    missing = _missing(others)
-    if not missing:
-        return passed(f"{len(others)} of {len(others)} calls", calls=sorted(others))
-    found = f"{len(others) - len(missing)} of {len(others)} calls; {_effect(missing, 'unsupported')}"
-    return failed(found, "a later torch_npu may have them", missing=missing)
+    calls = {call: types for call, types in _types_by_call().items() if not _is_of((_CUSTOM, *_OTHERS), call)}
+    return _look_up(calls, "a later torch_npu may have them")
 
 
 def custom_ops(target: Target) -> Verdict:
     """Looks up vllm-ascend's custom operators, and loads the libraries of their kernels."""
-    calls = _types_by_call(_CUSTOM)
-    rows = _rows(_types(calls))
+    calls = {call: types for call, types in _types_by_call().items() if _is_of((_CUSTOM,), call)}
+    rows = _rows(calls.values())
     named = os.environ.get(npu_operators.PATH_VARIABLE)
+    remedy = npu_operators.remedy()
     if find_spec("vllm_ascend") is None and not named:
-        return skipped(f"no vllm-ascend; skipped: {rows}", npu_operators.remedy())
+        return skipped(f"no vllm-ascend; skipped: {rows}", remedy)
     if not npu_operators.is_environment_set():
-        libraries = npu_operators.LIBRARY_VARIABLE
-        found = f"{npu_operators.PATH_VARIABLE}={named} is no folder, or {libraries} lacks its libraries"
-        why = found if named else "vllm-ascend has no package of kernels"
-        return failed(f"{why}; skipped: {rows}", npu_operators.remedy())
-    _open(target)
-    if missing := _missing(calls):
-        return failed(_effect(missing, "skipped"), npu_operators.remedy(), missing=missing)
+        variables = npu_operators.PATH_VARIABLE, npu_operators.LIBRARY_VARIABLE
+        why = f"{variables[0]}={named} is no folder, or {variables[1]} lacks its libraries"
+        return failed(f"{why if named else 'vllm-ascend has no kernels'}; skipped: {rows}", remedy)
+    # As a device process does before it looks for an operator.
+    open_device(available_devices(target.device or None)[0], MeasureSettings())
+    found = _look_up(calls, remedy)
+    if found.state is not State.PASS:
+        return found
     if failures := list(filter(None, map(_load_failure, npu_operators.libraries()))):
-        return failed(f"unsupported: {rows}: {'; '.join(failures)}", npu_operators.remedy())
-    return passed(f"{len(calls)} operators and their kernels", calls=sorted(calls))
+        return failed(f"unsupported: {rows}: {'; '.join(failures)}", remedy)
+    return found
 
 
 def _load_failure(library: Path) -> str:
@@ -200,45 +178,38 @@ def _load_failure(library: Path) -> str:
     return ""
 
 
-def _open(target: Target) -> None:
-    """Opens the device, as a device process does before it looks for an operator. Raises OpAtlasError."""
-    spec = available_devices(target.device or None)[0]
-    open_device(spec, MeasureSettings())
-
-
-def _types_by_call(prefixes: tuple[str, ...]) -> dict[str, list[str]]:
-    """Returns the kernel types of each NPU call, for calls all of whose names begin with a prefix."""
-    names: dict[str, list[str]] = defaultdict(list)
+def _types_by_call() -> dict[str, list[str]]:
+    """Returns the kernel types of each NPU call."""
+    calls: dict[str, list[str]] = defaultdict(list)
     for kernel_type, function in replays_of_bench().items():
         spec = replay_spec(function)
-        if spec is not None and spec.npu is not None and all(n.startswith(prefixes) for n in spec.npu.split(OR)):
-            names[spec.npu].append(kernel_type)
-    return dict(names)
+        if spec is not None and spec.npu is not None:
+            calls[spec.npu].append(kernel_type)
+    return calls
 
 
-def _types(calls: Container[str]) -> list[str]:
-    """Returns the kernel types whose replays make one of the calls."""
-    return [kernel_type for call, types in _types_by_call(_ANY).items() if call in calls for kernel_type in types]
+def _is_of(libraries: tuple[str, ...], call: str) -> bool:
+    return all(name.startswith(libraries) for name in call.split(OR))
 
 
-def _missing(calls: Iterable[str]) -> dict[str, str]:
-    """Returns the calls that cannot be looked up, each with the reason."""
+def _look_up(calls: Mapping[str, Sequence[str]], remedy: str) -> Verdict:
+    """Looks up calls, whose kernel types are given: rows of those that are missing would be skipped."""
     missing = {}
     for call in sorted(calls):
         try:
             npu_operators.load_npu_call(call)
         except ReplayError as error:
             missing[call] = str(error)
-    return missing
+    if not missing:
+        return passed(f"{len(calls)} calls", calls=sorted(calls))
+    rows, reasons = _rows(calls[call] for call in missing), "; ".join(dict.fromkeys(missing.values()))
+    return failed(
+        f"{len(calls) - len(missing)} of {len(calls)} calls; none for {rows}: {reasons}", remedy, missing=missing
+    )
 
 
-def _effect(missing: Mapping[str, str], fate: str) -> str:
-    """Returns the fate of the rows that lack a call, their kernel types, and the reasons."""
-    return f"{fate}: {_rows(_types(missing))}: {'; '.join(dict.fromkeys(missing.values()))}"
-
-
-def _rows(types: Iterable[str]) -> str:
+def _rows(types: Iterable[Sequence[str]]) -> str:
     """Returns `Add, Mul`, or `Add, Mul and 3 more`."""
-    names = sorted(types)
+    names = sorted(chain.from_iterable(types))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"

@@ -28,7 +28,6 @@ from opatlas.run.process.fresh_python import import_environment, module_command
 from opatlas.run.process.keeper import die_with_parent
 from opatlas.text import Word, exception_line
 
-Fact = Any
 #: Deadline of a probe that prints a version or looks at files.
 PRINTS_S = 60.0
 #: The end of a process's output is kept, in bytes.
@@ -58,15 +57,15 @@ class Verdict:
     state: State
     detail: str
     remedy: str = ""
-    facts: Mapping[str, Fact] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def passed(detail: str, /, **facts: Fact) -> Verdict:
+def passed(detail: str, /, **facts: Any) -> Verdict:
     """Returns the verdict on something that exists and works."""
     return Verdict(State.PASS, detail, "", facts)
 
 
-def failed(detail: str, remedy: str = "", /, **facts: Fact) -> Verdict:
+def failed(detail: str, remedy: str = "", /, **facts: Any) -> Verdict:
     """Returns the verdict on something that is missing or does not work."""
     return Verdict(State.FAIL, detail, remedy, facts)
 
@@ -78,12 +77,11 @@ def skipped(detail: str, remedy: str = "", /) -> Verdict:
 
 @dataclass(frozen=True)
 class Target:
-    """The device and the database for which the machine is examined.
+    """The device for which the machine is examined.
 
     Attributes:
         device: as in `pytest bench/ --device`; "" for the device at hand.
         kind: the kind of the device; "" before the kind is known.
-        database: the folder of CSVs; None for the default of the device.
         with_group: whether two ranks run a collective.
         environment: variables of the process that owns the device in a replay, besides those of this process.
         files: a folder in which a probe leaves files for the report; None: no files.
@@ -91,7 +89,6 @@ class Target:
 
     device: str = ""
     kind: str = ""
-    database: Path | None = None
     with_group: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Path | None = None
@@ -106,9 +103,7 @@ class Probe:
         deadline_s: the time in seconds after which its process is killed.
         needed_by: the kinds of devices that need the examined part; () for no kind.
         of_ascend: runs only if the machine has signs of an NPU.
-        of_device: runs only if the device was found.
-        of_database: runs only if the device was found, or --database-path names the database.
-        requires: the probe that has to pass first; "" for none.
+        requires: names of the probes that have to pass first.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
     """
 
@@ -116,9 +111,7 @@ class Probe:
     deadline_s: float = PRINTS_S
     needed_by: tuple[str, ...] = tuple(device_kinds())
     of_ascend: bool = False
-    of_device: bool = False
-    of_database: bool = False
-    requires: str = ""
+    requires: tuple[str, ...] = ()
     as_device_process: bool = False
 
     @property

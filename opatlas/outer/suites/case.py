@@ -21,10 +21,11 @@ from opatlas.outer.suites.operators import (
     find_overload,
     functional_of,
     is_no_operator,
+    keywords_on,
     name_of,
+    remade,
     slots_of,
     text_of,
-    text_of_tensor,
     with_device,
 )
 from opatlas.outer.suites.opinfo import recorded, variant_call
@@ -205,8 +206,7 @@ def _precise(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     dtype = torch.complex128 if value.is_complex() else torch.float64
-    memory = torch.as_strided(value, (text_of_tensor(value).extent,), (1,)).to(dtype)
-    return torch.as_strided(memory, value.shape, value.stride(), 0)
+    return remade(value, lambda memory: memory.to(dtype, copy=True))
 
 
 #: Arguments that are a variance or its root, by their names in the schemas.
@@ -239,10 +239,7 @@ def make_call(overload: torch._ops.OpOverload, text: ArgumentsText, device: torc
 
     positional = tuple(made(name, value) for name, value in zip(names, text.positional, strict=False))
     keywords = {name: made(name, value) for name, value in text.keywords.items()}
-    keywords.pop("pin_memory", None)
-    if keywords.get("device") is not None:
-        keywords["device"] = device
-    return Call(overload, positional, keywords)
+    return Call(overload, positional, keywords_on(keywords, device))
 
 
 def _tensor(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
+from torch.utils._pytree import tree_map
 
 from opatlas.outer.suites.texts import ABBREVIATIONS, ArgumentsText, SlotText, TensorText, TorchConstant
 from opatlas.run.implementation import Prepared
+from opatlas.run.kernel_call import flat_tensors
 
-#: Why an overload is no operator of a suite, by what torch says of it.
-RANDOM, VIEW, NO_TENSOR, NOT_ATEN = "random", "view", "no-tensor", "not-aten"
+#: Operators that torch's schemas do not tell to be no operators of a suite, and why they are none.
+_LEFT_OUT = {
+    "_unsafe_view.default": "view",
+    **dict.fromkeys(("_ctc_loss.Tensor", "_ctc_loss.default"), "irreproducible"),
+    **dict.fromkeys(("_to_sparse.default", "_to_sparse.sparse_dim", "hash_tensor.default"), "no-text"),
+    **dict.fromkeys(("empty.memory_format", "empty_like.default", "empty_permuted.default"), "uninitialized"),
+    **dict.fromkeys(("empty_strided.default", "new_empty.default", "new_empty_strided.default"), "uninitialized"),
+}
 
 
 class NoText(ValueError):
@@ -35,12 +41,12 @@ class Call:
 
     def mapped(self, change: Callable[[Any], Any]) -> Call:
         """Returns the call with each argument, and each item of a list, changed by a function."""
-        positional = tuple(map_values(change, self.positional))
-        return Call(self.overload, positional, {name: map_values(change, each) for name, each in self.keywords.items()})
+        positional, keywords = tree_map(change, (self.positional, dict(self.keywords)))
+        return Call(self.overload, positional, keywords)
 
     def cloned(self) -> Call:
         """Returns the call with copies of the tensors, of the same strides."""
-        return self.mapped(lambda value: clone(value) if isinstance(value, torch.Tensor) else value)
+        return self.mapped(lambda value: remade(value, torch.clone) if isinstance(value, torch.Tensor) else value)
 
     def places(self) -> dict[int | str, Any]:
         """Returns the arguments by position or name."""
@@ -48,9 +54,9 @@ class Call:
         found.update(self.keywords)
         return found
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yields the tensors of the arguments, those of lists included."""
-        yield from flat_tensors([*self.positional, *self.keywords.values()])
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Returns the tensors of the arguments, those of lists included."""
+        return flat_tensors([*self.positional, *self.keywords.values()])
 
     def written(self) -> list[int | str]:
         """Returns positions and names of the arguments that the operator writes into."""
@@ -104,21 +110,15 @@ def is_no_operator(overload: torch._ops.OpOverload) -> str:
     """Returns why an overload computes nothing that can be checked; "" for an operator of a suite."""
     schema = overload._schema
     if overload.namespace != "aten":
-        return NOT_ATEN
+        return "not-aten"
     if torch.Tag.nondeterministic_seeded in overload.tags:
-        return RANDOM
+        return "random"
     if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
-        return VIEW
+        return "view"
     is_written = any(each.alias_info is not None and each.alias_info.is_write for each in schema.arguments)
-    returns_tensor = any("Tensor" in str(each.type) for each in schema.returns)
-    return "" if returns_tensor or is_written else NO_TENSOR
-
-
-@cache
-def left_out() -> Mapping[str, str]:
-    """Returns why operators are no operators of the suites, by overload."""
-    reasons = msgspec.yaml.decode(Path(__file__).with_name("left_out.yaml").read_bytes(), type=dict[str, list[str]])
-    return {overload: reason for reason, overloads in reasons.items() for overload in overloads}
+    if not is_written and not any("Tensor" in str(each.type) for each in schema.returns):
+        return "no-tensor"
+    return _LEFT_OUT.get(name_of(overload), "")
 
 
 @dataclass(frozen=True)
@@ -217,29 +217,12 @@ def _is_in_place(overload: torch._ops.OpOverload) -> bool:
     return is_self and len(schema.returns) == 1 and schema.name.endswith("_")
 
 
-def map_values(change: Callable[[Any], Any], value: Any) -> Any:
-    """Returns a value changed by a function, or a list or tuple with each item changed."""
-    if isinstance(value, (list, tuple)):
-        return type(value)([map_values(change, item) for item in value])
-    return change(value)
-
-
-def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors of a value and of the lists in it."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from flat_tensors(item)
-
-
-def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy with the same strides, also of a tensor whose elements share memory."""
+def remade(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns a tensor of the same strides in a changed copy of the memory, also where elements share memory."""
     if tensor.is_contiguous():
-        return tensor.detach().clone()
-    extent = text_of_tensor(tensor).extent
-    memory = torch.as_strided(tensor.detach(), (extent,), (1,)).clone()
-    return torch.as_strided(memory, tensor.shape, tensor.stride(), 0)
+        return change(tensor.detach())
+    memory = torch.as_strided(tensor.detach(), (text_of_tensor(tensor).extent,), (1,))
+    return torch.as_strided(change(memory), tensor.shape, tensor.stride())
 
 
 def text_of_tensor(tensor: torch.Tensor) -> TensorText:
@@ -281,16 +264,14 @@ def with_device(call: Call, device: torch.device) -> Call:
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device != device:
-            text = text_of_tensor(value)
-            memory = torch.as_strided(value, (text.extent,), (1,)).to(device)
-            return torch.as_strided(memory, value.shape, value.stride(), 0)
+            return remade(value, lambda memory: memory.to(device))
         return device if isinstance(value, torch.device) else value
 
     changed = call.mapped(moved)
-    return Call(call.overload, changed.positional, _keywords_on(changed.keywords, device))
+    return Call(call.overload, changed.positional, keywords_on(changed.keywords, device))
 
 
-def _keywords_on(keywords: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def keywords_on(keywords: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Returns keywords whose device is this one. A CPU pins memory for other devices, so that goes."""
     changed = {name: value for name, value in keywords.items() if name != "pin_memory"}
     return {**changed, "device": device} if changed.get("device") is not None else changed

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.operators import Call, computed_by, derive, find_overload, flat_tensors, name_of, variants_of
+from opatlas.outer.suites.operators import Call, computed_by, derive, find_overload, name_of, variants_of
 from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.errors import ReplayError, Unsupported
 from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.implementation import Implementation, KernelSource, Prepared, load_kernel
 from opatlas.run.implementation_catalog import read_directory
+from opatlas.run.kernel_call import flat_tensors
 
 #: Overrides that are not undone. Kept here, because torch drops an override that has no reference.
 _ACTIVE: set[use] = set()

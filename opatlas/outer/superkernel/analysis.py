@@ -13,7 +13,6 @@ from opatlas.text import pluralize
 
 from .gains import (
     GATE,
-    PUBLIC_GAINS,
     CutCount,
     CutReason,
     GainModel,
@@ -272,7 +271,6 @@ def analysis_as_json(analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, 
         "layers": [asdict(kind) for kind in analysis.layers],
         "module_shares": analysis.module_shares,
         "scopes": [asdict(gain) for gain in analysis.scopes],
-        "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
         "refusals": analysis.refusals,
         "notes": analysis.notes,
         "advice": asdict(advice),

@@ -17,7 +17,7 @@ from opatlas.show.site.pages import ReportPage
 from opatlas.text import Word, pluralize
 
 from .analysis import LEAST_RUNS, MOST_RUNS, ScopeAdvice, ScopeAnalysis, advise, analyse, analysis_as_json
-from .gains import GATE, PUBLIC_GAINS
+from .gains import GATE
 from .kernel_types import StepPhase, read_module_map
 from .structure import StepSource, find_structure, phase_of
 from .timeline import Timeline, captures_at, read_file, read_timeline
@@ -125,9 +125,6 @@ _NOT_IN_CAPTURES = (
 )
 #: The kernel types that are named beside a cut.
 _TYPES_SHOWN = 3
-_PUBLIC = Table(
-    (Column("gain", percent), "of"), [(each.gain, each.what) for each in PUBLIC_GAINS], title="measured by others"
-)
 
 
 def find_scopes(capture: Path, module_map: Path | None, phase: str | None) -> Result:
@@ -163,7 +160,6 @@ def compare_scopes(old: Path, new: Path) -> Result:
         "gain": gain,
         "gate": GATE,
         "checks": [asdict(check) for check in checks],
-        "measured_by_others": [asdict(each) for each in PUBLIC_GAINS],
         "notes": notes,
         "verdict": verdict,
     }
@@ -183,7 +179,6 @@ def compare_scopes(old: Path, new: Path) -> Result:
         Table(columns, rows),
         Table(("check", "state", "why"), why),
         Fields({"gain": percent(gain), "gate": percent(GATE), "verdict": str(verdict)}),
-        _PUBLIC,
         *(f"note: {note}" for note in notes),
         _NOT_IN_CAPTURES,
     ]
@@ -247,7 +242,6 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
     if analysis.module_shares:
         yield Table(("module", Column("share of time", percent)), list(analysis.module_shares.items()))
     yield _scopes(analysis)
-    yield _PUBLIC
     yield from (f"note: {note}" for note in analysis.notes)
     yield from (f"refused: {refusal}" for refusal in analysis.refusals)
     if analysis.refusals:

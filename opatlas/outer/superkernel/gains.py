@@ -24,29 +24,6 @@ GATE = 0.10
 _AI_CORES = frozenset({"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV"})
 
 
-@dataclass(frozen=True)
-class PublicGain:
-    """A gain that somebody measured and published, as a share of the duration without a SuperKernel."""
-
-    what: str
-    gain: float
-    source: str
-
-
-PUBLIC_GAINS = (
-    PublicGain(
-        "example of graph-autofusion: 407.54 to 384.66 us",
-        0.0561,
-        "hicann/graph-autofusion 423ae26, super_kernel/examples/super_kernel_profiling/README.md: sums of durations",
-    ),
-    PublicGain(
-        "Hy3, decode: 31.5 to 30.8 ms per token, 1.02x",
-        1 - 30.8 / 31.5,
-        "hicann/cann-recipes-infer fbc225d, Hy3",
-    ),
-)
-
-
 class CutReason(Word):
     """Why a kernel is in no SuperKernel, or why a SuperKernel ends."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from time import monotonic
 
 import torch
@@ -22,7 +21,7 @@ from opatlas.row.errors import InvalidRow, ReplayError, WrongResult
 from opatlas.row.slots import known_dtype
 from opatlas.run.devices.device import Device
 from opatlas.run.devices.system import available_cores
-from opatlas.run.group import RANK_SPREAD, Group, ranks_of_node, slowest_us, spread_us
+from opatlas.run.group import Group, ranks_of_node
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import RowOutcome
 from opatlas.run.replay import Sampling
@@ -247,28 +246,11 @@ class TimedCollective:
         # Calls in quick succession must not disturb each other.
         self._message.check(result, expected)
         checked = Checked(compared, result.numel())
-        outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
-        self.outcome = self._slowest_rank(outcome)
-
-    def _slowest_rank(self, outcome: RowOutcome) -> RowOutcome:
-        """Returns the outcome of the rank with the largest median, on every rank.
-
-        Samples in a profile are compared when pytest reads the profiles (opatlas/run/msprof_output.py).
-        """
-        if outcome.pending is not None:
-            return outcome
-        if outcome.measurement is None:
-            # The other ranks learn that this rank has none.
+        self.outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
+        if self.outcome.measurement is None:
+            # The other ranks, which combine their samples (opatlas/run/groups/rank_main.py), learn that it has none.
             with suppress(ReplayError):
                 self._group.gather_samples(())
-            return outcome
-        of_ranks = self._group.gather_samples(outcome.measurement.samples_us)
-        measurement = replace(
-            outcome.measurement,
-            samples_us=slowest_us(self._message.kernel_type, of_ranks)[1],
-            counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(of_ranks)},
-        )
-        return replace(outcome, measurement=measurement)
 
     def _shared_cores(self) -> list[str]:
         """Returns a remark if the ranks of a CPU are more than its cores."""

@@ -34,8 +34,6 @@ DTYPES: Mapping[str, str] = {
     "int8": "DT_INT8",
 }
 _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
-#: So many rounded sizes are listed.
-_SHOWN = 3
 
 
 def _usage_error(message: str) -> Exception:
@@ -103,7 +101,7 @@ class CollectivePlan:
     Attributes:
         rows: cells of the messages, by kernel type, ordered by groups.
         options: the options of pytest, with the grid that is used.
-        about: lines for the user on the grid, the environment, rounded sizes and left out groups.
+        about: lines for the user on the grid, the environment and left out groups.
     """
 
     rows: Mapping[str, Sequence[Mapping[str, str]]]
@@ -178,11 +176,10 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: Islands | None = No
         for collective in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
                 sent = _round_up(collective, size, dtype, _sizes(option, nodes.devices))
-                about += [f"{collective.name} of {size} {dtype}: {text}" for text in _rounded_note(sent)]
                 # Two sizes that are rounded up to the same size are one message.
                 rows[collective.kernel_type] += [
                     {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
-                    for count in dict.fromkeys(sent.values())
+                    for count in dict.fromkeys(sent)
                 ]
     if no_group and (option.strict or len(no_group) == len(sizes)):
         raise _usage_error(f"{'; '.join(no_group)}: change --num-devices, --topology-tier or --grid-shape")
@@ -203,18 +200,11 @@ def _sizes(option: Any, devices: Sequence[DeviceSpec]) -> Sequence[int]:
     return [1 << power for power in range(_SMALLEST.bit_length() - 1, largest.bit_length())]
 
 
-def _round_up(collective: Collective, size: int, dtype: str, wanted_bytes: Sequence[int]) -> Mapping[int, int]:
+def _round_up(collective: Collective, size: int, dtype: str, wanted_bytes: Sequence[int]) -> list[int]:
     """Returns the size that is sent for each requested size, in bytes."""
     known = known_dtype(DTYPES[dtype])
     assert known is not None
-    return {wanted: collective.message_bytes(wanted, size, known.bytes) for wanted in wanted_bytes}
-
-
-def _rounded_note(sent: Mapping[int, int]) -> Sequence[str]:
-    """Returns a line on sizes that were rounded up, if any."""
-    changed = [f"{wanted} -> {count}" for wanted, count in sent.items() if wanted != count]
-    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-    return [f"bytes rounded up: {', '.join(changed[:_SHOWN])}{more}"] if changed else []
+    return [collective.message_bytes(wanted, size, known.bytes) for wanted in wanted_bytes]
 
 
 def _check_nodes(option: Any) -> None:

@@ -186,10 +186,9 @@ def _serve(
                 outcome = runner.run(job)
             else:
                 outcome = outcome_of(ReplayError("the nodes are not at the same row: run the same command on each"))
-            # The ranks of a collective have combined their samples already.
             if outcome.pending is not None:
                 outcome = _with_node_remark(outcome, group)
-            elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
+            elif outcome.measurement is not None:
                 outcome = combine_ranks(job.kernel_type, outcome, group)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
@@ -233,7 +232,7 @@ def _all_devices_locked(messages: _JobMessages, runner: Runner, group: Group, lo
 
 
 def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group) -> RowOutcome:
-    """Returns the outcome with the samples of the group: each sample is the longest of the ranks."""
+    """Returns the outcome with the samples of the group (`slowest_us`)."""
     assert outcome.measurement is not None
     try:
         samples_us = group.gather_samples(outcome.measurement.samples_us)

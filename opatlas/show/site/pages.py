@@ -1,23 +1,37 @@
-"""The contents of the pages that are no tables of rows: overview, comparisons, costs of models, registered pages."""
+"""The site: the contents of its pages, the data of each kernel type, and Bokeh's JavaScript from its Python package."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures
+from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures, compare_databases
+from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.compare.states import compared_states
 from opatlas.ask.overview import read_overview
 from opatlas.ask.query.database import OpenDatabase
+from opatlas.ask.query.database import open as open_database
 from opatlas.ask.query.model_cost import ModelCost
+from opatlas.data.csv_files import write_bytes, write_text
 from opatlas.data.database import Database
+from opatlas.errors import OpAtlasError
 from opatlas.extensions import REPORT_PAGES, extensions
+from opatlas.files import expect_folder
+from opatlas.progress import track
 from opatlas.row.roofline import device_peak
 
-from .rows import columns_of, durations_of
+from .rows import WORDS, columns_of, durations_of, moves_each_byte_once, row_table
+
+#: What the files of rows are called, before their numbers.
+_ROWS = "rows"
+_BOKEH_FILES = ("bokeh.min.js", "bokeh-api.min.js")
 
 
 class ReportPage:
@@ -45,7 +59,7 @@ def registered_pages() -> dict[str, ReportPage]:
     return {name: entry.load()() for name, entry in sorted(extensions(REPORT_PAGES).items())}
 
 
-def overview_page(database: OpenDatabase, implementation: str) -> dict[str, Any]:
+def _overview_page(database: OpenDatabase, implementation: str) -> dict[str, Any]:
     """Returns the contents of a database: its kernel types, devices, runs, durations, and the peaks of the device."""
     device = database.answers.device
     peak = device_peak(device)
@@ -58,7 +72,7 @@ def overview_page(database: OpenDatabase, implementation: str) -> dict[str, Any]
     }
 
 
-def comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
+def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
     """Returns the figures of each rival by kernel type, and each row that the baseline or a rival measured."""
     lines = []
     for row in comparison.rows:
@@ -112,7 +126,7 @@ def _figures(figures: RivalFigures) -> dict[str, Any]:
     }
 
 
-def model_page(cost: ModelCost, question: str) -> dict[str, Any]:
+def _model_page(cost: ModelCost, question: str) -> dict[str, Any]:
     """Returns the cost of a step of a model: the sum, its interval, and its parts."""
     return {
         "question": question,
@@ -126,3 +140,148 @@ def model_page(cost: ModelCost, question: str) -> dict[str, Any]:
         "untold_us": cost.untold_us,
         "parts": [{**asdict(part), "us": part.us} for part in cost.parts],
     }
+
+
+@dataclass(frozen=True)
+class WrittenSite:
+    """What a site shows.
+
+    Attributes:
+        start: the file to open.
+        kernel_types, rows: their numbers.
+        rows_of: the number of rows of each implementation, and of collectives, the most first.
+        problems: messages about files that cannot be read.
+    """
+
+    start: Path
+    kernel_types: int
+    rows: int
+    rows_of: Mapping[str, int]
+    problems: Sequence[str]
+
+
+def write_site(
+    place: Path,
+    folder: Path,
+    *,
+    against: str = "",
+    costs: Sequence[tuple[str, ModelCost]] = (),
+    capture: Path | None = None,
+) -> WrittenSite:
+    """Writes the site of a database into a folder. A failure leaves the folder as it was.
+
+    Args:
+        against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
+        costs: costs of models, each with the question that it answers.
+        capture: a capture for the pages that show one; None for none.
+
+    Raises:
+        OpAtlasError: Bokeh is not installed, a database is missing, the folder holds other files, a file cannot be
+            written, or the capture cannot be read.
+    """
+    scripts = list(_bokeh())
+    _expect_own(folder)
+    database = open_database(place, compositions=True)
+    beside = database.messages
+    sources = [database, *([beside] if beside is not None and beside is not database else [])]
+    overviews = [_overview_page(source, name) for source in sources for name in source.implementations]
+    problems = [problem for each in overviews for problem in each["problems"]]
+    data: dict[str, Any] = {}
+
+    def compare(name: str, databases: Sequence[ComparedDatabase], baseline: str = "") -> None:
+        if len(databases) > 1:
+            data[name] = _comparison_page(compare_databases(databases, baseline=baseline))
+            problems.extend(data[name]["problems"])
+
+    compare("implementations", list(database.implementations.values()))
+    if against:
+        with compared_states([against, str(database.path)]) as databases:
+            compare("databases", databases, databases[0].name)
+    comparisons = list(data)
+    pages = registered_pages()
+    types: list[dict[str, Any]] = []
+    tables: list[pd.DataFrame] = []
+    for source in sources:
+        more = {name: [page.row_cells(source, name) for page in pages.values()] for name in source.implementations}
+        for kernel_type in track(source.kernel_types(), "report, kernel types"):
+            try:
+                table = row_table(source, kernel_type, more)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            file = f"{_ROWS}{len(types):04}"
+            first = [name for name in WORDS if name in table]
+            data[file] = columns_of(table[[*first, *(name for name in table.columns if name not in first)]], WORDS)
+            tables.append(table.assign(kernel_type=kernel_type))
+            types.append({"name": kernel_type, "file": file, **_facts(source, kernel_type, table)})
+    overview = {
+        "databases": overviews,
+        "types": types,
+        "pages": comparisons,
+        **{name: page.content(tables, capture) for name, page in pages.items()},
+        "models": [_model_page(cost, question) for question, cost in costs],
+        "problems": list(dict.fromkeys(problems)),
+        "version": _version(),
+    }
+    # The overview marks the folder as a site.
+    for path in (folder / "data").glob(f"{_ROWS}*.js"):
+        path.unlink()
+    for name, page in {"overview": overview, **data}.items():
+        _write_data(folder, name, page)
+    for name, content in (*_assets(), *scripts):
+        write_bytes(folder / name, content)
+    rows_of = Counter[str]()
+    for each, table in zip(types, tables, strict=True):
+        rows_of.update(["collectives"] * len(table) if each["collective"] else table["implementation"])
+    return WrittenSite(
+        folder / "index.html", len(types), rows_of.total(), dict(rows_of.most_common()), overview["problems"]
+    )
+
+
+def _facts(database: OpenDatabase, kernel_type: str, table: pd.DataFrame) -> dict[str, Any]:
+    """Returns what the overview shows of a kernel type."""
+    timed = table["duration_us"].dropna()
+    return {
+        "rows": len(table),
+        "timed": len(timed),
+        "each_byte_once": moves_each_byte_once(database, kernel_type),
+        "collective": kernel_type.startswith("hcom_"),
+        "median_us": float(timed.median()) if len(timed) else None,
+        "status": table["status"].value_counts().to_dict(),
+        "quality": table.loc[table["quality"] != "", "quality"].value_counts().to_dict(),
+        "dtypes": sorted(set(table["dtype"].dropna().astype(str))) if "dtype" in table else [],
+        "implementations": list(dict.fromkeys(table["implementation"])),
+    }
+
+
+def _expect_own(folder: Path) -> None:
+    """Checks that a folder is new, empty or a site. Raises OpAtlasError."""
+    expect_folder(folder, "name another one", may_be_made=True)
+    if folder.is_dir() and next(folder.iterdir(), None) and not (folder / "data" / "overview.js").is_file():
+        raise OpAtlasError(f"{folder}: holds files that are no site of `opatlas report`: name a new or an empty folder")
+
+
+def _write_data(folder: Path, name: str, content: object) -> None:
+    """Writes data as a script: a page that was opened from a file may load scripts, and nothing else."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    write_text(folder / "data" / f"{name}.js", f"opatlas.receive({json.dumps(name)},{json.dumps(text)});\n")
+
+
+def _assets() -> Iterator[tuple[str, bytes]]:
+    for file in resources.files(__package__).joinpath("assets").iterdir():
+        if file.is_file():
+            yield file.name, file.read_bytes()
+
+
+def _bokeh() -> Iterator[tuple[str, bytes]]:
+    """Yields the scripts of Bokeh by name."""
+    scripts = resources.files("bokeh") / "server" / "static" / "js"
+    for name in _BOKEH_FILES:
+        yield name, scripts.joinpath(name).read_bytes()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("opatlas")
+    except metadata.PackageNotFoundError:
+        return ""

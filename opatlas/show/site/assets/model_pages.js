@@ -91,7 +91,6 @@
         ["share of the time", Object.entries(found.module_shares).map(([module, share]) => `${t(module)} ${percent(share)}`).join(", ")],
         ["all gaps", `${percent(bound.raw_ceiling)} (${number(bound.gaps_us)} µs)`],
         ["gaps that a SuperKernel may save", `${percent(bound.capped_ceiling)}; ${t("less synchronizations")} ${percent(bound.saved_ceiling)}`],
-        ["measured by others", found.measured_by_others.map((each) => `${percent(each.gain)}: ${each.what}`).join("; ")],
       ]),
       ...[...found.refusals.map((text) => [t("refused"), text]), ...found.notes.map((text) => [t("note"), text])]
         .map(([word, text]) => h("p", { class: "problem" }, `${word}: ${text}`)),

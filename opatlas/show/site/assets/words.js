@@ -50,7 +50,7 @@ opatlas.chinese = Object.assign(Object.create(null), {
   "attention": "注意力", "moe": "专家 (MoE)", "ffn": "前馈网络", "layer": "单层", "all layers": "全部层", "step": "单步",
   "refused": "不建议", "gain below gate": "收益低于门槛", "worth trying": "值得尝试", "capture": "采集数据", "steps": "步数",
   "layers in a step": "每步层数", "all gaps": "全部间隙", "gaps that a SuperKernel may save": "SuperKernel 可省的间隙",
-  "less synchronizations": "扣除同步后", "measured by others": "公开实测", "note": "注意", "what splits a SuperKernel": "SuperKernel 的断点",
+  "less synchronizations": "扣除同步后", "note": "注意", "what splits a SuperKernel": "SuperKernel 的断点",
   "count": "个数", "decode": "解码", "prefill": "预填充", "training": "训练", "on another stream": "在其他流上",
   "runs on the AI CPU": "在 AI CPU 上运行", "runs on no AI core": "不在 AI Core 上运行",
   "collective outside of the four supported": "不受支持的集合通信", "type that cannot be fused": "不可融合的类型",
