@@ -138,7 +138,7 @@ class Session:
             context.plan = plan_session(context) if not context.is_worker else context.shared.load_plan()
             context.plan = context.plan or Plan(error=_NO_PLAN)
             if context.runs_rows and not context.is_controller and of_fate(context.plan.cases, Fate.TO_RUN):
-                self._runner.begin()
+                self.runner.begin()
         return context.plan
 
     def publish_plan(self) -> None:
