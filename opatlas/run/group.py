@@ -124,7 +124,8 @@ class GroupSpec:
         members = self.members or ()
         needed, there = max(members) + 1, per_node * self.nnodes
         if needed > there and shared_cores is not None:
-            return f"needs {needed} ranks: {shared_cores * self.nnodes} cores hold {there} ({per_node // shared_cores} each)"
+            cores, each = shared_cores * self.nnodes, per_node // shared_cores
+            return f"needs {needed} ranks: {cores} cores hold {there} ({each} each)"
         if needed > there:
             return f"needs {needed} devices, {there} {'is' if there == 1 else 'are'} there"
         shares = [sum(member // per_node == node for member in members) for node in range(self.nnodes)]
