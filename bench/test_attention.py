@@ -1,10 +1,12 @@
-"""Replays of attention in inference."""
+"""Replays of attention: in inference, over the keys that an index chooses, and in training."""
 
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
-from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
 from opatlas.run.inputs.attention import (
     CAUSAL_MASK,
     KEY,
@@ -16,7 +18,7 @@ from opatlas.run.inputs.attention import (
     read_attention,
     with_operator_shapes,
 )
-from opatlas.run.inputs.sequences import expect_slots, lengths_tensor
+from opatlas.run.inputs.sequences import assign_pages, expect_slots, lengths_tensor, split_evenly, spread_positions
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -39,19 +41,11 @@ def test_fused_infer_attention_score(row, replay):
         key,
         value,
         atten_mask=row.upper_triangle(CAUSAL_MASK, call.mask_dtype) if call.mask_dtype else None,
-        actual_seq_lengths=call.query_lengths,
-        actual_seq_lengths_kv=call.kv_lengths,
         block_table=operator.block_table(call.table, call.used_blocks, key.shape[0]) if call.table else None,
         query_rope=operator.tensor(QUERY_ROPE, *RANGE) if call.rope else None,
         key_rope=operator.tensor(KEY_ROPE, *RANGE) if call.rope else None,
-        num_heads=call.heads,
-        scale=call.scale,
-        input_layout=call.layout,
-        num_key_value_heads=call.kv_heads,
-        sparse_mode=call.sparse_mode,
-        block_size=call.block_size,
-        softmax_lse_flag=call.with_lse,
-        output_slots=[0, 1] if call.with_lse else [0],
+        **call.keywords,
+        output_slots=[0, 1] if call.keywords["softmax_lse_flag"] else [0],
         expected=formulas.fused_infer_attention_score,
     )
 
@@ -64,20 +58,15 @@ def test_ring_mla(row, replay):
     """
     expect_slots(row, range(5), (5, 13, 14))
     q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
-    row.expect(
-        len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1]),
-        INPUT_SHAPES,
-        "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width",
-    )
+    fits = len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1])
+    problem = "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width"
+    row.expect(fits, INPUT_SHAPES, problem)
     row.expect(k[1] and not q[1] % k[1] and q_rope[-1] == k_rope[-1], INPUT_SHAPES, "queries and keys do not match")
     later = row.has(13)
     row.expect(later == row.has(14), INPUT_SHAPES, "slot 13 or 14 (an earlier step) is missing", "restore it")
     row.expect(later or q[0] == k[0], INPUT_SHAPES, "a first step must have as many queries as keys")
-    row.expect(
-        not later or (row.shape(13), row.shape(14)) == ((*q[:2], v[-1]), (q[1], q[0])),
-        INPUT_SHAPES,
-        "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)",
-    )
+    fits = not later or (row.shape(13), row.shape(14)) == ((*q[:2], v[-1]), (q[1], q[0]))
+    row.expect(fits, INPUT_SHAPES, "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)")
     row.assume("all tokens are one sequence")
     dtype = row.input_slots[0].dtype
     # In FLOAT16 the kernel adds the mask to the scores; in BF16 it first multiplies it by a large negative number.
@@ -124,3 +113,225 @@ def test_attention_update(row, replay):
         output_slots=[0, 1] if with_sums else [0],
         expected=formulas.attention_update,
     )
+
+
+@replays("LightningIndexer", npu="torch_npu.npu_lightning_indexer")
+def test_lightning_indexer(row, replay):
+    """Checks the outputs keys of each query, perhaps their scores."""
+    arguments, keywords = _indexer_call(row)
+    with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
+    replay(
+        impl.lightning_indexer,
+        *arguments,
+        **keywords,
+        return_value=with_values,
+        output_slots=[0, 1] if with_values else [0],
+        expected=formulas.lightning_indexer,
+    )
+
+
+@replays("LightningIndexerVllm", npu="torch.ops._C_ascend.npu_lightning_indexer")
+def test_lightning_indexer_vllm(row, replay, custom_opp):
+    """Replays LightningIndexer without scores, the kernel of older versions of vllm-ascend."""
+    arguments, keywords = _indexer_call(row)
+    replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)
+
+
+def _indexer_call(row):
+    """Reads the slots queries (T, N, D), keys (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
+    expect_slots(row, range(6))
+    query, cache, weights = (row.shape(slot) for slot in range(3))
+    fits = len(query) == 3 and weights == query[:2] and cache[2:] == (1, query[-1])
+    problem = "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)"
+    row.expect(fits, INPUT_SHAPES, problem, "correct their shapes; other layouts are not replayed")
+    queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
+    return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
+        "actual_seq_lengths_query": lengths_tensor(row, list(accumulate(queries)), host=False),
+        "actual_seq_lengths_key": lengths_tensor(row, keys, host=False),
+        "block_table": table,
+        "layout_query": "TND",
+        "layout_key": "PA_BSND",
+        "sparse_count": row.output_shape()[-1],
+        "sparse_mode": 3,
+    }
+
+
+#: The operator of vllm-ascend, which engines call, launches its own kernel; the call of torch_npu launches CANN's.
+_SPARSE_FLASH_ATTENTION = "torch.ops._C_ascend.npu_sparse_flash_attention or torch_npu.npu_sparse_flash_attention"
+
+
+@replays("SparseFlashAttention", npu=_SPARSE_FLASH_ATTENTION)
+def test_sparse_flash_attention(row, replay):
+    """Replays attention over the keys of an index.
+
+    Slots: queries (T, N, D), keys and values in pages (blocks, block size, 1, D), indices (T, 1, K), block table,
+    two lengths, and the rope parts of queries and keys.
+    """
+    expect_slots(row, range(9))
+    query, cache, values, indices, _, _, _, query_rope, key_rope = (row.shape(slot) for slot in range(9))
+    row.expect(
+        len(query) == 3
+        and (cache[2:], values) == ((1, query[-1]), cache)
+        and (len(indices), indices[:2]) == (3, (query[0], 1))
+        and (query_rope[:-1], key_rope[:-1], query_rope[-1]) == (query[:-1], cache[:-1], key_rope[-1]),
+        INPUT_SHAPES,
+        "slot 0 must be (tokens, heads, D), slots 1 and 2 (blocks, block size, 1, D), slot 3 (tokens, 1, K), and "
+        "slots 7 and 8 (rope) like slots 0 and 1 with another last axis",
+        "correct their shapes; other layouts are not replayed",
+    )
+    queries, keys, table = _sequences(row, query, cache, table_slot=4, length_slots=(5, 6))
+    seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
+    # One cache holds keys and values, as in absorbed latent attention.
+    key = row.tensor(1, *RANGE)
+    replay(
+        impl.sparse_flash_attention,
+        row.tensor(0, *RANGE),
+        key,
+        key,
+        spread_positions(row, indices, seen),
+        1 / math.sqrt(query[-1] + query_rope[-1]),
+        block_table=table,
+        actual_seq_lengths_query=lengths_tensor(row, list(accumulate(queries)), host=False),
+        actual_seq_lengths_kv=lengths_tensor(row, keys, host=False),
+        query_rope=row.tensor(7, *RANGE),
+        key_rope=row.tensor(8, *RANGE),
+        sparse_block_size=1,
+        layout_query="TND",
+        layout_kv="PA_BSND",
+        sparse_mode=3,
+        attention_mode=2,
+        output_slots=[0],
+        expected=formulas.sparse_flash_attention,
+    )
+
+
+def _sequences(row, query, cache, *, table_slot, length_slots):
+    """Returns the lengths of queries and of keys of each sequence, and the block table."""
+    table = row.shape(table_slot)
+    row.expect(len(table) == 2 and table[0], INPUT_SHAPES, f"slot {table_slot} must be a table (sequences, blocks)")
+    for slot in length_slots:
+        row.expect_shape(slot, table[:1], meaning="lengths")
+    fits = query[0] >= table[0] and 0 not in cache[:2]
+    row.expect(fits, INPUT_SHAPES, "slot 0 has fewer queries than sequences, or slot 1 no pages")
+    queries = split_evenly(query[0], table[0])
+    if table[0] > 1:
+        row.assume(f"{query[0]} queries are dealt out evenly to {table[0]} sequences")
+    keys = assign_pages(row, table, cache[0], cache[1])
+    used = [math.ceil(length / cache[1]) for length in keys]
+    row.expect(
+        len(keys) == table[0]
+        and max(used) <= table[1]
+        and not any(kv < own for own, kv in zip(queries, keys, strict=True)),
+        INPUT_SHAPES,
+        f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table "
+        f"(slot {table_slot})",
+        "correct the shapes, or the recorded lengths",
+    )
+    return queries, keys, row.block_table(table, used, cache[0])
+
+
+_DROPOUT = 4
+_DROPPED = "slot {} is a dropout mask, and no row has the probability of a drop: capture without dropout"
+
+
+@replays("FlashAttentionScore", npu="torch_npu.npu_fusion_attention")
+def test_flash_attention(row, replay):
+    """Reads slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
+    if row.has(_DROPOUT):
+        raise Unsupported(_DROPPED.format(_DROPOUT))
+    expect_slots(row, range(3), (6,))
+    call, scale = _training_call(row, row.output_shape(0), 6 if row.has(6) else None)
+    replay(
+        impl.flash_attention_score,
+        *(row.tensor(slot, *RANGE) for slot in range(3)),
+        **call,
+        scale=scale,
+        output_slots=[3, 0, 1],
+        expected=formulas.flash_attention_score,
+    )
+
+
+@replays("FlashAttentionScoreGrad", npu="torch_npu.npu_fusion_attention_grad")
+def test_flash_attention_grad(row, replay):
+    """Reads the inputs, the gradient of the result, and outputs of the forward kernel.
+
+    Slots 0 to 3: queries, keys, values, gradient of the result; then perhaps a mask; then outputs of the forward
+    kernel: largest scores, their sums, and the result as the last slot.
+    """
+    expect_slots(row, range(4), range(4, len(row.input_slots)))
+    later = [slot for slot in range(4, len(row.input_slots)) if row.has(slot)]
+    for slot in later:
+        if row.input_slots[slot].dtype == "UINT8" and len(row.shape(slot)) == 1:
+            raise Unsupported(_DROPPED.format(slot))
+    *mask, highest, total, result = later if len(later) > 2 else [0, 0, 0]
+    fits = len(later) in (3, 4) and row.shape(highest) == row.shape(total)
+    problem = "from slot 4 on, only a mask, the largest scores, their sums and the result are replayed"
+    row.expect(fits, INPUT_SHAPES, problem)
+    row.expect_shape(3, row.shape(0))
+    row.expect_shape(result, row.shape(0))
+    query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
+    call, scale = _training_call(row, row.shape(highest), mask[0] if mask else None)
+    # Only real outputs of the forward kernel lead to gradients that mean something.
+    attention, softmax_max, softmax_sum = impl.flash_attention_score(query, key, value, **call, scale=scale)
+    replay(
+        impl.flash_attention_grad,
+        query,
+        key,
+        value,
+        row.tensor(3),
+        **call,
+        softmax_max=softmax_max,
+        softmax_sum=softmax_sum,
+        attention_in=attention,
+        scale_value=scale,
+        output_slots=[0, 1, 2],
+        expected=formulas.flash_attention_grad,
+    )
+
+
+def _training_call(row, statistics, mask):
+    """Returns the arguments that are not tensors, with the mask, and the scale, whose name differs between the calls.
+
+    The shape of the statistics, (B, N, S, 8), gives the layout.
+    """
+    q, k, v = (row.shape(slot) for slot in range(3))
+    fits = len(statistics) == 4 and statistics[-1] == 8
+    row.expect(fits, OUTPUT_SHAPES, "the largest scores and their sums must be (batch, heads, queries, 8)")
+    batch, heads, queries, _ = statistics
+    layouts = {
+        "SBH": (queries, batch, q[-1]),
+        "BSH": (batch, queries, q[-1]),
+        "BSND": (batch, queries, heads, q[-1]),
+        "BNSD": (batch, heads, queries, q[-1]),
+    }
+    layout = next((name for name, shape in layouts.items() if shape == q), None)
+    if layout and k != v and k[:-1] == v[:-1]:
+        raise Unsupported(
+            f"slot 2 (values) is {v} and slot 1 (keys) {k}: values are replayed with the keys' width only"
+        )
+    width, rest = (q[-1], 0) if len(q) == 4 else divmod(q[-1], max(heads, 1))
+    kv_heads = 0
+    if layout and len(k) == len(q) and k == v and width and not rest:
+        heads_and_rest = (k[layout.index("N")], k[-1] - width) if "N" in layout else divmod(k[-1], width)
+        kv_heads = heads_and_rest[0] if not heads_and_rest[1] else 0
+    if layout is None or not kv_heads or heads % kv_heads or k[layout.index("B")] != batch:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slots 0 to 2 must be queries, keys and values of {batch} x {queries} tokens and {heads} "
+            f"heads in one of the layouts {', '.join(layouts)}",
+            "correct the shapes; TND is not replayed",
+        )
+    arguments, scale = {"head_num": heads, "input_layout": layout}, 1 / math.sqrt(width)
+    if mask is None:
+        return arguments, scale
+    keys = k[layout.index("S")]
+    shape, dtype = row.shape(mask), row.input_slots[mask].dtype
+    row.expect(dtype in ("BOOL", "UINT8"), INPUT_DTYPES, f"slot {mask} (mask) is {dtype}, not BOOL or UINT8")
+    fits = queries == keys and (shape == CAUSAL_MASK or shape[-2:] == (queries, keys))
+    problem = f"slot {mask} must be the mask of {queries} queries and {keys} keys, equally many, or of 2048,2048"
+    row.expect(fits, INPUT_SHAPES, problem)
+    # A capture does not record the values of a mask: it is causal, as in the training of language models.
+    if shape != CAUSAL_MASK:
+        row.assume("the mask is causal")
+    sparse_mode = 2 if shape == CAUSAL_MASK else 0
+    return {**arguments, "atten_mask": row.upper_triangle(shape, dtype), "sparse_mode": sparse_mode}, scale

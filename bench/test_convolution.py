@@ -144,11 +144,8 @@ def test_adaptive_average_pool(row, replay):
     source, result = row.shape(0), row.output_shape()
     if images.layout(row.input_slots[0]) not in ("", "ND", "NDHWC"):
         raise Unsupported(f"{row.kernel_type} is replayed with channels last, in the formats ND and NDHWC")
-    row.expect(
-        len(source) == len(result) == 5 and (source[0], source[4]) == (result[0], result[4]),
-        OUTPUT_SHAPES,
-        f"no pooling along three axes leads from {source} to the output",
-    )
+    fits = len(source) == len(result) == 5 and (source[0], source[4]) == (result[0], result[4])
+    row.expect(fits, OUTPUT_SHAPES, f"no pooling along three axes leads from {source} to the output")
     images.output_slot(row, like=0)
     replay(
         impl.adaptive_average_pool3d,
@@ -164,11 +161,8 @@ def test_adaptive_average_pool_gradient(row, replay):
     """Reads the slots gradient (OD, OH, OW, N C), pooled volume (N, C, D, H, W). Output: (D, H, W, N C)."""
     row.expect_inputs(2)
     gradient, source = row.shape(0), row.shape(1)
-    row.expect(
-        len(source) == 5 and len(gradient) == 4 and gradient[3] == source[0] * source[1],
-        INPUT_SHAPES,
-        "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)",
-    )
+    fits = len(source) == 5 and len(gradient) == 4 and gradient[3] == source[0] * source[1]
+    row.expect(fits, INPUT_SHAPES, "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)")
     images.output_slot(row, like=0)
     wanted = (*source[2:], gradient[3])
     row.expect(row.output_shape() == wanted, OUTPUT_SHAPES, f"the gradient of {source} must have the shape {wanted}")

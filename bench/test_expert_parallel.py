@@ -9,9 +9,8 @@ from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAP
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.experts import (
-    GroupWeights,
+    Computed,
     LayerSlots,
-    RankValues,
     combined,
     dispatched,
     ep_size,
@@ -52,23 +51,15 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     if not slots.fits:
         row.expect_inputs(7, 8)
     x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
-    row.expect(
-        len(x) == len(chosen) == 2 and len(up) == len(down) == 3 and not up[2] % 2,
-        INPUT_SHAPES,
-        "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)",
-    )
+    fits = len(x) == len(chosen) == 2 and len(up) == len(down) == 3 and not up[2] % 2
+    row.expect(fits, INPUT_SHAPES, "the kernel takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)")
     experts, probs = up[0], row.shape(slots.probabilities) if row.has(slots.probabilities) else ()
-    row.expect(
-        up[1] == x[1] and down == (experts, up[2] // 2, x[1]) and chosen[0] == x[0] and probs == chosen,
-        INPUT_SHAPES,
-        f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match",
-    )
+    fits = up[1] == x[1] and down == (experts, up[2] // 2, x[1]) and chosen[0] == x[0] and probs == chosen
+    problem = f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {probs} do not match"
+    row.expect(fits, INPUT_SHAPES, problem)
     counted = len(row.output_slots) > 1
-    row.expect(
-        not counted or row.output_shape(1) in ((experts,), (1, experts)),
-        OUTPUT_SHAPES,
-        f"output 1 must have a count for each of {experts} experts",
-    )
+    fits = not counted or row.output_shape(1) in ((experts,), (1, experts))
+    row.expect(fits, OUTPUT_SHAPES, f"output 1 must have a count for each of {experts} experts")
     integers = row.input_slots[slots.weights[0][0]].dtype == "INT8"
     dtypes = {row.input_slots[slot].dtype for own in slots.weights for slot in own}
     row.expect(len(dtypes) == 1 or "INT8" not in dtypes, INPUT_DTYPES, "w1 and w2 must have one dtype")
@@ -102,12 +93,15 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     def ids_of(rank):
         return row.for_rank(rank).expert_ids(slots.experts, experts * group.size, first=rank * math.prod(chosen))
 
+    def weight_of(which):
+        return lambda expert: weights_of(expert // experts)[which][expert % experts]
+
     drawn = row.for_rank(group.rank)
     own = matrices_of(drawn)
-    all_weights = {
-        f"weight{which + 1}": [GroupWeights(weights_of, which, per_rank=experts, ranks=group.size)]
-        for which in range(2)
-    } | {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
+    bound: dict[str, list[object]] = {
+        f"weight{i + 1}": [Computed(weight_of(i), experts * group.size)] for i in range(2)
+    }
+    bound |= {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
     replay(
         impl.dispatch_ffn_combine,
         x=drawn.tensor(0),
@@ -127,7 +121,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
         overwrites=["out", "expert_token_nums"],
         output_slots=range(2 if counted else 1),
         expected=formulas.dispatch_ffn_combine.bind(
-            **all_weights, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
+            **bound, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
 
@@ -168,7 +162,7 @@ def test_moe_distribute_combine_v2(row, replay, group):
 def _dispatch(row, replay, group, kernel):
     """Replays a dispatch of tokens to the experts of all ranks, equally often."""
     _expect_inputs(row, range(2, 6))
-    found = dispatched(row.input_slots, row.output_slots, row.cells)
+    found = dispatched(row)
     _expect_group(row, group, found)
     tp = row.output_shape(5)[0] if _has_output(row, 5) and row.output_shape(5) else 0
     quantized = row.output_slots[0].dtype == "INT8"
@@ -195,7 +189,7 @@ def _dispatch(row, replay, group, kernel):
             chosen=[_tokens_and_experts(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=RankValues(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
+            tokens=Computed(lambda rank: _tokens_and_experts(row, found, rank)[0], group.size),
         ),
     )
 
@@ -211,7 +205,7 @@ def _combine(row, replay, group, kernel, dispatch, info_argument):
         raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
     if row.has(5) and row.shape(5) not in ((), (0,), (1,)):
         raise Unsupported(f"{row.kernel_type} is replayed without a group of tensor parallelism (slot 5)")
-    possible = combined(row.input_slots, row.cells)
+    possible = combined(row)
     found = next((one for one in possible if one.ranks == group.size), possible[0])
     _expect_group(row, group, found)
     if len(possible) > 1 and ep_size(row.cells) is None:

@@ -142,11 +142,9 @@ def test_scatter_nd_update(row, replay):
     row.expect_inputs(3)
     target, positions = row.shape(0), row.shape(1)
     axes = positions[-1] if positions else 0
-    row.expect(
-        1 <= axes <= len(target) and row.shape(2) == positions[:-1] + target[axes:],
-        INPUT_SHAPES,
-        f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)",
-    )
+    fits = 1 <= axes <= len(target) and row.shape(2) == positions[:-1] + target[axes:]
+    problem = f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)"
+    row.expect(fits, INPUT_SHAPES, problem)
     coordinates = _distinct(row, [1] * axes, [positions[:-1]] * axes, target[:axes])
     replay(
         impl.scatter_nd_update,
@@ -170,11 +168,8 @@ def test_index_put(row, replay):
     indexed = shape_rules.broadcast(shapes)
     row.expect(indexed is not None, INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast")
     written = target[: axes.start] + indexed + target[axes.stop :]
-    row.expect(
-        shape_rules.broadcast([row.shape(1), written]) == written,
-        INPUT_SHAPES,
-        f"slot 1 does not broadcast to {written}",
-    )
+    fits = shape_rules.broadcast([row.shape(1), written]) == written
+    row.expect(fits, INPUT_SHAPES, f"slot 1 does not broadcast to {written}")
     row.assume("values are put, not added")
     replay(
         impl.index_put,
@@ -228,11 +223,9 @@ def test_top_k(row, replay):
     """Reads the slots x, k. The last axis of the output is k."""
     row.expect_inputs(1, 2)
     x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
-    row.expect(
-        x.dim() and len(values) == x.dim() and values[:-1] == x.shape[:-1] and values[-1] <= x.shape[-1],
-        OUTPUT_SHAPES,
-        f"output 0 must have the shape {tuple(x.shape)} of slot 0, or fewer elements along the last axis",
-    )
+    fits = x.dim() and len(values) == x.dim() and values[:-1] == x.shape[:-1] and values[-1] <= x.shape[-1]
+    problem = f"output 0 must have the shape {tuple(x.shape)} of slot 0, or fewer elements along the last axis"
+    row.expect(fits, OUTPUT_SHAPES, problem)
     replay(impl.top_k, x, values[-1], -1, expected=formulas.top_k)
 
 
@@ -244,11 +237,8 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     """
     row.expect_inputs(3, 4)
     logits = row.tensor(0, -4.0, 4.0)
-    row.expect(
-        logits.dim() == 2 and row.shape(1) == logits.shape,
-        INPUT_SHAPES,
-        "slots 0 and 1 must have one shape, with two axes",
-    )
+    fits = logits.dim() == 2 and row.shape(1) == logits.shape
+    row.expect(fits, INPUT_SHAPES, "slots 0 and 1 must have one shape, with two axes")
     given = {name: slot for name, slot in (("p", 2), ("k", 3)) if row.has(slot)}
     row.expect(given, INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
     for name, slot in given.items():

@@ -1,12 +1,23 @@
-"""Replays of matrix products."""
+"""Replays of matrix products, of quantization and of products of quantized matrices."""
 
 from __future__ import annotations
 
 from itertools import product
 
-from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES, OUTPUT_DTYPES
 from opatlas.row.errors import Unsupported
-from opatlas.run.inputs.shape_rules import factors
+from opatlas.row.slots import FP8
+from opatlas.run.inputs.shape_rules import (
+    LARGEST,
+    SCALE_BLOCK,
+    bias,
+    blocks,
+    expect_real_product,
+    factors,
+    is_fp8,
+    scale_of_blocks,
+    scale_range,
+)
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -82,3 +93,165 @@ def _output_slots(row, a):
     if row.output_dtype() != a.dtype:
         raise Unsupported(f"a product in FRACTAL_NZ is replayed in the dtype of its factors, {a.dtype}, without a Cast")
     return [None]
+
+
+@replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")
+def test_quant_matmul(row, replay):
+    """Reads the slots x1 (M, K), x2 (K, N) or (N, K), scale (1) or (N), then the slots of `_added`.
+
+    x1 and x2 are INT8 or FP8. FP8 may have a scale for each 128 x 128 block of x2, in the order of x2, and then a scale
+    for each 128 columns of a token.
+    """
+    row.expect_inputs(2, 3, 4, 5, 6)
+    fp8 = is_fp8(row, 0, 1)
+    of_blocks = fp8 and row.has(2) and len(row.shape(2)) == 2
+    rank = 2 if len(row.shape(0)) == 2 else None
+    a, b = row.matrices(0, largest=LARGEST), row.matrices(1, rank=rank, largest=LARGEST)
+    x1, x2 = factors(row, a, b, transposed_b_first=False)
+    (m, k), n = x1.shape[-2:], x2.shape[-1]
+    if of_blocks:
+        row.expect(x1.dim() == x2.dim() == 2, INPUT_SHAPES, "matrices with scales of blocks have two axes")
+        scale = scale_of_blocks(row, 2, x2, stored_by_columns=x2 is not b)
+    elif row.has(2):
+        row.expect_shape(2, (1,), (n,), meaning="the scale")
+        scale = row.scale(2, *scale_range(k))
+    else:
+        row.assume("no scale slot: the scale is ones")
+        scale = row.ones(n)
+    slots = _added(row, (m, blocks(k)) if of_blocks else (m,), n, fp8)
+    row.expect(
+        not of_blocks or "pertoken_scale" in slots, INPUT_SHAPES, f"the scales ({m}, {blocks(k)}) of x1 are missing"
+    )
+    if fp8:
+        expect_real_product(row, slots.get("bias"))
+    ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5)}
+    added = {
+        name: bias(row, slot, k) if name == "bias" else row.tensor(slot, *ranges[name]) for name, slot in slots.items()
+    }
+    if of_blocks:
+        added["group_sizes"] = [1, SCALE_BLOCK, SCALE_BLOCK]
+    replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
+
+
+def _added(row, token, n, fp8):
+    """Returns the slots of bias, offset and scale per token by argument.
+
+    A row of up to four slots lacks absent slots: dtype and size decide the role of the fourth slot. A longer row has
+    the order of the kernel. An offset is added to INT8 results, so products in FP8 have none.
+
+    Args:
+        token: the shape of the scale per token.
+    """
+    if len(row.input_slots) > 4:
+        added = {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
+        for name, slot in added.items():
+            # A bias may have the axes of a batch before its own axis.
+            shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [token]}
+            row.expect_shape(slot, *shapes[name], meaning=f"the {name.replace('_', ' ')}")
+        row.expect(
+            not fp8 or "offset" not in added, INPUT_SHAPES, "products in FP8 have no offset (slot 3)", "remove it"
+        )
+        return added
+    if not row.has(3):
+        return {}
+    shape, dtype = row.shape(3), row.input_slots[3].dtype
+    if dtype == "FLOAT" and shape == token:
+        return {"pertoken_scale": 3}
+    if dtype == "FLOAT" and shape in ((1,), (n,)) and not fp8:
+        return {"offset": 3}
+    if dtype in ("INT32", "BF16", "FLOAT16", "FLOAT") and shape[-1:] == (n,):
+        return {"bias": 3}
+    of_token = ",".join(map(str, token))
+    raise row.refuse(
+        INPUT_SHAPES,
+        f"slot 3 is neither a scale per token (FLOAT, {of_token}), nor an offset (FLOAT, 1 or {n}), nor a bias ({n})",
+        "correct its shape or its dtype",
+    )
+
+
+@replays("AscendQuantV2", "AscendQuantV2AiCore", "AscendQuantV2Aicore", npu="torch_npu.npu_quantize")
+def test_quantize(row, replay):
+    """Reads the slots x, scales and perhaps zero points of its last axis."""
+    row.expect_inputs(2, 3)
+    x, name = row.tensor(0, -4.0, 4.0), row.output_slots[0].dtype if row.output_slots else ""
+    if name == "INT32" and row.output_shape() == (*x.shape[:-1], x.shape[-1] // 8):
+        name = "INT4"
+    row.expect(name in ("INT8", "UINT8", "INT4"), OUTPUT_DTYPES, "the kernel quantizes to INT8, UINT8 or INT4")
+    row.expect(name != "INT4" or not x.shape[-1] % 8, INPUT_SHAPES, "the last axis must be a multiple of 8 for INT4")
+    for slot in range(1, len(row.input_slots)):
+        row.expect_shape(slot, x.shape[-1:], (1,), meaning="the scales" if slot == 1 else "the zero points")
+    # x is divided by the scales for UINT8, else multiplied. Most results are within the range of the dtype.
+    reach = {"INT8": 127, "UINT8": 127, "INT4": 7}[name] / 4.0
+    divides = name == "UINT8"
+    scales = row.tensor(1, 1 / reach, 3 / reach) if divides else row.tensor(1, reach / 3, 1.1 * reach)
+    zero_points = row.tensor(2, -4.0, 4.0) if len(row.input_slots) == 3 else None
+    replay(impl.quantize, x, scales, zero_points, impl.quantized_dtype(name), -1, divides, expected=formulas.quantize)
+
+
+@replays("DynamicQuant", "DynamicQuantAiCore", npu="torch_npu.npu_dynamic_quant")
+def test_dynamic_quant(row, replay):
+    """Reads the slots x, perhaps smooth scales of its last axis."""
+    row.expect_inputs(1, 2)
+    x = row.tensor(0, -4.0, 4.0)
+    row.expect(x.dim() >= 2 and x.shape[-1], INPUT_SHAPES, "slot 0 must have two axes or more")
+    smooth = {}
+    if len(row.input_slots) == 2:
+        row.expect_shape(1, x.shape[-1:], (1,), meaning="the smooth scales")
+        smooth = {"smooth_scales": row.tensor(1, 0.5, 1.5)}
+    name = row.output_slots[0].dtype if row.output_slots else ""
+    if name == "INT4":
+        smooth["dst_type"] = impl.quantized_dtype("INT4")
+    elif name in FP8:
+        smooth["dst_type"] = row.output_dtype()
+    replay(impl.dynamic_quant, x, **smooth, expected=formulas.dynamic_quant)
+
+
+@replays("DynamicBlockQuant", npu="torch_npu.npu_dynamic_block_quant")
+def test_dynamic_block_quant(row, replay):
+    """Reads the slot x (..., N). Output 1 has the scale of each 128 columns of a row, as activations are quantized."""
+    row.expect_inputs(1)
+    x = row.tensor(0, -4.0, 4.0)
+    row.expect(x.dim() >= 2 and x.shape[-1], INPUT_SHAPES, "slot 0 must have two axes or more")
+    scales = (*x.shape[:-1], blocks(x.shape[-1]))
+    if len(row.output_slots) < 2 or row.output_shape(1) != scales:
+        raise Unsupported(f"{row.kernel_type} is replayed for blocks of 1 x {SCALE_BLOCK}: output 1 is {scales} then")
+    row.expect(row.output_slots[0].dtype in FP8 | {"INT8"}, OUTPUT_DTYPES, "the kernel quantizes to INT8 or FP8")
+    replay(
+        impl.dynamic_block_quant,
+        x,
+        dst_type=row.output_dtype(),
+        row_block_size=1,
+        col_block_size=SCALE_BLOCK,
+        output_slots=(0, 1),
+        expected=formulas.dynamic_block_quant,
+    )
+
+
+@replays("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore", npu="torch_npu.npu_add_rms_norm_dynamic_quant")
+def test_add_rms_norm_dynamic_quant(row, replay):
+    """Reads the slots x1, x2, gamma, and optional ones: two smooth scales, beta.
+
+    Outputs: y1, y2, x, scales of y1, scales of y2. Without a second smooth scale, y2 and its scales mean nothing.
+    """
+    row.expect_inputs(3, 4, 5, 6)
+    x1, x2 = row.tensor(0), row.tensor(1)
+    row.expect(x1.shape == x2.shape and x1.dim() and x1.shape[-1], INPUT_SHAPES, "slots 0 and 1 must have one shape")
+    names = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
+    row.shape(2)  # gamma must be there
+    present = {name: slot for slot, name in enumerate(names, start=2) if row.has(slot)}
+    for name, slot in present.items():
+        row.expect_shape(slot, x1.shape[-1:], (1,), meaning=name)
+    missing = "smooth_scale2" in present and "smooth_scale1" not in present
+    row.expect(not missing, INPUT_SHAPES, "slot 4 needs slot 3, the first smooth scale, which is missing", "restore it")
+    vectors = {name: row.tensor(slot, 0.5, 1.5) for name, slot in present.items()}
+    both = "smooth_scale2" in present
+    replay(
+        impl.add_rms_norm_dynamic_quant,
+        x1,
+        x2,
+        vectors.pop("gamma"),
+        **vectors,
+        epsilon=1e-6,
+        output_slots=range(5) if both else (0, None, 2, 3, None),
+        expected=formulas.add_rms_norm_dynamic_quant,
+    )

@@ -35,11 +35,9 @@ def test_moe_gating_top_k(row, replay):
     """
     row.expect_inputs(1, 2)
     logits, (tokens, k) = row.shape(0), _pair(row.output_shape())
-    row.expect(
-        len(logits) == 2 and tokens == logits[0] and 1 <= k <= logits[1],
-        OUTPUT_SHAPES,
-        f"output 0 must be (tokens, k) for the logits {logits} of slot 0, with k from 1 to the number of experts",
-    )
+    fits = len(logits) == 2 and tokens == logits[0] and 1 <= k <= logits[1]
+    problem = f"output 0 must be (tokens, k) for the logits {logits} of slot 0, with k from 1 to the number of experts"
+    row.expect(fits, OUTPUT_SHAPES, problem)
     gating = {"norm_type": 0}
     if len(row.input_slots) == 2:
         row.expect_shape(1, logits[1:], meaning="bias")
@@ -86,11 +84,8 @@ def test_moe_token_unpermute(row, replay):
     row.expect(len(permuted) == 2, INPUT_SHAPES, "slot 0 must have two axes")
     row.expect_shape(1, permuted[:1], meaning="a position for each row of slot 0")
     probs = [row.tensor(2, 0.1, 1.0)] if len(row.input_slots) == 3 else []
-    row.expect(
-        not probs or (probs[0].dim() == 2 and probs[0].numel() == permuted[0]),
-        INPUT_SHAPES,
-        f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all",
-    )
+    fits = not probs or (probs[0].dim() == 2 and probs[0].numel() == permuted[0])
+    row.expect(fits, INPUT_SHAPES, f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all")
     arguments = [row.tensor(0), row.indices(1, permuted[0], distinct=True), *probs]
     replay(impl.moe_token_unpermute, *arguments, expected=formulas.moe_token_unpermute)
 
@@ -188,11 +183,8 @@ def _grouped(row, *, halves=False):
     """
     x, stored, y = row.shape(0), row.shape(1), row.output_shape()
     weight = shape_rules.nz_shape(stored) if len(stored) == 5 else stored
-    row.expect(
-        len(x) == len(y) == 2 and len(weight) == 3,
-        INPUT_SHAPES,
-        "slots 0 and 1 must be (M, K) and (E, K, N) or FRACTAL_NZ",
-    )
+    fits = len(x) == len(y) == 2 and len(weight) == 3
+    row.expect(fits, INPUT_SHAPES, "slots 0 and 1 must be (M, K) and (E, K, N) or FRACTAL_NZ")
     wanted = (y[0], y[1] * 2 if halves else y[1])
     fitting = shape_rules.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
     if fitting is None or fitting[0]:

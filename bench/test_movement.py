@@ -30,11 +30,8 @@ def test_slice(row, replay):
     x, sizes = row.tensor(0), row.output_shape()
     for slot, meaning in enumerate(("the offsets", "the sizes", "the axes", "the steps"), start=1):
         row.expect_list(slot, x.dim(), meaning)
-    row.expect(
-        len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True)),
-        OUTPUT_SHAPES,
-        f"the output is not a block of the input {tuple(x.shape)}",
-    )
+    fits = len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True))
+    row.expect(fits, OUTPUT_SHAPES, f"the output is not a block of the input {tuple(x.shape)}")
     if row.on_npu and x[tuple(map(slice, sizes))].is_contiguous():
         raise Unsupported(f"torch copies a contiguous block, and no call launches {row.kernel_type} for it")
     replay(impl.slice_copy, x, [0] * x.dim(), list(sizes), expected=formulas.slice_copy)
@@ -52,11 +49,8 @@ def test_strided_slice(row, replay):
         row.expect_list(slot, x.dim(), meaning)
     if len(sizes) < x.dim():
         raise Unsupported(f"{row.kernel_type} is replayed with as many axes in the output as in the input")
-    row.expect(
-        len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True)),
-        OUTPUT_SHAPES,
-        f"the output is not a part of the input {tuple(x.shape)}",
-    )
+    fits = len(sizes) == x.dim() and not any(size > whole for size, whole in zip(sizes, x.shape, strict=True))
+    row.expect(fits, OUTPUT_SHAPES, f"the output is not a part of the input {tuple(x.shape)}")
     steps = [whole // size if size else 1 for size, whole in zip(sizes, x.shape, strict=True)]
     row.assume(f"steps {steps} from the first element on")
     ends = [size * step for size, step in zip(sizes, steps, strict=True)]
@@ -86,11 +80,8 @@ def test_repeat_interleave(row, replay):
     x, result = row.tensor(0), row.output_shape()
     different = [axis for axis, (own, size) in enumerate(zip(x.shape, result, strict=False)) if own != size]
     axis = different[0] if different else 0
-    row.expect(
-        len(result) == x.dim() > 0 and len(different) <= 1 and x.shape[axis],
-        OUTPUT_SHAPES,
-        f"the output differs from the input {tuple(x.shape)} in more than one axis",
-    )
+    fits = len(result) == x.dim() > 0 and len(different) <= 1 and x.shape[axis]
+    row.expect(fits, OUTPUT_SHAPES, f"the output differs from the input {tuple(x.shape)} in more than one axis")
     lines, total = x.shape[axis], result[axis]
     row.expect_shape(1, (lines,), *([(), (1,)] if total % lines == 0 else []), meaning="repetitions")
     if row.shape(1) == (lines,):
@@ -128,11 +119,8 @@ def test_broadcast_to(row, replay):
     row.expect_inputs(1, 2)
     x, shape = row.tensor(0), row.output_shape()
     row.expect_list(1, len(shape), "the output's sizes")
-    row.expect(
-        shape_rules.broadcast([x.shape, shape]) == shape,
-        OUTPUT_SHAPES,
-        f"the input {tuple(x.shape)} does not broadcast",
-    )
+    fits = shape_rules.broadcast([x.shape, shape]) == shape
+    row.expect(fits, OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast")
     replay(impl.broadcast_to, x, list(shape), expected=formulas.broadcast_to)
 
 
@@ -152,11 +140,8 @@ def test_pad(row, replay):
     row.expect_inputs(1, 2, 3)
     x, padded = row.tensor(0), row.output_shape()
     row.expect_list(1, 2 * x.dim(), "the padding before and after each axis")
-    row.expect(
-        len(padded) == x.dim() and not any(size < inner for size, inner in zip(padded, x.shape, strict=True)),
-        OUTPUT_SHAPES,
-        f"the output does not contain the input {tuple(x.shape)}",
-    )
+    fits = len(padded) == x.dim() and not any(size < inner for size, inner in zip(padded, x.shape, strict=True))
+    row.expect(fits, OUTPUT_SHAPES, f"the output does not contain the input {tuple(x.shape)}")
     padding = [
         amount for size, inner in zip(reversed(padded), reversed(x.shape), strict=True) for amount in (0, size - inner)
     ]
@@ -235,11 +220,9 @@ def test_as_strided(row, replay):
     if row.shape(3):
         row.expect_list(3, 1, "the offset")
     viewed = math.prod(sizes)
-    row.expect(
-        viewed and not count % viewed and len(sizes) >= 2,
-        OUTPUT_SHAPES,
-        f"the output is neither a part of the last axis of a tensor of {count} numbers nor its transposition",
-    )
+    fits = viewed and not count % viewed and len(sizes) >= 2
+    problem = f"the output is neither a part of the last axis of a tensor of {count} numbers nor its transposition"
+    row.expect(fits, OUTPUT_SHAPES, problem)
     transposed = count == viewed or (len(sizes) > 2 and min(sizes[:2]) > 1)
     if row.on_npu and (count == viewed or not transposed or sizes[-1] % _WHOLE_BLOCKS):
         raise Unsupported(f"no known call launches {row.kernel_type} for a view of these sizes")
@@ -280,11 +263,8 @@ def test_nonzero(row, replay):
     row.expect_inputs(1)
     x = row.tensor(0)
     listed = math.prod(row.output_shape())
-    row.expect(
-        x.dim() and not listed % x.dim() and listed // x.dim() <= x.numel(),
-        OUTPUT_SHAPES,
-        f"the output must hold {x.dim()} coordinates for each of up to {x.numel()} numbers",
-    )
+    fits = x.dim() and not listed % x.dim() and listed // x.dim() <= x.numel()
+    row.expect(fits, OUTPUT_SHAPES, f"the output must hold {x.dim()} coordinates for each of up to {x.numel()} numbers")
     integers = not row.output_dtype().is_floating_point and row.output_slots[0].dtype != "BOOL"
     row.expect(integers, OUTPUT_DTYPES, "the output holds coordinates, which are integers")
     count = listed // x.dim()

@@ -1,8 +1,9 @@
-"""Replays of normalization kernels."""
+"""Replays of norms, activations and reductions: kernels whose results depend on whole rows."""
 
 from __future__ import annotations
 
 from opatlas.row.columns import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
 from opatlas.run.registry import replays
 
@@ -117,3 +118,67 @@ def _expect_vectors(row, names):
 
 def _expect_sum(row):
     row.expect(row.shape(0) == row.shape(1), INPUT_SHAPES, "slots 0 and 1 must have one shape")
+
+
+@replays("SoftmaxV2", "SoftmaxAiCore", npu="torch.softmax")
+def test_softmax(row, replay):
+    replay(impl.softmax, row.only_input(-4.0, 4.0), -1, expected=formulas.softmax)
+
+
+@replays("SwiGlu", npu="torch_npu.npu_swiglu")
+def test_swiglu(row, replay):
+    x = row.only_input(-4.0, 4.0)
+    row.expect(x.dim() and not x.shape[-1] % 2, INPUT_SHAPES, "the last axis must have an even size")
+    replay(impl.swiglu, x, -1, expected=formulas.swiglu)
+
+
+@replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
+def test_scaled_masked_softmax(row, replay):
+    """Reads the slots x and a mask that broadcasts to x. A capture does not record the scale."""
+    row.expect_inputs(2)
+    row.expect_dtype(1, "BOOL")
+    row.expect_output_shape_like(0)
+    x, mask = row.matrices(0), row.matrices(1)
+    row.expect(
+        shape_rules.broadcast([x.shape, mask.shape]) == x.shape, INPUT_SHAPES, "slot 1 does not broadcast to slot 0"
+    )
+    # A result in FRACTAL_NZ is compared as matrices, whose shape is not that of the slot.
+    slots = [None] if tuple(x.shape) != row.output_shape() else [0]
+    replay(impl.scaled_masked_softmax, x, mask, 4.0, False, output_slots=slots, expected=formulas.scaled_masked_softmax)
+
+
+@replays("ReduceSum", "ReduceSumOpAiCore", "ReduceSumD", npu="torch.sum")
+def test_reduce_sum(row, replay):
+    """Replays ReduceSumD, of older toolkits with fixed axes, by a call that launches ReduceSum."""
+    row.expect_inputs(1, 2)
+    x = row.tensor(0)
+    replay(impl.sum, x, *_reduction(row, "sum"), dtype=row.output_dtype(), expected=formulas.reduce_sum)
+
+
+@replays("ReduceMean", "ReduceMeanAiCore", "ReduceMeanD", npu="torch.mean")
+def test_reduce_mean(row, replay):
+    """Replays ReduceMeanD, of older toolkits with fixed axes, by a call that launches ReduceMean."""
+    row.expect_inputs(1, 2)
+    if not row.output_dtype().is_floating_point:
+        raise Unsupported("torch has no mean in integers")
+    axes, keepdim = _reduction(row, "mean")
+    row.expect(0 not in [row.shape(0)[axis] for axis in axes], INPUT_SHAPES, "slot 0 has no elements, and so no mean")
+    x = row.tensor(0)
+    replay(impl.mean, x, axes, keepdim, dtype=row.output_dtype(), expected=formulas.reduce_mean)
+
+
+@replays("Cumsum", npu="torch.cumsum")
+def test_cumsum(row, replay):
+    """Assumes the last axis, because a capture does not record the axis."""
+    row.expect_inputs(1, 2)
+    replay(impl.cumsum, row.tensor(0), -1, dtype=row.output_dtype(), expected=formulas.cumulative_sum)
+
+
+def _reduction(row, name):
+    """Returns the axes and whether they stay as ones; the length of slot 1, a list of axes, is their number."""
+    count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
+    reduction = shape_rules.reduction(row.shape(0), row.output_shape(), count)
+    fits = reduction is not None
+    problem = f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape"
+    row.expect(fits, OUTPUT_SHAPES, problem)
+    return reduction

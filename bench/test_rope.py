@@ -1,4 +1,4 @@
-"""Replays of rotary position embeddings."""
+"""Replays of rotary position embeddings, and of kernels that write and read paged caches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import gcd
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
+from opatlas.run.inputs.sequences import expect_slots, split_evenly
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -85,18 +86,13 @@ def test_triton_rope(row, replay, custom_opp):
     The capture of a Triton kernel has the first tensors only: the positions of the tokens are missing.
     """
     row.expect_inputs(3, 4)
-    row.expect(
-        row.input_slots[1].dtype == row.input_slots[0].dtype,
-        INPUT_DTYPES,
-        "slot 1 must have the dtype of slot 0; captures of this Triton kernel hold meaningless dtypes there",
-        "write the dtype of slot 0 for slot 1",
-    )
+    fits = row.input_slots[1].dtype == row.input_slots[0].dtype
+    problem = "slot 1 must have the dtype of slot 0; captures of this Triton kernel hold meaningless dtypes there"
+    row.expect(fits, INPUT_DTYPES, problem, "write the dtype of slot 0 for slot 1")
     query, key = row.shape(0), row.shape(1)
-    row.expect(
-        len(query) == len(key) == 3 and query[::2] == key[::2],
-        INPUT_SHAPES,
-        "slots 0 and 1 must be (tokens, heads, head size), with the same tokens and head size",
-    )
+    fits = len(query) == len(key) == 3 and query[::2] == key[::2]
+    problem = "slots 0 and 1 must be (tokens, heads, head size), with the same tokens and head size"
+    row.expect(fits, INPUT_SHAPES, problem)
     row.assume(_HALVES)
     table = row.tensor(2)
     rotary_size = _expect_table(row, 2, query[2])
@@ -124,11 +120,9 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     row.expect_inputs(2, 3)
     fused = row.shape(0)
     query, key = row.output_shape(0), row.output_shape(1)
-    row.expect(
-        len(fused) == 2 and query[:-1] == key[:-1] == fused[:1] and fused[1] == query[1] + 2 * key[1],
-        OUTPUT_SHAPES,
-        f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input {fused}",
-    )
+    fits = len(fused) == 2 and query[:-1] == key[:-1] == fused[:1] and fused[1] == query[1] + 2 * key[1]
+    problem = f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input {fused}"
+    row.expect(fits, OUTPUT_SHAPES, problem)
     width = row.shape(1)[-1] if row.shape(1) else 0
     sizes = [size for size in range(max(width, 1), key[1] + 1) if gcd(query[1], key[1]) % size == 0]
     row.expect(sizes, INPUT_SHAPES, f"slot 1 has angles for {width} features, but all heads of the key have {key[1]}")
@@ -157,16 +151,11 @@ def _expect_angles(row, turned, cos, sin):
     """Refuses a row whose cos and sin do not broadcast to the rotated tensors."""
     for slot in turned:
         shape, angles = row.shape(slot), row.shape(cos)
-        row.expect(
-            shape and not shape[-1] % 2 and len(angles) == len(shape) and angles[-1] == shape[-1],
-            INPUT_SHAPES,
-            f"slot {slot} and slot {cos} (cos) must have as many axes and the same even number of features",
-        )
-        row.expect(
-            shape_rules.broadcast([shape, angles]) == shape,
-            INPUT_SHAPES,
-            f"slot {cos} (cos) does not broadcast to slot {slot}",
-        )
+        fits = shape and not shape[-1] % 2 and len(angles) == len(shape) and angles[-1] == shape[-1]
+        problem = f"slot {slot} and slot {cos} (cos) must have as many axes and the same even number of features"
+        row.expect(fits, INPUT_SHAPES, problem)
+        fits = shape_rules.broadcast([shape, angles]) == shape
+        row.expect(fits, INPUT_SHAPES, f"slot {cos} (cos) does not broadcast to slot {slot}")
     row.expect(row.shape(sin) == row.shape(cos), INPUT_SHAPES, f"slots {cos} (cos) and {sin} (sin) must have one shape")
 
 
@@ -200,3 +189,113 @@ def _positions(row, slot, tokens, below):
         return impl.arange(tokens, device=row.device) % below
     row.expect_shape(slot, (tokens,), meaning="the position of each token")
     return row.indices(slot, below)
+
+
+@replays("ReshapeAndCacheNdKernel", npu="torch_npu._npu_reshape_and_cache")
+def test_reshape_and_cache(row, replay):
+    """Reads the slots key and value (tokens, heads, size), caches (blocks, block size, heads, size), positions."""
+    row.expect_inputs(5)
+    for new, cache in ((0, 2), (1, 3)):
+        row.expect(
+            len(row.shape(new)) == 3 and row.shape(cache)[2:] == row.shape(new)[1:] and len(row.shape(cache)) == 4,
+            INPUT_SHAPES,
+            f"slot {new} must be (tokens, heads, size), and slot {cache}, its cache, (blocks, block size, heads, size)",
+        )
+    fits = row.shape(0)[:1] == row.shape(1)[:1] == row.shape(4) and row.shape(2)[:2] == row.shape(3)[:2]
+    problem = "slots 0, 1 and 4 must have the same number of tokens, and both caches the same number of positions"
+    row.expect(fits, INPUT_SHAPES, problem)
+    blocks, block_size = row.shape(2)[:2]
+    replay(
+        impl.reshape_and_cache,
+        *(row.tensor(slot) for slot in range(4)),
+        row.indices(4, blocks * block_size, distinct=True),
+        mutates=[2, 3],
+        expected=formulas.reshape_and_cache,
+    )
+
+
+@replays("KvRmsNormRopeCache", npu="torch_npu.npu_kv_rmsnorm_rope_cache")
+def test_kv_rmsnorm_rope_cache(row, replay):
+    """Reads the slots kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, positions, rotary cache, latent cache.
+
+    In prefill, outputs 2 and 3 return the written vectors for attention.
+    """
+    if any(row.has(slot) for slot in range(7, len(row.input_slots))):
+        raise Unsupported("quantized caches and separate values (slots 7 to 11) are not replayed")
+    expect_slots(row, range(7), range(7, 12))
+    kv, gamma, cos = (row.shape(slot) for slot in range(3))
+    fits = len(kv) == 4 and kv[1] == 1 and len(gamma) == 1 and gamma[0] < kv[3] and not (kv[3] - gamma[0]) % 2
+    problem = "slot 0 (kv) must be (batch, 1, tokens, size), of which gamma (slot 1) leaves an even size to rotate"
+    row.expect(fits, INPUT_SHAPES, problem)
+    batch, _, tokens, size = kv
+    rotary = size - gamma[0]
+    angles = (batch, 1, tokens, rotary)
+    fits = len(cos) == 4 and cos == row.shape(3) and cos[3] == rotary and shape_rules.broadcast([cos, angles]) == angles
+    row.expect(fits, INPUT_SHAPES, f"slots 2 (cos) and 3 (sin) must have the shape {angles}, or 1 along an axis")
+    blocks = row.shape(5)[:2]
+    row.expect_shape(5, (*blocks, 1, rotary), meaning="the rotary cache")
+    row.expect_shape(6, (*blocks, 1, gamma[0]), meaning="the latent cache")
+    row.expect_shape(4, (batch * tokens,), meaning="a position for each token")
+    is_output_kv = len(row.output_slots) > 2 and bool(row.output_slots[2].shape)
+    replay(
+        impl.kv_rmsnorm_rope_cache,
+        *(row.tensor(slot) for slot in range(4)),
+        row.indices(4, blocks[0] * blocks[1], distinct=True),
+        row.tensor(5),
+        row.tensor(6),
+        epsilon=1e-5,
+        cache_mode="PA_BNSD",
+        is_output_kv=is_output_kv,
+        mutates=[5, 6],
+        output_slots=range(4 if is_output_kv else 2),
+        expected=formulas.kv_rmsnorm_rope_cache,
+    )
+
+
+@replays("PagedCacheLoadNdKernel", npu="torch_npu.atb.npu_paged_cache_load")
+def test_paged_cache_load(row, replay):
+    """Reads the slots caches of keys and values, block table, lengths, results, starts of the sequences.
+
+    Equal lengths are assumed. One length more than there are sequences: the lengths are cumulative. With starts, the
+    sequences end with the last block of their table.
+    """
+    row.expect_inputs(4, 6, 7)
+    row.expect_dtype(2, "INT32")
+    row.expect_dtype(3, "INT32")
+    caches, results = (row.shape(0), row.shape(1)), (row.output_shape(0), row.output_shape(1))
+    fits = len(caches[0]) == len(caches[1]) == 4 and caches[0][:2] == caches[1][:2]
+    problem = "slots 0 and 1 must be caches (blocks, block size, heads, size) with the same number of positions"
+    row.expect(fits, INPUT_SHAPES, problem)
+    tokens = results[0][:1]
+    fits = results == tuple((*tokens, *cache[2:]) for cache in caches)
+    problem = "outputs 0 and 1 must have the shape (tokens, heads, size), with heads and size of the caches"
+    row.expect(fits, OUTPUT_SHAPES, problem)
+    table, lengths = row.shape(2), row.shape(3)
+    row.expect(
+        len(table) == 2 and table[0] and lengths in ((table[0],), (table[0] + 1,)),
+        INPUT_SHAPES,
+        "slot 2 must be (sequences, blocks), and slot 3 a length for each sequence, or one more for sums of lengths",
+    )
+    (sequences, width), block_size = table, caches[0][1]
+    used = split_evenly(tokens[0], sequences)
+    blocks = [-(-length // block_size) for length in used]
+    fits = max(blocks) <= width and caches[0][0] >= 1
+    problem = f"slot 2 has {width} blocks of {block_size}, but a sequence of {tokens[0]} tokens needs {max(blocks)}"
+    row.expect(fits, INPUT_SHAPES, problem)
+    row.assume("the sequences are of one length")
+    sums = lengths[0] > sequences
+    later = len(row.input_slots) == 7
+    starts = [(width - count) * block_size for count in blocks]
+    replay(
+        impl.paged_cache_load,
+        row.tensor(0),
+        row.tensor(1),
+        row.block_table(table, [width] * sequences if later else blocks, caches[0][0]),
+        row.numbers(3, [sum(used[:i]) for i in range(sequences + 1)] if sums else used),
+        seq_starts=row.numbers(6, starts) if later else None,
+        cumsum=sums,
+        key=row.tensor(0, shape=results[0]),
+        value=row.tensor(1, shape=results[1]),
+        overwrites=["key", "value"],
+        expected=formulas.paged_cache_load,
+    )

@@ -119,11 +119,8 @@ def test_adamw(row, replay):
     row.expect_inputs(5, 6)
     if len(row.input_slots) == 6:
         raise Unsupported("AdamW is replayed without AMSGrad (slot 5)")
-    row.expect(
-        len({row.shape(slot) for slot in range(4)}) <= 1 and row.shape(4) in ((), (1,)),
-        INPUT_SHAPES,
-        "slots 0 to 3 must have one shape, and slot 4 a single number",
-    )
+    fits = len({row.shape(slot) for slot in range(4)}) <= 1 and row.shape(4) in ((), (1,))
+    row.expect(fits, INPUT_SHAPES, "slots 0 to 3 must have one shape, and slot 4 a single number")
     parameter, first, gradient = (row.tensor(slot) for slot in (0, 1, 3))
     replay(
         impl.adamw,
@@ -181,12 +178,9 @@ def test_apply_adamw(row, replay):
 def test_foreach_add(row, replay):
     """Reads the slots two lists of tensors, factor of the second list."""
     count = (len(row.input_slots) - 1) // 2
-    row.expect(
-        len(row.input_slots) == 2 * count + 1 and not any(row.shape(i) != row.shape(i + count) for i in range(count)),
-        INPUT_SHAPES,
-        "the slots must be two lists of tensors of the same shapes, and a number",
-        "restore the slots",
-    )
+    fits = len(row.input_slots) == 2 * count + 1 and not any(row.shape(i) != row.shape(i + count) for i in range(count))
+    problem = "the slots must be two lists of tensors of the same shapes, and a number"
+    row.expect(fits, INPUT_SHAPES, problem, "restore the slots")
     tensors = [row.tensor(slot) for slot in range(2 * count)]
     _expect_flat_outputs(row, tensors[:count])
     replay(

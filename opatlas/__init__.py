@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opatlas.ask.query.database import OpenDatabase, open  # noqa: A004
     from opatlas.ask.query.model_cost import ModelCost, PartCost
     from opatlas.ask.query.next_rows import NextRow, NextRows
-    from opatlas.ask.query.result import How, NoAnswer, QueryResult
+    from opatlas.ask.query.question import How, NoAnswer, QueryResult
     from opatlas.data.database import Database
     from opatlas.errors import OpAtlasError
     from opatlas.outer.suites.override import use
@@ -55,16 +55,16 @@ __all__ = [
 
 _MODULES = {
     "Database": "data.database",
-    "How": "ask.query.result",
+    "How": "ask.query.question",
     "ModelCost": "ask.query.model_cost",
     "NextRow": "ask.query.next_rows",
     "NextRows": "ask.query.next_rows",
-    "NoAnswer": "ask.query.result",
+    "NoAnswer": "ask.query.question",
     "OpAtlasError": "errors",
     "OpenDatabase": "ask.query.database",
     "PartCost": "ask.query.model_cost",
     "Prepared": "run.implementation",
-    "QueryResult": "ask.query.result",
+    "QueryResult": "ask.query.question",
     "Row": "row.table",
     "RowTable": "row.table",
     "Unsupported": "row.errors",

@@ -185,7 +185,7 @@ class SessionCase:
     @property
     def is_captured_only(self) -> bool:
         """Whether the row has a duration, and no replayed one."""
-        return not self.is_replayed and self.rows.has_other_duration(self.position)
+        return not self.is_replayed and any(each.known[self.position] for each in self.rows.table.durations[1:])
 
     @property
     def unresolved(self) -> str:
@@ -210,9 +210,6 @@ class SessionCase:
         """The replayed duration that a new one would replace."""
         row = self.row
         return StoredDuration(row.place, *map(row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, IMPLEMENTATION)))
-
-    def __repr__(self) -> str:
-        return f"{self.kernel_type}[{self.signature}]"
 
 
 @dataclass
@@ -260,10 +257,6 @@ class CaseTable:
     def to_run(self) -> list[SessionCase]:
         return of_fate(self.cases, Fate.TO_RUN)
 
-    def has_other_duration(self, position: int) -> bool:
-        """Returns whether a row has a duration that no replay measured."""
-        return any(durations.known[position] for durations in self.table.durations[1:])
-
     def admit(self) -> None:
         """Makes the rows run that the update mode left out: of rows that cannot be replayed no mode is done."""
         for case in of_fate(self.cases, Fate.LEFT_OUT):
@@ -301,14 +294,7 @@ class Plan:
 
     def tables_of(self, kernel_type: str) -> list[CaseTable]:
         """Returns the tables of a kernel type, in the order of the targets."""
-        return self._by_type.get(kernel_type, [])
-
-    @cached_property
-    def _by_type(self) -> Mapping[str, list[CaseTable]]:
-        found: dict[str, list[CaseTable]] = {}
-        for table in self.tables.values():
-            found.setdefault(table.kernel_type, []).append(table)
-        return found
+        return [table for table in self.tables.values() if table.kernel_type == kernel_type]
 
     def captured_time_us(self) -> Mapping[str, float | None]:
         """Returns the device time of all captured launches, by kernel type; None where it is unknown.

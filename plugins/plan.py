@@ -80,7 +80,9 @@ def _plan_session(context: SessionContext) -> Plan:
             read_origin(context, own)
         # In the order of their paths: two sessions never wait for each other.
         for own in sorted(context.databases, key=lambda each: each.database.path):
-            _lock_database(context, own)
+            remedy = "wait for it to end, or name another database with --database-path"
+            own.lock = SessionLock(own.database, run_id=context.run_id, command=context.command, remedy=remedy)
+            own.lock.acquire()
     base = _BaseRows(settings)
     if settings.source.rows is not None:
         with context.past_capture():
@@ -137,13 +139,18 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         elsewhere |= base.requested.keys()
     elif target.rows_from is not None:
         elsewhere.update(Database(target.rows_from).kernel_types())
+    stale_runs = None
+    if settings.mode is UpdateMode.STALE:
+        driver = kind_named(settings.devices[0].kind).driver_version() or ""
+        present = PresentSetup(target.origin, driver, context.code)
+        stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
         database,
         settings.choice,
         elsewhere=elsewhere,
         requested=requested,
         unmeasured=edited.positions,
-        stale_runs=_stale_runs(context, own) if settings.mode is UpdateMode.STALE else None,
+        stale_runs=stale_runs,
         target=number,
         implementation=target.implementation,
         rows_from=target.rows_from,
@@ -163,13 +170,6 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         captured = captured_note(provenance, plan, settings) if target.captures is None else ""
         plan.notes += [*notes, *filter(None, [captured]), *provenance.problems]
     return plan
-
-
-def _lock_database(context: SessionContext, own: TargetDatabase) -> None:
-    """Raises OpAtlasError where another session has the database."""
-    remedy = "wait for it to end, or name another database with --database-path"
-    own.lock = SessionLock(own.database, run_id=context.run_id, command=context.command, remedy=remedy)
-    own.lock.acquire()
 
 
 def _prepare_for(
@@ -264,12 +264,6 @@ class _BaseRows:
             assert self._settings.source.starter is not None
             self._settings.source.starter(starter)
             return {name: starter.read_or_empty(name).identities() for name in starter.kernel_types()}
-
-
-def _stale_runs(context: SessionContext, own: TargetDatabase) -> StaleRuns:
-    provenance = own.provenance or Provenance(own.database)
-    driver = kind_named(context.settings.devices[0].kind).driver_version() or ""
-    return StaleRuns(provenance.manifests, PresentSetup(own.target.origin, driver, context.code))
 
 
 def prepare_database(

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from opatlas.data import journal
 from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database
@@ -18,13 +20,15 @@ from opatlas.data.manifest import Manifest
 from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import Record, RowName
-from opatlas.row.status import UpdateMode
+from opatlas.row.signature import digest, make_case_id
+from opatlas.row.status import Status, UpdateMode
 from opatlas.run.devices.device import DeviceDescription
 
 from .cases import results_of
 from .reports import RowNote
 
 if TYPE_CHECKING:
+    from .session import Session
     from .session_context import SessionContext
     from .target import TargetDatabase
 
@@ -245,3 +249,38 @@ class SessionRecords:
         """Releases the journals, to be merged now or by the next session."""
         self.problems += self._close_own()
         self.problems += journal.check_ended(self._own_lines)
+
+
+def add_unmatched(session: Session, tests: pytest.Session) -> None:
+    """Adds the records of the requested samples of --prof-path that belong to no row."""
+    context, settings, codes = session.context, session.context.settings, pytest.ExitCode
+    is_whole = tests.exitstatus in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
+    if not is_whole or tests.shouldfail or tests.shouldstop:
+        return
+    for sample in session.runner.samples().unmatched():
+        name, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
+        # Of a file that cannot be read the rows are unknown.
+        is_unread = name not in session.plan().tables and context.database.csv_path(name).exists()
+        is_elsewhere = settings.shard is not None and not settings.shard.holds(row_digest)
+        case_id = make_case_id(name, sample.signature, row_digest)
+        if (settings.ops and name not in settings.ops) or is_unread or is_elsewhere:
+            continue
+        if not session.is_requested(name, case_id):
+            continue
+        session.unmatched[name] += 1
+        if settings.mode.adds_rows and settings.where is None:
+            record = Record(
+                kernel_type=name,
+                signature=sample.signature,
+                cells=sample.cells,
+                status=Status.MEASURED,
+                reason="",
+                run_id=context.run_id,
+                finished_at=time.time(),
+                measurement=sample.measurement,
+            )
+            session.records.add(record, session.runner.describe())
+        else:
+            session.records.reported_only.append(RowName(name, sample.signature))
+    if tests.exitstatus == codes.NO_TESTS_COLLECTED and session.unmatched:
+        tests.exitstatus = codes.OK

@@ -30,8 +30,7 @@ from opatlas.row.record import Record
 from opatlas.row.signature import case_id_in
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.registry import replay_spec
-from opatlas.show.render import UNLIMITED
-from opatlas.show.result import Part
+from opatlas.show.result import UNLIMITED, Part
 from opatlas.text import cut_middle, parse_real, pluralize
 
 from .cases import CaseResult, Fate, of_fate, row_of
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LogXML", "xml_key"]
 
-#: Properties of a measured row's report, which JUnit shows too.
-STORED_US, DURATION_US, STD_US = "stored_us", "duration_us", "duration_std_us"
 #: Keys of `RowNote.waited`: for rows of other sessions, and for other workers of the same session.
 FOR_OTHERS, FOR_OWN = "others", "own"
 
@@ -115,35 +112,31 @@ def set_properties(item: pytest.Item, properties: list[tuple[str, object]]) -> N
 
 def properties_of(record: Record, captured_us: float | None) -> list[tuple[str, object]]:
     """Returns what JUnit shows of a row; `captured_us` is the duration that a capture has of the row."""
-    properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
-    if record.host:
-        properties.append(("host", record.host))
-    properties += [(name.lower().replace(" ", "_"), cell) for name, cell in record.judged.items() if cell]
-    if record.measurement is None:
-        return [*properties, ("reason", record.reason)]
-    summary = record.measurement.summary
-    # Rounded as in the CSV.
-    stored, mean = round(stored_us(record), 4), round(summary.mean_us, 4)
-    properties.append((DURATION_US, stored))
-    if mean != stored:
-        properties.append(("duration_mean_us", mean))
-    properties += [
-        ("duration_median_us", round(summary.median_us, 4)),
-        ("duration_min_us", round(summary.min_us, 4)),
-        (STD_US, round(summary.std_us, 4)),
-        ("samples", summary.count),
-        ("instrument", record.measurement.instrument),
-        ("cache_state", record.measurement.cache_state),
-        ("quality", record.measurement.verdict.quality.value),
-    ]
-    if record.measurement.assumptions:
-        properties.append(("assumptions", "; ".join(record.measurement.assumptions)))
-    if record.measurement.helper_kernels:
-        properties.append(("helper_kernels", helpers_cell(record.measurement.helper_kernels)))
-    if captured_us is not None:
-        ratio = summary.median_us / captured_us
-        properties += [("captured_us", captured_us), ("ratio_to_captured", round(ratio, 4))]
-    return properties
+    found: dict[str, object] = {"status": record.status.value, "run_id": record.run_id, "host": record.host or None}
+    found |= {name.lower().replace(" ", "_"): cell or None for name, cell in record.judged.items()}
+    measurement = record.measurement
+    if measurement is None:
+        found["reason"] = record.reason
+    else:
+        summary = measurement.summary
+        # Rounded as in the CSV.
+        stored, mean = round(stored_us(record), 4), round(summary.mean_us, 4)
+        found |= {
+            "duration_us": stored,
+            "duration_mean_us": mean if mean != stored else None,
+            "duration_median_us": round(summary.median_us, 4),
+            "duration_min_us": round(summary.min_us, 4),
+            "duration_std_us": round(summary.std_us, 4),
+            "samples": summary.count,
+            "instrument": measurement.instrument,
+            "cache_state": measurement.cache_state,
+            "quality": measurement.verdict.quality.value,
+            "assumptions": "; ".join(measurement.assumptions) or None,
+            "helper_kernels": helpers_cell(measurement.helper_kernels) or None,
+        }
+        if captured_us is not None:
+            found |= {"captured_us": captured_us, "ratio_to_captured": round(summary.median_us / captured_us, 4)}
+    return [(name, value) for name, value in found.items() if value is not None]
 
 
 def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -151,21 +144,16 @@ def cut_printed(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
     Removes the output of a row that passed, unless an option shows such output.
     """
-    is_kept = call.when != "call" or call.excinfo is not None or _shows_passed(item.config)
-    sections = captured_sections(item)
+    option, sections = item.config.option, item._report_sections
+    is_shown = bool({"P", "A"}.intersection(getattr(option, "reportchars", "")))
+    is_shown |= bool(getattr(option, "xmlpath", None)) and item.config.getini("junit_logging") != "no"
+    is_kept = call.when != "call" or call.excinfo is not None or is_shown
     sections[:] = [(when, name, cut_middle(text, _MOST_PRINTED)) for when, name, text in sections] if is_kept else []
-
-
-def _shows_passed(config: pytest.Config) -> bool:
-    """Returns whether an option shows the output of rows that passed."""
-    return bool({"P", "A"}.intersection(getattr(config.option, "reportchars", ""))) or (
-        bool(getattr(config.option, "xmlpath", None)) and config.getini("junit_logging") != "no"
-    )
 
 
 def write_parts(terminal: pytest.TerminalReporter, parts: Iterable[Part]) -> None:
     """Writes parts of a result as wide as the terminal that pytest writes to; unbroken lines where it is none."""
-    from opatlas.show.render import text
+    from opatlas.show.result import text
 
     writer = terminal.config.get_terminal_writer()
     is_limited = writer._file.isatty() or bool(os.environ.get("COLUMNS"))
@@ -190,11 +178,6 @@ def take_output(item: pytest.Item) -> None:
     if capture is not None:
         for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
             item.add_report_section("call", name, text)
-
-
-def captured_sections(item: pytest.Item) -> list[tuple[str, str, str]]:
-    """Returns the output that pytest keeps of a test, as phase, stream and text. Changes of the list take effect."""
-    return item._report_sections
 
 
 def skip_made_fixtures(item: pytest.Item) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -31,9 +31,9 @@ from opatlas.data.cells import stored_us
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import ERROR_CLASS
 from opatlas.row.errors import MissingPrecondition
-from opatlas.row.record import Record, RowName
+from opatlas.row.record import Record
 from opatlas.row.roofline import device_peak
-from opatlas.row.signature import case_id_in, digest, make_case_id, signature
+from opatlas.row.signature import case_id_in, make_case_id, signature
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import RowOutcome, outcome_of
@@ -57,9 +57,8 @@ from .cases import (
 from .choice import requested_rows
 from .collector import Collector, lacks_replay
 from .plan import plan_session
-from .records import SessionRecords
+from .records import SessionRecords, add_unmatched
 from .reports import (
-    STORED_US,
     RowNote,
     cut_printed,
     note_of,
@@ -236,7 +235,7 @@ class Session:
             note["on"] = device.name
             properties = properties_of(record, row.captured_us)
             if (stored := self._stored_us(row)) is not None:
-                properties.append((STORED_US, stored))
+                properties.append(("stored_us", stored))
             set_properties(item, properties)
         is_looked_up = self.context.settings.prof_path is not None
         if not (is_looked_up and outcome.status is Status.SKIPPED):
@@ -318,7 +317,7 @@ class Session:
         if not self.context.is_worker:
             self._set_exit_status(session)
             if self.context.runs_rows and self.context.profile is not None:
-                self._add_unmatched(session)
+                add_unmatched(self, session)
 
     def merge(self) -> None:
         """Step 6: merges the records into the CSVs. A worker leaves its journal to the controller."""
@@ -385,32 +384,6 @@ class Session:
             ):
                 session.exitstatus = pytest.ExitCode.OK
 
-    def _add_unmatched(self, session: pytest.Session) -> None:
-        """Adds the records of the requested samples of --prof-path that belong to no row."""
-        context, settings, codes = self.context, self.context.settings, pytest.ExitCode
-        is_whole = session.exitstatus in (codes.OK, codes.TESTS_FAILED, codes.NO_TESTS_COLLECTED)
-        if not is_whole or session.shouldfail or session.shouldstop:
-            return
-        for sample in self.runner.samples().unmatched():
-            name, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
-            # Of a file that cannot be read the rows are unknown.
-            is_unread = name not in self.plan().tables and context.database.csv_path(name).exists()
-            is_elsewhere = settings.shard is not None and not settings.shard.holds(row_digest)
-            case_id = make_case_id(name, sample.signature, row_digest)
-            if (settings.ops and name not in settings.ops) or is_unread or is_elsewhere:
-                continue
-            if not self.is_requested(name, case_id):
-                continue
-            self.unmatched[name] += 1
-            if settings.mode.adds_rows and settings.where is None:
-                outcome = RowOutcome(Status.MEASURED, measurement=sample.measurement)
-                record = self._new_record(name, sample.signature, sample.cells, outcome)
-                self.records.add(record, self.runner.describe())
-            else:
-                self.records.reported_only.append(RowName(name, sample.signature))
-        if session.exitstatus == codes.NO_TESTS_COLLECTED and self.unmatched:
-            session.exitstatus = codes.OK
-
     def _outcome(self, item: pytest.Item, row: SessionCase, call: pytest.CallInfo[None]) -> RowOutcome | None:
         """Returns what became of a row in a phase of its test; None where the row was not run, or has no replay."""
         if call.when != "call":
@@ -437,14 +410,9 @@ class Session:
 
     def _record_of(self, row: SessionCase, outcome: RowOutcome, host: str = "") -> Record:
         cells = row.cells
-        return self._new_record(row.kernel_type, signature(row.kernel_type, cells), cells, outcome, host)
-
-    def _new_record(
-        self, kernel_type: str, row_signature: str, cells: Mapping[str, str], outcome: RowOutcome, host: str = ""
-    ) -> Record:
         return Record(
-            kernel_type=kernel_type,
-            signature=row_signature,
+            kernel_type=row.kernel_type,
+            signature=signature(row.kernel_type, cells),
             cells=cells,
             status=outcome.status,
             reason=outcome.explanation,

@@ -183,7 +183,7 @@ class SessionContext:
             several machines are ordered by it.
         started_at: seconds since the epoch.
         waits: how long rows of this process have waited for their device.
-        plan: None until a replay is collected (`ReplaySession.plan` makes it).
+        plan: None until a replay is collected (`Session.plan` makes it).
         profile: the captures of --prof-path, read with the plan; None without --prof-path.
     """
 

@@ -57,8 +57,7 @@ class RowWords:
             if found.figures is not None:
                 word = f"{word} {found.figures.text()}"
             elif report.failed:
-                reason = f"{found.status}: {found.reason}".partition("\n")[0]
-                word = f"{word} {shortened(reason, _REASON_SHOWN)}"
+                word = f"{word} {shortened(f'{found.status}: {found.reason}', _REASON_SHOWN)}"
         return category, letter, word
 
 
@@ -99,10 +98,13 @@ def _parts(session: Session, terminal: pytest.TerminalReporter) -> Iterator[Part
     if session.context.stopped_now:
         yield from session.context.kept_lines("stopped at once")
         return
-    if not counts.keys() - {WITHOUT_REPLAY} and not session.has_written:
-        idle = ((fate, session.requested(fate)) for fate in (Fate.LEFT_OUT, Fate.OTHER_SHARD, Fate.NOT_SELECTED))
-        yield Fields({"nothing to do": next(((len(rows), fate.value) for fate, rows in idle if rows), None)})
-        return
+    if not counts.keys() - {WITHOUT_REPLAY}:
+        merged = session.records.merged
+        if merged is None or not (merged.added.total() or merged.updated.total()):
+            idle = ((fate, session.requested(fate)) for fate in (Fate.LEFT_OUT, Fate.OTHER_SHARD, Fate.NOT_SELECTED))
+            yield Fields({"nothing to do": next(((len(rows), fate.value) for fate, rows in idle if rows), None)})
+        if not session.has_written:
+            return
     yield Fields({**_run_fields(session, facts), **_written(session, facts)})
     if facts.errors:
         yield cause_table("not measured", facts.errors, _SHOWN)

@@ -239,7 +239,7 @@ def _seconds(results: dict[SessionCase, CaseResult]) -> float:
 def causes(cases: Iterable[SessionCase]) -> list[Cause]:
     """Returns the causes of rows that were not measured, the most frequent first."""
     failed = [
-        (case, f"{found.status}: {_first_line(found.reason)}", found.status)
+        (case, f"{found.status}: {shortened(found.reason, _REASON_SHOWN)}", found.status)
         for case, found in results_of(cases)
         if found.status is not Status.MEASURED
     ]
@@ -254,10 +254,6 @@ def assumptions(cases: Iterable[SessionCase]) -> list[Cause]:
     """Returns the assumptions about measured rows, the most frequent first."""
     assumed = ((case, text) for case, found in results_of(cases) for text in found.assumptions)
     return _counted((case, text, _PARTICULAR.sub("N", text)) for case, text in assumed)
-
-
-def _first_line(reason: str) -> str:
-    return shortened(reason.partition("\n")[0], _REASON_SHOWN)
 
 
 def _counted(texts: Iterable[tuple[SessionCase, str, str]]) -> list[Cause]:

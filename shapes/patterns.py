@@ -33,11 +33,16 @@ _PAGES = {"pages": f"(k + {BLOCK_SIZE - 1}) // {BLOCK_SIZE}", "blocks": "s * pag
 _BOUNDS = ["k >= t", "s * t <= 32768", "s * k <= 2097152", "s * t * k <= 8192 * 65536"]
 
 #: The size of the mask that the kernel takes for any causal mask.
-_MASK = [2048, 2048]
+_MASK = "2048,2048"
 _FIA_SLOTS = 31
 _QUERY, _KEY, _VALUE, _MASK_SLOT, _QUERY_LENGTHS, _KV_LENGTHS = 0, 1, 2, 4, 5, 6
 _TABLE, _QUERY_ROPE, _KEY_ROPE = 14, 24, 25
 _DTYPES = {_MASK_SLOT: "INT8", _QUERY_LENGTHS: "INT64", _KV_LENGTHS: "INT64", _TABLE: "INT32"}
+
+
+def _slots(shapes: str) -> list[list[str] | None]:
+    """Returns the dimensions of each slot from the notation of cells: `m,h;;e` is two slots and an absent one."""
+    return [word.split(",") if word else None for word in shapes.split(";")]
 
 
 def _runtime(**values: str | Expression | Lengths) -> dict[str, str | Expression | Lengths]:
@@ -59,17 +64,14 @@ def _causal(queries: str, keys: Lengths) -> dict[str, str | Expression | Lengths
 
 
 def _fused(
-    slots: dict[int, list[Any]],
-    output: list[str],
-    cells: dict[str, str | Expression | Lengths],
-    **more: Any,
+    output: str, cells: dict[str, str | Expression | Lengths], slots: dict[int, str], **more: Any
 ) -> dict[str, Any]:
     """Returns a pattern of FusedInferAttentionScore. Other slots and the second output, the log-sum-exp, are absent."""
     dtypes = [_DTYPES.get(slot, "BF16") if slot in slots else "" for slot in range(_FIA_SLOTS)]
     return {
         **more,
-        "inputs": [slots.get(slot) for slot in range(_FIA_SLOTS)],
-        "outputs": [output],
+        "inputs": _slots(";".join(slots.get(slot, "") for slot in range(_FIA_SLOTS))),
+        "outputs": _slots(output),
         "forms": [f"{';'.join(dtypes)} -> BF16"],
         "cells": {
             **cells,
@@ -80,20 +82,13 @@ def _fused(
 
 #: Queries (tokens, heads, D), keys and values in pages (blocks, block size, heads * D).
 PAGED = _fused(
-    {
-        _QUERY: ["s * t", "q", "d"],
-        _KEY: ["blocks", BLOCK_SIZE, "kv * d"],
-        _VALUE: ["blocks", BLOCK_SIZE, "kv * d"],
-        _MASK_SLOT: _MASK,
-        _QUERY_LENGTHS: ["s"],
-        _KV_LENGTHS: ["s"],
-        _TABLE: ["s", "pages"],
-    },
-    ["s * t", "q", "d"],
+    "s * t,q,d",
     {
         **_causal(queries="t", keys=Lengths(parse_expression("s"), parse_expression("k"))),
         **_runtime(block_size=str(BLOCK_SIZE)),
     },
+    {_QUERY: "s * t,q,d", _MASK_SLOT: _MASK, _QUERY_LENGTHS: "s", _KV_LENGTHS: "s", _TABLE: "s,pages"}
+    | dict.fromkeys((_KEY, _VALUE), f"blocks,{BLOCK_SIZE},kv * d"),
     axes={"s": _SEQUENCES, "t": _QUERIES, "k": _KEYS, "heads": _GROUPED_HEADS},
     let=_PAGES,
     where=_BOUNDS,
@@ -101,16 +96,10 @@ PAGED = _fused(
 
 #: Queries and keys (tokens, heads, D), the sequences one after the other: prefill without a cache.
 PACKED = _fused(
-    {
-        _QUERY: ["s * k", "q", "d"],
-        _KEY: ["s * k", "kv", "d"],
-        _VALUE: ["s * k", "kv", "d"],
-        _MASK_SLOT: _MASK,
-        _QUERY_LENGTHS: ["s"],
-        _KV_LENGTHS: ["s"],
-    },
-    ["s * k", "q", "d"],
+    "s * k,q,d",
     _causal(queries="k", keys=Lengths(parse_expression("s"), parse_expression("k"), sums=True)),
+    {_QUERY: "s * k,q,d", _MASK_SLOT: _MASK, _QUERY_LENGTHS: "s", _KV_LENGTHS: "s"}
+    | dict.fromkeys((_KEY, _VALUE), "s * k,kv,d"),
     axes={"s": _SEQUENCES, "k": _KEYS, "heads": _GROUPED_HEADS},
     where=["s * k <= 32768", "s * k * k <= 8192 * 65536"],
 )
@@ -118,16 +107,7 @@ PACKED = _fused(
 #: Multi-head latent attention, absorbed: queries (sequences, heads, t, latent), results (heads, sequences, t,
 #: latent), one cache of pages that is keys and values, and rope parts of both.
 LATENT = _fused(
-    {
-        _QUERY: ["s", "q", "t", "lora"],
-        _KEY: ["blocks", 1, BLOCK_SIZE, "lora"],
-        _VALUE: ["blocks", 1, BLOCK_SIZE, "lora"],
-        _KV_LENGTHS: ["s"],
-        _TABLE: ["s", "pages"],
-        _QUERY_ROPE: ["s", "q", "t", "rope"],
-        _KEY_ROPE: ["blocks", 1, BLOCK_SIZE, "rope"],
-    },
-    ["q", "s", "t", "lora"],
+    "q,s,t,lora",
     _runtime(
         actual_seq_lengths_kv_shape=parse_expression("s"),
         actual_seq_lengths_kv_values=Lengths(parse_expression("s"), parse_expression("k")),
@@ -137,6 +117,9 @@ LATENT = _fused(
         input_layout="BNSD_NBSD",
         block_size=str(BLOCK_SIZE),
     ),
+    {_QUERY: "s,q,t,lora", _QUERY_ROPE: "s,q,t,rope", _KV_LENGTHS: "s", _TABLE: "s,pages"}
+    | {_KEY_ROPE: f"blocks,1,{BLOCK_SIZE},rope"}
+    | dict.fromkeys((_KEY, _VALUE), f"blocks,1,{BLOCK_SIZE},lora"),
     axes={"s": _SEQUENCES, "t": _DECODE_QUERIES, "k": _KEYS, "heads": _LATENT_HEADS},
     let=_PAGES,
     where=_BOUNDS,
@@ -145,17 +128,13 @@ LATENT = _fused(
 
 def _ring(keys: str, *, first: bool) -> dict[str, Any]:
     """Returns a step of latent attention's prefill: the first, causal one, or one that continues it (slots 13, 14)."""
-    optional: list[Any] = [[512, 512], *[None] * 9] if first else [*[None] * 8, ["t", "q", "v"], ["q", "t"]]
+    optional = "512,512;;;;;;;;;" if first else ";;;;;;;;t,q,v;q,t"
     dtypes = ["BF16"] * 6 + [""] * 9 if first else ["BF16"] * 5 + [""] * 8 + ["BF16", "FLOAT"]
     return {
         "axes": {"t": "tokens", **({} if first else {"k": _KEYS}), "heads": _LATENT_HEADS},
         "where": ["t <= 8192", "t >= 16"] if first else ["t <= 8192", "t >= 16", "k <= 8192", "k >= 16"],
-        "inputs": [
-            *([tokens, "q", width] for tokens, width in (("t", "nope"), ("t", "rope"))),
-            *([keys, "q", width] for width in ("nope", "rope", "v")),
-            *optional,
-        ],
-        "outputs": [["t", "q", "v"], ["q", "t"]],
+        "inputs": _slots(f"t,q,nope;t,q,rope;{keys},q,nope;{keys},q,rope;{keys},q,v;{optional}"),
+        "outputs": _slots("t,q,v;q,t"),
         "forms": [f"{';'.join(dtypes)} -> BF16;FLOAT"],
     }
 
@@ -170,13 +149,14 @@ LIGHTNING_INDEXER = {
     },
     "let": _PAGES,
     "where": _BOUNDS,
-    "inputs": [["s * t", "q", "d"], ["blocks", BLOCK_SIZE, 1, "d"], ["s * t", "q"], ["s"], ["s"], ["s", "pages"]],
-    "outputs": [["s * t", 1, "top"]],
+    "inputs": _slots(f"s * t,q,d;blocks,{BLOCK_SIZE},1,d;s * t,q;s;s;s,pages"),
+    "outputs": _slots("s * t,1,top"),
     "forms": ["BF16;BF16;BF16;INT32;INT32;INT32 -> INT32"],
     "cells": _runtime(avg_seq_len=parse_expression("k")),
 }
 
 #: Latent attention to the selected keys: queries, the cache twice, indices, block table, lengths, rope parts.
+_SPARSE_CACHE = f"blocks,{BLOCK_SIZE},1,"
 SPARSE = {
     "axes": {
         "s": _SEQUENCES,
@@ -186,18 +166,10 @@ SPARSE = {
     },
     "let": _PAGES,
     "where": _BOUNDS,
-    "inputs": [
-        ["s * t", "q", "lora"],
-        ["blocks", BLOCK_SIZE, 1, "lora"],
-        ["blocks", BLOCK_SIZE, 1, "lora"],
-        ["s * t", 1, "top"],
-        ["s", "pages"],
-        ["s"],
-        ["s"],
-        ["s * t", "q", "rope"],
-        ["blocks", BLOCK_SIZE, 1, "rope"],
-    ],
-    "outputs": [["s * t", "q", "lora"]],
+    "inputs": _slots(
+        f"s * t,q,lora;{_SPARSE_CACHE}lora;{_SPARSE_CACHE}lora;s * t,1,top;s,pages;s;s;s * t,q,rope;{_SPARSE_CACHE}rope"
+    ),
+    "outputs": _slots("s * t,q,lora"),
     "forms": ["BF16;BF16;BF16;INT32;INT32;INT32;INT32;BF16;BF16 -> BF16"],
     "cells": _runtime(avg_seq_len=parse_expression("k")),
 }
@@ -209,41 +181,27 @@ _ROUTER = {"from": "router", "generic": {"e": [64, 256], "top": [8], "h": [2048]
 
 def _grouped(m: str, k: str, n: str, *, quantized: bool) -> dict[str, Any]:
     """Returns a grouped product of x (M, K) and weights (E, K, N), with group ends (slot 7), perhaps scales (3, 8)."""
-    scales = [["e", n], None, None, None, ["e"], [m]] if quantized else [None, None, None, None, ["e"], None]
-    forms = (
-        [
-            "INT8;INT8;;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16",
-            "FLOAT8_E4M3FN;FLOAT8_E4M3FN;;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16",
-        ]
-        if quantized
-        else ["BF16;BF16;;;;;;INT64; -> BF16"]
-    )
-    return {
-        "axes": {"m": "tokens", "experts": _EXPERTS},
-        "inputs": [[m, k], ["e", k, n], None, *scales],
-        "outputs": [[m, n]],
-        "forms": forms,
-    }
+    both = "{0};{0};;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16"
+    forms = [both.format("INT8"), both.format("FLOAT8_E4M3FN")] if quantized else ["BF16;BF16;;;;;;INT64; -> BF16"]
+    return _of_experts(f"{m},{k};e,{k},{n};;{f'e,{n};;;;e;{m}' if quantized else ';;;;e;'}", f"{m},{n}", forms)
 
 
 def _grouped_blocks(m: str, k: str, n: str) -> dict[str, Any]:
     """Returns a grouped product in FP8 of x (M, K) and weights (E, N, K), with scales of blocks as in DeepSeek-V3."""
     rows, columns = f"({n} + 127) // 128", f"({k} + 127) // 128"
-    return {
-        "axes": {"m": "tokens", "experts": _EXPERTS},
-        "inputs": [[m, k], ["e", n, k], None, ["e", rows, columns], None, None, None, ["e"], [m, columns]],
-        "outputs": [[m, n]],
-        "forms": ["FLOAT8_E4M3FN;FLOAT8_E4M3FN;;FLOAT;;;;INT64;FLOAT -> BF16"],
-    }
+    forms = ["FLOAT8_E4M3FN;FLOAT8_E4M3FN;;FLOAT;;;;INT64;FLOAT -> BF16"]
+    return _of_experts(f"{m},{k};e,{n},{k};;e,{rows},{columns};;;;e;{m},{columns}", f"{m},{n}", forms)
 
 
-#: A grouped product with the gate's activation; the result is quantized again.
-GROUPED_SWIGLU_QUANTIZED = {
-    "axes": {"m": "tokens", "experts": _EXPERTS},
-    "inputs": [["m", "h"], ["e", "h", "2 * w"], ["e", "2 * w"], ["m"], ["e"]],
-    "outputs": [["m", "w"], ["m"]],
-    "forms": ["INT8;INT8;FLOAT;FLOAT;INT64 | ND;FRACTAL_NZ;ND;ND;ND -> INT8;FLOAT"],
-}
+def _of_experts(inputs: str, outputs: str, forms: list[str], **more: Any) -> dict[str, Any]:
+    axes = {"m": "tokens", "experts": _EXPERTS}
+    return {"axes": axes, "inputs": _slots(inputs), "outputs": _slots(outputs), "forms": forms, **more}
+
+
+def _routed(inputs: str, outputs: str, form: str) -> dict[str, Any]:
+    axes = {"m": "tokens", "router": _ROUTER}
+    return {"axes": axes, "inputs": _slots(inputs), "outputs": _slots(outputs), "forms": [form]}
+
 
 #: Conditions on the shapes of DispatchFFNCombine. The limits that a probe finds on a device are in the device's
 #: database (opatlas/theory/refused_shapes.py).
@@ -257,42 +215,13 @@ def _dispatch(*, quantized: bool) -> dict[str, Any]:
         if quantized
         else "BF16;BF16;BF16;INT32;FLOAT;FLOAT;FLOAT -> BF16;INT32"
     )
-    return {
-        "axes": {"m": "tokens", "experts": _EXPERTS},
-        "where": DISPATCH_FFN_COMBINE_CONDITIONS,
-        "inputs": [
-            ["m", "h"],
-            ["e", "h", "2 * w"],
-            ["e", "w", "h"],
-            ["m", "top"],
-            ["e", "2 * w"],
-            ["e", "h"],
-            ["m", "top"],
-        ],
-        "outputs": [["m", "h"], ["e"]],
-        "forms": [form],
-        "cells": {EP_SIZE: parse_expression("ep")},
-    }
-
-
-MOE_GATING = {
-    "axes": {"m": "tokens", "router": _ROUTER},
-    "inputs": [["m", "e"], ["e"]],
-    "outputs": [["m", "top"], ["m", "top"], ["m", "e"]],
-    "forms": ["BF16;BF16 -> BF16;INT32;FLOAT"],
-}
-MOE_PERMUTE = {
-    "axes": {"m": "tokens", "router": _ROUTER},
-    "inputs": [["m", "h"], ["m", "top"]],
-    "outputs": [["m * top", "h"], ["m * top"]],
-    "forms": ["BF16;INT32 -> BF16;INT32"],
-}
-MOE_UNPERMUTE = {
-    "axes": {"m": "tokens", "router": _ROUTER},
-    "inputs": [["m * top", "h"], ["m * top"], ["m", "top"]],
-    "outputs": [["m", "h"]],
-    "forms": ["BF16;INT32;BF16 -> BF16"],
-}
+    return _of_experts(
+        "m,h;e,h,2 * w;e,w,h;m,top;e,2 * w;e,h;m,top",
+        "m,h;e",
+        [form],
+        where=DISPATCH_FFN_COMBINE_CONDITIONS,
+        cells={EP_SIZE: parse_expression("ep")},
+    )
 
 
 #: Queries, keys and values are split, normalized head by head and rotated. Inputs: the fused product, a table of
@@ -304,8 +233,8 @@ SPLIT_QKV = {
         "heads": {"from": "attention", "generic": {"q": [4, 8, 32], "kv": [1, 4], "d": [128]}},
     },
     "let": {"queries": "q * d", "keys": "kv * d"},
-    "inputs": [["m", "queries + 2 * keys"], ["positions", "d"], ["m"]],
-    "outputs": [["m", "queries"], ["m", "keys"], ["m", "keys"]],
+    "inputs": _slots("m,queries + 2 * keys;positions,d;m"),
+    "outputs": _slots("m,queries;m,keys;m,keys"),
     "forms": ["BF16;BF16;INT64 -> BF16;BF16;BF16"],
 }
 
@@ -323,11 +252,16 @@ PATTERNS: dict[str, dict[str, Any]] = {
     "grouped_down_quantized": _grouped("m", "w", "h", quantized=True),
     "grouped_gate_up_blocks": _grouped_blocks("m", "h", "2 * w"),
     "grouped_down_blocks": _grouped_blocks("m", "w", "h"),
-    "grouped_swiglu_quantized": GROUPED_SWIGLU_QUANTIZED,
+    # With the gate's activation; the result is quantized again.
+    "grouped_swiglu_quantized": _of_experts(
+        "m,h;e,h,2 * w;e,2 * w;m;e",
+        "m,w;m",
+        ["INT8;INT8;FLOAT;FLOAT;INT64 | ND;FRACTAL_NZ;ND;ND;ND -> INT8;FLOAT"],
+    ),
     "dispatch_ffn_combine": _dispatch(quantized=False),
     "dispatch_ffn_combine_quantized": _dispatch(quantized=True),
-    "moe_gating": MOE_GATING,
-    "moe_permute": MOE_PERMUTE,
-    "moe_unpermute": MOE_UNPERMUTE,
+    "moe_gating": _routed("m,e;e", "m,top;m,top;m,e", "BF16;BF16 -> BF16;INT32;FLOAT"),
+    "moe_permute": _routed("m,h;m,top", "m * top,h;m * top", "BF16;INT32 -> BF16;INT32"),
+    "moe_unpermute": _routed("m * top,h;m * top;m,top", "m,h", "BF16;INT32;BF16 -> BF16"),
     "split_qkv": SPLIT_QKV,
 }

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from opatlas.data.manifest import Pace
 from opatlas.formats import size
-from opatlas.show.render import markdown
-from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.show.result import Column, Fields, Part, Table, markdown
 from opatlas.theory.known_rows import ENOUGH_SIZES, ShapeCoverage
 from opatlas.theory.plan import KernelResult
 

@@ -10,7 +10,7 @@ import sys
 import planted_bugs
 import pytest
 
-from tests.fuzz.campaign import ROOT, fuzz
+from tests.fuzz.engine import ROOT, fuzz
 from tests.fuzz.mutation import Mutator
 from tests.fuzz.targets import TARGETS
 

@@ -64,7 +64,7 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert tests.returncode == 0, tests.stdout
     assert theory.returncode == 0, theory.stdout
     assert len(theory_rows) == 20
-    assert re.search(r"^Gelu +activation\s+torch\.nn\.functional\.gelu\s+torch\s", kernels.stdout, re.MULTILINE)
+    assert re.search(r"^Gelu +elementwise\s+torch\.nn\.functional\.gelu\s+torch\s", kernels.stdout, re.MULTILINE)
     assert written.returncode == 0, written.stdout
     page = (checkout.folder / "docs" / "kernels.md").read_text("utf-8")
     assert "| Gelu | torch.nn.functional.gelu |" in page
@@ -82,7 +82,7 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
             "no test replays Gelu",
         ),
         (
-            "bench/test_activation.py",
+            "bench/test_elementwise.py",
             "torch.nn.functional.gelu",
             "torch.nn.functional.gelo",
             "torch.nn.functional.gelo",

@@ -1,57 +1,58 @@
 """Attention formulas: for query tokens and heads, over the keys that each sees.
 
-softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017). The arguments are described in the documentation of
-npu_fused_infer_attention_score and npu_ring_mla (torch_npu).
+softmax(q K^T / sqrt(D)) V (Vaswani et al. 2017), sparse (DeepSeek-V3.2), and in training (Dao et al. 2022, algorithms 1
+and 4). The arguments are described in the documentation of torch_npu.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opatlas.run.formula import Draw, Part, each, parts, per_element, to_float64
+from opatlas.run.result_check import Largest
 
 #: Most inputs that are read at once, and converted to float64: 64 MiB.
 _MOST_READ = 1 << 23
+#: Coordinates of a query of the result, and the number of keys that it sees.
+Row = tuple[int, ...]
+#: An index tensor for each axis of some queries, and the keys that each sees, (P, T): the last key is repeated.
+Places = tuple[Tensor, ...]
 
 
-def attention_of(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Returns o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j.
-
-    Shapes: (D,), (T, D) and (T, Dv).
-    """
-    scores = keys.double() @ q.double() * scale
-    highest = scores.max()
-    powers = (scores - highest).exp()
-    total = powers.sum()
-    return powers @ values.double() / total, highest + total.log()
-
-
-def attention_of_each(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Returns the results of `attention_of` for P queries, of which each sees its first `seen` keys.
-
-    Shapes: (P, D), (P, T, D), (P, T, Dv) and (P,); results (P, Dv) and (P,).
-    """
-    scores = torch.bmm(keys.double(), q.double().unsqueeze(-1)).squeeze(-1) * scale
-    scores = scores.masked_fill(torch.arange(keys.shape[1], device=q.device) >= seen.unsqueeze(-1), -torch.inf)
-    highest = scores.amax(dim=-1, keepdim=True)
-    powers = (scores - highest).exp()
-    total = powers.sum(dim=-1, keepdim=True)
-    out = torch.bmm(powers.unsqueeze(1), values.double()).squeeze(1) / total
-    return out, (highest + total.log()).squeeze(-1)
-
-
-def batches(seen: Sequence[int], width: int) -> Iterator[tuple[slice, int]]:
-    """Yields consecutive parts, as many as read `_MOST_READ` numbers, and the most keys that one of them sees.
+def attend(
+    rows: Sequence[Row], width: int, device: torch.device, scale: float, read: Callable[[Places, Tensor], Places]
+) -> tuple[Tensor, Tensor]:
+    """Returns o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j: (P, Dv) and (P,).
 
     Args:
-        seen: number of keys that each part sees.
+        rows: P queries; the last number is how many keys the query sees.
         width: number of inputs for each key.
+        read: gets the numbers of some rows and the keys that each sees, and returns queries (P, D), keys (P, T, D) and
+            values (P, T, Dv).
     """
+    outs, sums = [], []
+    for batch, most in _batches([row[-1] for row in rows], width):
+        *places, seen = index_of(rows[batch], device)
+        # Values behind the keys that a query sees are not read.
+        j = torch.arange(most, device=device).minimum(seen.unsqueeze(-1) - 1)
+        q, keys, values = read(tuple(places), j)
+        scores = torch.bmm(keys.double(), q.double().unsqueeze(-1)).squeeze(-1) * scale
+        scores = scores.masked_fill(torch.arange(most, device=device) >= seen.unsqueeze(-1), -torch.inf)
+        highest = scores.amax(dim=-1, keepdim=True)
+        powers = (scores - highest).exp()
+        total = powers.sum(dim=-1, keepdim=True)
+        outs.append(torch.bmm(powers.unsqueeze(1), values.double()).squeeze(1) / total)
+        sums.append((highest + total.log()).squeeze(-1))
+    return torch.cat(outs), torch.cat(sums)
+
+
+def _batches(seen: Sequence[int], width: int) -> Iterator[tuple[slice, int]]:
+    """Yields consecutive parts, as many as read `_MOST_READ` numbers, and the most keys that one of them sees."""
     start = 0
     while start < len(seen):
         end, longest = start + 1, seen[start]
@@ -60,6 +61,12 @@ def batches(seen: Sequence[int], width: int) -> Iterator[tuple[slice, int]]:
             end += 1
         yield slice(start, end), longest
         start = end
+
+
+def index_of(rows: Sequence[Row], device: torch.device) -> Places:
+    """Returns elements of a tensor as an index tensor for each axis."""
+    axes: Places = torch.tensor(rows, device=device).unbind(-1)
+    return axes
 
 
 @parts()
@@ -100,7 +107,7 @@ def fused_infer_attention_score(
         start = actual_seq_lengths[number - 1] if number else 0
         return number, token - start, actual_seq_lengths[number] - start
 
-    def place_of(row: int) -> tuple[int, ...]:
+    def place_of(row: int) -> Row:
         """Returns token, head, sequence, position in the sequence, key head, first key, and number of keys seen."""
         token, n = divmod(row, num_heads)
         number, i, queries = sequence(token)
@@ -109,37 +116,33 @@ def fused_infer_attention_score(
         seen = kv - queries + i + 1 if sparse_mode == 3 else kv
         return token, n, number, i, n // (num_heads // num_key_value_heads), first, seen
 
-    def read(cache: Tensor, own: tuple[Tensor, ...]) -> Tensor:
+    def stored(cache: Tensor, own: Places) -> Tensor:
         """Returns the vectors of keys, (P, T, D); `own` has token and head, or page, head and offset."""
         if block_table is not None and cache.dim() == 3:
             block, head, offset = own
             own, cache = (block, offset, head), cache.unflatten(-1, (num_key_value_heads, -1))
         return cache[own]
 
-    longest = max(actual_seq_lengths_kv)
-    width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
-    rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=longest * 2 * width)))
-    outs, sums = [], []
-    for batch, most in batches([row[-1] for row in rows], 2 * query.shape[-1]):
-        token, n, number, i, head, first, seen = index_of(rows[batch], query.device)
-        # Values behind the keys that a query sees are not read.
-        j = torch.arange(most, device=query.device).minimum(seen.unsqueeze(-1) - 1)
-        own: tuple[Tensor, ...] = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
+    def read(places: Places, j: Tensor) -> Places:
+        token, n, number, i, head, first = places
+        own: Places = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
         if block_table is not None:
             own = (block_table[number.unsqueeze(-1), j // block_size].long(), head.unsqueeze(-1), j % block_size)
         at = (token, n) if tnd else (number, n, i)
-        q, keys = query[at], read(key, own)
+        q, keys = query[at], stored(key, own)
         if query_rope is not None and key_rope is not None:
-            q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, read(key_rope, own)], dim=-1)
-        out, lse = attention_of_each(q, keys, read(value, own), seen, scale)
-        outs.append(out)
-        sums.append(lse)
+            q, keys = torch.cat([q, query_rope[at]], dim=-1), torch.cat([keys, stored(key_rope, own)], dim=-1)
+        return q, keys, stored(value, own)
+
+    width = value.shape[-1] // (num_key_value_heads if block_table is not None and value.dim() == 3 else 1)
+    rows = list(map(place_of, draw(tokens * num_heads, elements=width, terms=max(actual_seq_lengths_kv) * 2 * width)))
+    out, sums = attend(rows, 2 * query.shape[-1], query.device, scale, read)
     token, n, number, i = index_of([row[:4] for row in rows], query.device)
-    where: tuple[Tensor, ...] = (token, n) if tnd else (n, number, i)
-    found = Part(where, torch.cat(outs))
+    where: Places = (token, n) if tnd else (n, number, i)
+    found = Part(where, out)
     if not softmax_lse_flag:
         return (found,)
-    return found, Part(where if tnd else (where[1], where[0], where[2]), torch.cat(sums)[:, None])
+    return found, Part(where if tnd else (number, n, i), sums[:, None])
 
 
 @parts()
@@ -170,53 +173,250 @@ def ring_mla(
     start = 0
     causal = mask_type == "mask_type_triu"
     for queries, kv in zip(lengths[0], lengths[-1], strict=True):
-        spans += [(start, start + (kv - queries + i + 1 if causal else kv)) for i in range(queries)]
+        spans += [(start, kv - queries + i + 1 if causal else kv) for i in range(queries)]
         start += kv
 
-    def place_of(row: int) -> tuple[int, ...]:
-        """Returns token, head, key head, first key, and number of keys seen."""
-        token, n = divmod(row, head_num)
-        first, end = spans[token]
-        return token, n, n // (head_num // kv_head_num), first, end - first
+    def read(places: Places, j: Tensor) -> Places:
+        token, n, first = places
+        own = (first.unsqueeze(-1) + j, (n // (head_num // kv_head_num)).unsqueeze(-1))
+        keys = torch.cat([k_nope[own], k_rope[own]], dim=-1)
+        return torch.cat([q_nope[token, n], q_rope[token, n]], dim=-1), keys, value[own]
 
     numbers = draw(len(q_nope) * head_num, elements=value.shape[-1], terms=len(k_nope) * 2 * value.shape[-1])
-    rows = list(map(place_of, numbers))
-    outs, sums = [], []
-    for batch, most in batches([row[-1] for row in rows], q_nope.shape[-1] + q_rope.shape[-1] + value.shape[-1]):
-        tokens, n, head, first, seen = index_of(rows[batch], q_nope.device)
-        j = torch.arange(most, device=q_nope.device).minimum(seen.unsqueeze(-1) - 1)
-        own = (first.unsqueeze(-1) + j, head.unsqueeze(-1))
-        q = torch.cat([q_nope[tokens, n], q_rope[tokens, n]], dim=-1)
-        keys = torch.cat([k_nope[own], k_rope[own]], dim=-1)
-        out, lse = attention_of_each(q, keys, value[own], seen, qk_scale)
-        if pre_out is not None and prev_lse is not None:
-            before = prev_lse[n, tokens].double()
-            both = (lse.exp() + before.exp()).log()
-            out = (lse - both).exp()[:, None] * out + (before - both).exp()[:, None] * pre_out[tokens, n].double()
-            lse = both
-        outs.append(out)
-        sums.append(lse)
+    rows = [(token, n, *spans[token]) for token, n in (divmod(number, head_num) for number in numbers)]
+    width = q_nope.shape[-1] + q_rope.shape[-1] + value.shape[-1]
+    out, lse = attend(rows, width, q_nope.device, qk_scale, read)
     tokens, heads = index_of([row[:2] for row in rows], q_nope.device)
-    return Part((tokens, heads), torch.cat(outs)), Part((heads, tokens), torch.cat(sums))
-
-
-def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, ...]:
-    """Returns elements of a tensor as an index tensor for each axis."""
-    axes: tuple[Tensor, ...] = torch.tensor(rows, device=device).unbind(-1)
-    return axes
+    if pre_out is not None and prev_lse is not None:
+        before = prev_lse[heads, tokens].double()
+        both = (lse.exp() + before.exp()).log()
+        out = (lse - both).exp()[:, None] * out + (before - both).exp()[:, None] * pre_out[tokens, heads].double()
+        lse = both
+    return Part((tokens, heads), out), Part((heads, tokens), lse)
 
 
 @per_element()
-def _merge_results(at: tuple[Tensor, ...], lse: Sequence[Tensor], local_out: Sequence[Tensor], *_: int) -> Tensor:
+def _merge_results(at: Places, lse: Sequence[Tensor], local_out: Sequence[Tensor], *_: int) -> Tensor:
     """Returns sum over parts of exp(lse) out, divided by the sum of exp(lse)."""
     shares = torch.stack([to_float64(own[at[:-1]]).exp() for own in lse])
     return (shares * torch.stack([to_float64(own[at]) for own in local_out])).sum(dim=0) / shares.sum(dim=0)
 
 
 @per_element()
-def _merge_sums(at: tuple[Tensor, ...], lse: Sequence[Tensor], *_: object) -> Tensor:
+def _merge_sums(at: Places, lse: Sequence[Tensor], *_: object) -> Tensor:
     """Returns ln(sum over parts of exp(lse))."""
     return torch.stack([to_float64(own[at]).exp() for own in lse]).sum(dim=0).log()
 
 
 attention_update = each(_merge_results, _merge_sums)
+
+
+def _sort_scores(indices: Tensor, *scores: Tensor) -> Places:
+    """Returns the scores in descending order; a kernel may give any order."""
+    return (indices, *(values.sort(dim=-1, descending=True).values for values in scores))
+
+
+@parts(view=_sort_scores)
+def lightning_indexer(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    weights: Tensor,
+    *,
+    actual_seq_lengths_query: Tensor,
+    actual_seq_lengths_key: Tensor,
+    block_table: Tensor,
+    sparse_count: int,
+    return_value: bool = False,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Returns the largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
+    ends, lengths = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
+    longest = max(lengths)
+    tokens = draw(len(query), elements=sparse_count, terms=longest * query.shape[1] * query.shape[2])
+    scores = torch.full((len(tokens), longest), -torch.inf, dtype=torch.float64, device=query.device)
+    for line, token in zip(scores, tokens, strict=True):
+        b = bisect_right(ends, token)
+        seen = lengths[b] - (ends[b] - token) + 1
+        k = _read_pages(key, block_table[b], torch.arange(seen, device=query.device)).double()
+        line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
+    best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
+    missing = sparse_count - best.shape[-1]
+    best = torch.nn.functional.pad(best, (0, missing), value=-torch.inf)
+    where = (torch.tensor(tokens, device=query.device), 0)
+    found = Part(where, Largest(scores, best))
+    return (found, Part(where, best)) if return_value else (found,)
+
+
+@parts()
+def sparse_flash_attention(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sparse_indices: Tensor,
+    scale_value: float,
+    *,
+    block_table: Tensor,
+    actual_seq_lengths_query: Tensor,
+    query_rope: Tensor,
+    key_rope: Tensor,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes attention over the keys of `sparse_indices`; -1 means no key."""
+    ends, (heads, width) = actual_seq_lengths_query.tolist(), query.shape[1:]
+    # The keys of a query before the places without a key.
+    chosen = sparse_indices[:, 0].sort(dim=-1, descending=True).values.long()
+    counts = (chosen >= 0).sum(dim=-1).tolist()
+
+    def read(places: Places, j: Tensor) -> Places:
+        token, n, b = places
+        table, keys = block_table[b], chosen[token].gather(1, j)
+        own = (table.gather(1, keys // key.shape[1]).long(), keys % key.shape[1], 0)
+        q = torch.cat([query[token, n], query_rope[token, n]], dim=-1)
+        return q, torch.cat([key[own], key_rope[own]], dim=-1), value[own]
+
+    numbers = draw(len(query) * heads, elements=width, terms=sparse_indices.shape[-1] * 2 * width)
+    rows = [(t, n, bisect_right(ends, t), counts[t]) for t, n in (divmod(number, heads) for number in numbers)]
+    out, _ = attend(rows, 2 * width + key_rope.shape[-1], query.device, scale_value, read)
+    return (Part(index_of([row[:2] for row in rows], query.device), out),)
+
+
+def _read_pages(cache: Tensor, table: Tensor, j: Tensor) -> Tensor:
+    """Returns tokens j of a sequence whose pages are in `table`: (len(j), D)."""
+    size = cache.shape[1]
+    return cache[table[j // size].long(), j % size, 0]
+
+
+def _sum_of_powers(out: Tensor, highest: Tensor, total: Tensor) -> Places:
+    """Returns the log-sum-exp m + ln sum of any number m and the sum of exp(score - m)."""
+    lse = highest + total.log()
+    return out, lse, lse
+
+
+@parts(view=_sum_of_powers)
+def flash_attention_score(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    head_num: int,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    scale: float,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes attention as in inference; with a mask, which is causal, query i sees keys 0 ... i."""
+    (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, head_num, input_layout)
+    q, k, v = (_by_heads(x, input_layout, width) for x in (query, key, value))
+
+    def read(places: Places, j: Tensor) -> Places:
+        b, n, i = places
+        own = (b.unsqueeze(-1), (n // (heads // kv_heads)).unsqueeze(-1), j)
+        return q[b, n, i], k[own], v[own]
+
+    numbers = draw(batches * heads * queries, elements=width, terms=keys * 2 * width)
+    rows = [
+        (*_coordinates(row, heads, queries), row % queries + 1 if atten_mask is not None else keys) for row in numbers
+    ]
+    out, sums = attend(rows, 2 * width, query.device, scale, read)
+    at = index_of([row[:3] for row in rows], query.device)
+    statistics = Part(at, sums[:, None])
+    return Part(_where(at, input_layout, width), out), statistics, statistics
+
+
+@parts()
+def flash_attention_grad(
+    draw: Draw,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    *,
+    head_num: int,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    attention_in: Tensor,
+    scale_value: float,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Computes the gradients of queries, keys and values.
+
+    With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
+    dq_i = scale sum_j dS_ij k_j, dk_j = scale sum_i dS_ij q_i, dv_j = sum_i P_ij dy_i, the last two
+    over all heads that share the key.
+    """
+    (batches, heads, queries, width), (kv_heads, keys) = _sizes(query, key, head_num, input_layout)
+    q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
+    causal, group = atten_mask is not None, heads // kv_heads
+
+    def shares_and_slopes(b: int, n: int, i: slice, j: slice) -> tuple[Tensor, Tensor]:
+        """Returns P and dS of some queries and keys of a head."""
+        own_q, own_grad, own_out = (x[b, n, i].double() for x in (q, grad, out))
+        own_k, own_v = (x[b, n // group, j].double() for x in (k, v))
+        scores = torch.einsum("id,jd->ij", own_q, own_k) * scale_value
+        highest, total = (x[b, n, i, 0, None].double() for x in (softmax_max, softmax_sum))
+        shares = (scores - highest).exp() / total
+        slopes = torch.einsum("id,jd->ij", own_grad, own_v) - (own_grad * own_out).sum(dim=-1, keepdim=True)
+        return shares, shares * slopes
+
+    rows, dq = [], []
+    for row in draw(batches * heads * queries, elements=width, terms=keys * 2 * width):
+        b, n, i = _coordinates(row, heads, queries)
+        seen = slice(0, i + 1 if causal else keys)
+        _, slopes = shares_and_slopes(b, n, slice(i, i + 1), seen)
+        rows.append((b, n, i))
+        dq.append((slopes.T * k[b, n // group, seen].double()).sum(dim=0) * scale_value)
+    kv_rows, dk, dv = [], [], []
+    for row in draw(batches * kv_heads * keys, elements=width, terms=queries * group * 3 * width):
+        b, h, j = _coordinates(row, kv_heads, keys)
+        seeing = slice(j if causal else 0, queries)
+        of_key = torch.zeros(width, dtype=torch.float64, device=query.device)
+        of_value = torch.zeros_like(of_key)
+        for n in range(h * group, (h + 1) * group):
+            shares, slopes = shares_and_slopes(b, n, seeing, slice(j, j + 1))
+            of_key += (slopes * q[b, n, seeing].double()).sum(dim=0) * scale_value
+            of_value += (shares * grad[b, n, seeing].double()).sum(dim=0)
+        kv_rows.append((b, h, j))
+        dk.append(of_key)
+        dv.append(of_value)
+    written = _where(index_of(kv_rows, query.device), input_layout, width)
+    return (
+        Part(_where(index_of(rows, query.device), input_layout, width), torch.stack(dq)),
+        Part(written, torch.stack(dk)),
+        Part(written, torch.stack(dv)),
+    )
+
+
+def _coordinates(row: int, heads: int, tokens: int) -> tuple[int, int, int]:
+    """Returns batch, head and token of a row."""
+    return row // (heads * tokens), row // tokens % heads, row % tokens
+
+
+def _sizes(query: Tensor, key: Tensor, heads: int, layout: str) -> tuple[tuple[int, int, int, int], tuple[int, int]]:
+    """Returns batch, heads, queries and width; heads and number of the keys."""
+    queries, keys = (x.shape[layout.index("S")] for x in (query, key))
+    width = query.shape[-1] if "D" in layout else query.shape[-1] // heads
+    batches = query.shape[layout.index("B")]
+    return (batches, heads, queries, width), (key.numel() // (batches * keys * width), keys)
+
+
+def _by_heads(x: Tensor, layout: str, width: int) -> Tensor:
+    """Returns a view (B, N, S, D)."""
+    if "D" not in layout:
+        x = x.unflatten(-1, (-1, width))
+    return x.permute({"BNSD": (0, 1, 2, 3), "SBH": (1, 2, 0, 3)}.get(layout, (0, 2, 1, 3)))
+
+
+def _where(at: Places, layout: str, width: int) -> Places:
+    """Returns the index of vectors (b, n, s) of a tensor."""
+    b, n, s = at
+    if layout == "BNSD":
+        return b, n, s
+    if layout == "BSND":
+        return b, s, n
+    first, second = (s, b) if layout == "SBH" else (b, s)
+    return first[:, None], second[:, None], n[:, None] * width + torch.arange(width, device=b.device)

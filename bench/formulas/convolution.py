@@ -55,25 +55,13 @@ def _taps_backward(gradient: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
 
 
 @per_element(terms=_taps_backward)
-def conv2d_image_gradient(
-    at: At,
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> Tensor:
+def conv2d_image_gradient(at: At, gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: None, *how: Any) -> Tensor:
     """Computes dx[n, c, h, w] = sum over o, u, v of dy[n, o, i, j] w[o, c, u, v].
 
     Here i s = h + p - u and j s = w + p - v.
     """
     n, c, h, w = at
+    stride, padding, _, _, _, groups, _ = how
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     outputs = (c // own * per_group)[:, None] + _range(per_group, x)
     steps_i = h[:, None] + padding[0] - _range(weight.shape[2], x)
@@ -82,7 +70,8 @@ def conv2d_image_gradient(
     exists_i = _inside(i, gradient.shape[2]) & (steps_i % stride[0] == 0)
     exists_j = _inside(j, gradient.shape[3]) & (steps_j % stride[1] == 0)
     values = _at(gradient, n, outputs, i, j) * exists_i[:, None, :, None] * exists_j[:, None, None]
-    return (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
+    result: Tensor = (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
+    return result
 
 
 def _terms(gradient: Tensor, *_: Any) -> int:
@@ -90,21 +79,9 @@ def _terms(gradient: Tensor, *_: Any) -> int:
 
 
 @per_element(terms=_terms)
-def conv2d_weight_gradient(
-    at: At,
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> Tensor:
+def conv2d_weight_gradient(at: At, gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: None, *how: Any) -> Tensor:
     """Computes dw[o, c, u, v] = sum over n, i, j of dy[n, o, i, j] x[n, g + c, i s - p + u, j s - p + v]."""
+    stride, padding, _, _, _, groups, _ = how
     per_group, own = weight.shape[0] // groups, weight.shape[1]
     totals = []
     # In batches of weights: a weight needs a whole channel of all images.

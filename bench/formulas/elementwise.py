@@ -3,113 +3,68 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opatlas.run.formula import At, per_element, pointwise
+from opatlas.run.result_check import Formula
 
 
-@pointwise
-def add(x: Any, y: Any) -> Any:
-    return x + y
+def _pointwise(name: str, function: Callable[..., Any]) -> Formula:
+    function.__name__ = name
+    return pointwise(function)
 
 
-@pointwise
-def subtract(x: Any, y: Any) -> Any:
-    return x + -1 * y
+def _real(x: Any) -> Tensor:
+    return torch.as_tensor(x).to(torch.float64)
 
 
-@pointwise
-def multiply(x: Any, y: Any) -> Any:
-    return x * y
-
-
-@pointwise
-def divide(x: Any, y: Any) -> Any:
-    return _float64(x) * (1 / _float64(y))
-
-
-@pointwise
-def floor_divide(x: Any, y: Any) -> Any:
+def _floor_of_quotient(x: Any, y: Any) -> Tensor:
     """Returns the largest whole number not above x / y."""
-    return _floor_of_quotient(x, y)
+    return (_real(x) / _real(y)).floor()
 
 
-@pointwise
-def floor_modulo(x: Any, y: Any) -> Any:
-    """Returns x - y floor(x / y), with the sign of y."""
-    return _float64(x) - _float64(y) * _floor_of_quotient(x, y)
+add = _pointwise("add", lambda x, y: x + y)
+subtract = _pointwise("subtract", lambda x, y: x + -1 * y)
+multiply = _pointwise("multiply", lambda x, y: x * y)
+divide = _pointwise("divide", lambda x, y: _real(x) * (1 / _real(y)))
+floor_divide = _pointwise("floor_divide", lambda x, y: _floor_of_quotient(x, y))
+#: x - y floor(x / y), with the sign of y.
+floor_modulo = _pointwise("floor_modulo", lambda x, y: _real(x) - _real(y) * _floor_of_quotient(x, y))
+negate = _pointwise("negate", lambda x: 0 - x)
+absolute = _pointwise("absolute", lambda x: x * ((x > 0) * 2 - 1))
+relu = _pointwise("relu", lambda x: x * (x > 0))
+#: ln x = log2(x) ln 2, e^x = 2^(x log2 e), sin x = cos(pi / 2 - x), cos x = sin(pi / 2 - x).
+logarithm = _pointwise("logarithm", lambda x: _real(x).log2() * math.log(2))
+exponential = _pointwise("exponential", lambda x: (_real(x) * math.log2(math.e)).exp2())
+sine = _pointwise("sine", lambda x: (math.pi / 2 - _real(x)).cos())
+cosine = _pointwise("cosine", lambda x: (math.pi / 2 - _real(x)).sin())
+square = _pointwise("square", lambda x: x * x)
+reciprocal = _pointwise("reciprocal", lambda x: 1 / _real(x))
+reciprocal_root = _pointwise("reciprocal_root", lambda x: 1 / _real(x) ** 0.5)
+#: x, or the bound that x exceeds.
+clamp = _pointwise("clamp", lambda x, low, high: x + (low - x) * (x < low) + (high - x) * (x > high))
+#: Hendrycks and Gimpel 2016 (aclnnFastGelu); Elfwing et al. 2018 (aclnnSilu, which is Swish with a scale of 1).
+fast_gelu = _pointwise("fast_gelu", lambda x: x / (1 + (-1.702 * x).exp()))
+silu = _pointwise("silu", lambda x: x / (1 + (-x).exp()))
+equal = _pointwise("equal", lambda x, y: ~((x < y) | (x > y)))
+not_equal = _pointwise("not_equal", lambda x, y: (x < y) | (x > y))
+less = _pointwise("less", lambda x, y: ~((x > y) | (x == y)))
+greater = _pointwise("greater", lambda x, y: ~((x < y) | (x == y)))
+greater_equal = _pointwise("greater_equal", lambda x, y: ~(x < y))
+logical_and = _pointwise("logical_and", lambda x, y: (x != 0) & (y != 0))
+logical_or = _pointwise("logical_or", lambda x, y: (x != 0) | (y != 0))
+logical_not = _pointwise("logical_not", lambda x: x == 0)
 
 
 @pointwise
 def power(x: Any, y: Any) -> Any:
     """Computes x^y = exp(y ln x), for positive x; whole for integers."""
-    value = (_float64(y) * _float64(x).log()).exp()
+    value = (_real(y) * _real(x).log()).exp()
     return value if x.is_floating_point() else (value + 0.5).floor()
-
-
-@pointwise
-def negate(x: Any) -> Any:
-    return 0 - x
-
-
-@pointwise
-def absolute(x: Any) -> Any:
-    return x * ((x > 0) * 2 - 1)
-
-
-@pointwise
-def relu(x: Any) -> Any:
-    """Returns max(x, 0)."""
-    return x * (x > 0)
-
-
-@pointwise
-def logarithm(x: Any) -> Any:
-    """Returns ln x = log2(x) ln 2."""
-    return _float64(x).log2() * math.log(2)
-
-
-@pointwise
-def exponential(x: Any) -> Any:
-    """Computes e^x = 2^(x log2 e)."""
-    return (_float64(x) * math.log2(math.e)).exp2()
-
-
-@pointwise
-def square(x: Any) -> Any:
-    return x * x
-
-
-@pointwise
-def reciprocal(x: Any) -> Any:
-    return 1 / _float64(x)
-
-
-@pointwise
-def reciprocal_root(x: Any) -> Any:
-    """Returns 1 / sqrt(x)."""
-    return 1 / _float64(x) ** 0.5
-
-
-@pointwise
-def clamp(x: Any, least: Any, largest: Any) -> Any:
-    """Returns x, or the bound that x exceeds."""
-    return x + (least - x) * (x < least) + (largest - x) * (x > largest)
-
-
-@pointwise
-def sine(x: Any) -> Any:
-    """Computes sin x = cos(pi / 2 - x)."""
-    return (math.pi / 2 - _float64(x)).cos()
-
-
-@pointwise
-def cosine(x: Any) -> Any:
-    """Computes cos x = sin(pi / 2 - x)."""
-    return (math.pi / 2 - _float64(x)).sin()
 
 
 @pointwise
@@ -117,56 +72,8 @@ def cast(x: Any, dtype: torch.dtype, *, copy: bool) -> Any:
     """Returns x; its whole part for integers; x != 0 for booleans."""
     if dtype is torch.bool:
         return x != 0
-    value = _float64(x)
+    value = _real(x)
     return value if dtype.is_floating_point else value.sign() * value.abs().floor()
-
-
-def _float64(x: Any) -> Tensor:
-    return torch.as_tensor(x).to(torch.float64)
-
-
-def _floor_of_quotient(x: Any, y: Any) -> Tensor:
-    return (_float64(x) / _float64(y)).floor()
-
-
-@pointwise
-def equal(x: Any, y: Any) -> Any:
-    return ~((x < y) | (x > y))
-
-
-@pointwise
-def not_equal(x: Any, y: Any) -> Any:
-    return (x < y) | (x > y)
-
-
-@pointwise
-def less(x: Any, y: Any) -> Any:
-    return ~((x > y) | (x == y))
-
-
-@pointwise
-def greater(x: Any, y: Any) -> Any:
-    return ~((x < y) | (x == y))
-
-
-@pointwise
-def greater_equal(x: Any, y: Any) -> Any:
-    return ~(x < y)
-
-
-@pointwise
-def logical_and(x: Any, y: Any) -> Any:
-    return (x != 0) & (y != 0)
-
-
-@pointwise
-def logical_or(x: Any, y: Any) -> Any:
-    return (x != 0) | (y != 0)
-
-
-@pointwise
-def logical_not(x: Any) -> Any:
-    return x == 0
 
 
 @pointwise

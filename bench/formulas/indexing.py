@@ -12,7 +12,7 @@ from torch import Tensor
 from opatlas.run.formula import At, per_element, per_row
 from opatlas.run.result_check import Picks
 
-from .cache import overwrite
+from .rope import overwrite
 
 
 @per_element(exact=True)

@@ -1,8 +1,8 @@
-"""Normalization formulas."""
+"""Formulas of norms, activations, reductions and scans."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -11,13 +11,17 @@ from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, per_row, to_float64
 
-#: Number of terms of the pieces in which long sums are added; a piece fits into the cache of a CPU.
-_PIECE = 1 << 14
+#: Number of terms of the pieces in which long sums are added, so that no whole tensor is in float64.
+_PIECE = 1 << 20
 
 
 @per_row("x")
 def rms_norm(x: Tensor, gamma: Tensor, *, epsilon: float) -> tuple[Tensor, Tensor]:
     """Computes y = x rstd gamma, and rstd = 1 / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019)."""
+    return _rms_norm(x, gamma, epsilon)
+
+
+def _rms_norm(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return x * rstd * gamma, rstd
 
@@ -49,7 +53,7 @@ rms_norm_backward = each(_x_gradient, _gamma_gradient)
 @per_row("x1", "x2")
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `rms_norm` of x = x1 + x2, and x (aclnnAddRmsNorm)."""
-    return _add_rms_norm(x1, x2, gamma, epsilon)
+    return *_rms_norm(x1 + x2, gamma, epsilon), x1 + x2
 
 
 @per_row("x1", "x2")
@@ -57,14 +61,8 @@ def add_rms_norm_bias(
     x1: Tensor, x2: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns `add_rms_norm` with y + beta (vllm-ascend, csrc/add_rms_norm_bias)."""
-    y, rstd, x = _add_rms_norm(x1, x2, gamma, epsilon)
-    return y + (0 if beta is None else beta), rstd, x
-
-
-def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    x = x1 + x2
-    rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
-    return x * rstd * gamma, rstd, x
+    y, rstd = _rms_norm(x1 + x2, gamma, epsilon)
+    return y + (0 if beta is None else beta), rstd, x1 + x2
 
 
 def _norm_size(x: Tensor, sizes: Sequence[int], *_: object) -> int:
@@ -81,7 +79,8 @@ def layer_norm(
     return (x - mean) * rstd * gamma.flatten() + beta.flatten(), mean, rstd
 
 
-def _terms(x: Tensor, order: int, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+def _terms(x: Tensor, *rest: Any, **_: Any) -> int:
+    *_order, axes, _keepdim = rest
     return prod(x.shape[axis] for axis in axes)
 
 
@@ -89,10 +88,87 @@ def _terms(x: Tensor, order: int, axes: Sequence[int], keepdim: bool, **_: Any) 
 def vector_norm(at: At, x: Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
     """Returns sqrt(sum of x^2) along `axes`."""
     assert order == 2
+    return _sum(at, x, axes, keepdim, lambda piece: to_float64(piece).square()).sqrt()
+
+
+@per_row("x")
+def softmax(x: Tensor, dim: int) -> Tensor:
+    """Returns exp(x - max x) / sum of exp(x - max x), along the last axis."""
+    assert dim == -1
+    return softmax_of(x)
+
+
+def softmax_of(x: Tensor) -> Tensor:
+    powers = (x - x.amax(dim=-1, keepdim=True)).exp()
+    return powers / powers.sum(dim=-1, keepdim=True)
+
+
+@per_row("x")
+def swiglu(x: Tensor, dim: int) -> Tensor:
+    """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis (Shazeer 2020)."""
+    assert dim == -1
+    return gate_halves(x)
+
+
+def gate_halves(x: Tensor) -> Tensor:
+    """Returns a / (1 + exp(-a)) b, where a and b are the halves of the last axis."""
+    half = x.shape[-1] // 2
+    gate, up = x[..., :half], x[..., half:]
+    return gate / (1 + (-gate).exp()) * up
+
+
+def _row_length(x: Tensor, *_: object) -> int:
+    return x.shape[-1]
+
+
+@per_element(terms=_row_length)
+def scaled_masked_softmax(at: At, x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool = False) -> Tensor:
+    """Returns softmax(z) along the last axis; z = -10000 where the mask holds, else scale x."""
+    z = to_float64(x[at[:-1]]) * scale
+    z = z.where(~mask.expand(x.shape)[at[:-1]], torch.tensor(-10000.0, dtype=z.dtype, device=z.device))
+    return softmax_of(z)[torch.arange(len(z), device=x.device), at[-1]]
+
+
+@per_element(terms=_terms)
+def reduce_sum(at: At, x: Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
+    """Returns the sum over all coordinates along `axes`."""
+    return _sum(at, x, axes, keepdim)
+
+
+@per_element(terms=_terms)
+def reduce_mean(at: At, x: Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> Tensor:
+    """Returns the sum along `axes`, divided by the number of its terms."""
+    return _sum(at, x, axes, keepdim) / _terms(x, axes, keepdim)
+
+
+def _sum(
+    at: At, x: Tensor, axes: Sequence[int], keepdim: bool, term: Callable[[Tensor], Tensor] = lambda piece: piece
+) -> Tensor:
+    """Returns the sum of the terms along `axes`, which `term` makes of a piece of x."""
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     kept_at = tuple(at[axis] for axis in kept) if keepdim else at
-    terms = x.permute([*kept, *axes])[kept_at].reshape(at[0].numel() if at else 1, -1)
-    squares = torch.zeros(len(terms), dtype=torch.float64, device=x.device)
-    for piece in terms.split(max(1, _PIECE // max(1, len(terms))), dim=-1):
-        squares += to_float64(piece).square().sum(dim=-1)
-    return squares.sqrt().reshape(at[0].shape if at else ())
+    terms = x.permute([*kept, *axes])[kept_at].reshape(at[0].numel() if at else 1, _terms(x, axes, keepdim))
+    width = min(terms.shape[-1], max(1, _PIECE // max(1, len(terms))))
+    total = torch.zeros(len(terms), width, dtype=torch.float64, device=x.device)
+    for piece in terms.split(max(1, width), dim=-1):
+        total[:, : piece.shape[-1]] += term(piece)
+    if not width:
+        return total.sum()
+    while total.shape[-1] > 1:
+        half = (total.shape[-1] + 1) // 2
+        folded = total[:, :half].clone()
+        folded[:, : total.shape[-1] - half] += total[:, half:]
+        total = folded
+    return total.reshape(at[0].shape if at else ())
+
+
+@per_row("x")
+def cumulative_sum(x: Tensor, dim: int, *, dtype: torch.dtype) -> Tensor:
+    """Returns x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
+    assert dim == -1
+    total = to_float64(x.clone())
+    step = 1
+    while step < total.shape[-1]:
+        total[:, step:] = total[:, step:] + total[:, :-step]
+        step *= 2
+    return total

@@ -1,18 +1,21 @@
-"""Rotary position embeddings, element by element: y_j = x_j cos_j + rotate(x)_j sin_j.
+"""Formulas of rotary position embeddings, y_j = x_j cos_j + rotate(x)_j sin_j, and of paged caches.
 
-Sources: torch_npu.npu_rotary_mul, npu_interleave_rope and aclnnRotaryPositionEmbeddingGrad (op-plugin
-and CANN documentation); vllm-ascend, ops/triton/rope.py and ops/triton/linearnorm/split_qkv_rmsnorm_rope.py.
+Sources: torch_npu.npu_rotary_mul, npu_interleave_rope, npu_kv_rmsnorm_rope_cache and aclnnRotaryPositionEmbeddingGrad
+(op-plugin and CANN documentation); vllm-ascend, ops/triton/rope.py and ops/triton/linearnorm/split_qkv_rmsnorm_rope.py;
+ATB's ReshapeAndCache and PagedCacheLoad (their documentation and checks of shapes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opatlas.run.formula import At, each, per_element, to_float64
+from opatlas.run.result_check import Formula
 
 
 def partner(j: Tensor, width: int, mode: str) -> tuple[Tensor, Tensor]:
@@ -106,21 +109,17 @@ def _uses(at: At, x: Tensor, angles: Tensor) -> Tensor:
 rotary_mul_backward = each(_x_gradient, _cos_gradient, _sin_gradient)
 
 
-@per_element()
-def _apply_to_query(
-    at: At, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str = "half"
-) -> Tensor:
-    return _rotate(at, query, cos, sin, rotary_mode)
+def _apply_to(number: int) -> Formula:
+    @per_element()
+    def apply_rotary_pos_emb(at: At, *arguments: Any, layout: str, rotary_mode: str = "half") -> Tensor:
+        _query, _key, cos, sin = arguments
+        return _rotate(at, arguments[number], cos, sin, rotary_mode)
+
+    return apply_rotary_pos_emb
 
 
-@per_element()
-def _apply_to_key(
-    at: At, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str = "half"
-) -> Tensor:
-    return _rotate(at, key, cos, sin, rotary_mode)
-
-
-apply_rotary_pos_emb = each(_apply_to_query, _apply_to_key)
+#: Of the query and of the key.
+apply_rotary_pos_emb = each(_apply_to(0), _apply_to(1))
 
 
 def _rotate_by_position(
@@ -138,27 +137,18 @@ def _rotate_by_position(
     return torch.where(inside, rotation(x, torch.where(inside, j, 0), width, cos, sin, mode), x(j))
 
 
-def _embed(at: At, x: Tensor, positions: Tensor, cos_sin_cache: Tensor, is_neox_style: bool) -> Tensor:
-    *leading, j = at
-    mode = "half" if is_neox_style else "interleave"
-    return _rotate_by_position(_features(x, leading), at[0], j, positions, cos_sin_cache, mode)
+def _embed(number: int) -> Formula:
+    @per_element()
+    def rotary_embedding(at: At, *arguments: Any) -> Tensor:
+        positions, _, _, cos_sin_cache, _, _, is_neox_style = arguments
+        *leading, j = at
+        mode = "half" if is_neox_style else "interleave"
+        return _rotate_by_position(_features(arguments[number], leading), at[0], j, positions, cos_sin_cache, mode)
+
+    return rotary_embedding
 
 
-@per_element()
-def _embed_query(
-    at: At, positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head: int, rotary: int, neox: bool
-) -> Tensor:
-    return _embed(at, query, positions, cos_sin_cache, neox)
-
-
-@per_element()
-def _embed_key(
-    at: At, positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head: int, rotary: int, neox: bool
-) -> Tensor:
-    return _embed(at, key, positions, cos_sin_cache, neox)
-
-
-rotary_embedding = each(_embed_query, _embed_key)
+rotary_embedding = each(_embed(1), _embed(2))
 
 
 def _normalize_and_rotate(
@@ -184,16 +174,14 @@ def _head_size(fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> i
     return int(rest[4])
 
 
-@per_element(terms=_head_size, steps=_STEPS)
-def _split_query(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
-    weight, _, q, _, head, eps = rest
-    return _normalize_and_rotate(at, fused[:, :q], weight, positions, table, head, eps)
+def _split(number: int) -> Formula:
+    @per_element(terms=_head_size, steps=_STEPS)
+    def qkv_rmsnorm_rope(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+        q, kv, head, eps = rest[2:]
+        part = fused[:, q : q + kv] if number else fused[:, :q]
+        return _normalize_and_rotate(at, part, rest[number], positions, table, head, eps)
 
-
-@per_element(terms=_head_size, steps=_STEPS)
-def _split_key(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
-    _, weight, q, kv, head, eps = rest
-    return _normalize_and_rotate(at, fused[:, q : q + kv], weight, positions, table, head, eps)
+    return qkv_rmsnorm_rope
 
 
 @per_element(exact=True)
@@ -203,4 +191,111 @@ def _split_value(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest:
     return fused[token, q + kv + column]
 
 
-qkv_rmsnorm_rope = each(_split_query, _split_key, _split_value)
+qkv_rmsnorm_rope = each(_split(0), _split(1), _split_value)
+
+
+def overwrite(at: At, target: Tensor, axes: int, positions: Tensor, value_at: Callable[..., Tensor]) -> Tensor:
+    """Returns elements of `target` after writing `value_at(i, ...)` to positions[i] of its first `axes` axes, flat.
+
+    `value_at` gets i and the coordinates along the other axes. The positions are distinct.
+    """
+    sizes = target.shape[:axes]
+    writer = torch.full((prod(sizes),), -1, device=target.device)
+    writer[positions.to(torch.int64)] = torch.arange(len(positions), device=target.device)
+    position = torch.zeros_like(at[0])
+    for index, size in zip(at, sizes, strict=False):
+        position = position * size + index
+    i = writer[position]
+    hit = i >= 0
+    new = value_at(i[hit], *(index[hit] for index in at[axes:]))
+    result = target[at].to(new.dtype)
+    result[hit] = new
+    return result
+
+
+def _block_and_offset(slots: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    slots = slots.to(torch.int64)
+    return slots // cache.shape[1], slots % cache.shape[1]
+
+
+def _written(number: int) -> Formula:
+    """Returns the formula of a cache: the keys', the values'."""
+
+    @per_element(exact=True, written=lambda *arguments: _block_and_offset(arguments[4], arguments[2 + number]))
+    def reshape_and_cache(at: At, *arguments: Tensor) -> Tensor:
+        return overwrite(at, arguments[2 + number], 2, arguments[4], lambda *source: arguments[number][source])
+
+    return reshape_and_cache
+
+
+reshape_and_cache = each(_written(0), _written(1))
+
+
+#: Returns elements of the vectors that kv_rmsnorm_rope_cache makes of tokens.
+_Vectors = Callable[[At, Tensor, Tensor, Tensor, Tensor, float], Tensor]
+
+
+def _latent(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, epsilon: float) -> Tensor:
+    """Returns x / sqrt(mean(x^2) + epsilon) gamma; x is the first part of kv, as long as gamma."""
+    *leading, j = at
+    x = to_float64(kv[tuple(leading)][:, : len(gamma)])
+    own = x.gather(-1, j.unsqueeze(-1)).squeeze(-1)
+    return own / ((x * x).sum(dim=-1) / len(gamma) + epsilon).sqrt() * to_float64(gamma[j])
+
+
+def _rotary(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, epsilon: float) -> Tensor:
+    """Returns the second part of kv: even features, then odd ones, rotated by halves."""
+    return rotate_interleaved_pairs(at, kv[..., len(gamma) :], at_angles(at, cos), at_angles(at, sin))
+
+
+def _width(kv: Tensor, gamma: Tensor, *_: Any, **__: Any) -> int:
+    return len(gamma)
+
+
+def _cached(vectors: _Vectors, number: int, terms: Callable[..., int] | None = None) -> Formula:
+    """Returns the formula of a cache, the rotary or the latent one."""
+
+    @per_element(terms=terms, written=lambda *arguments, **_: _block_and_offset(arguments[4], arguments[5]))
+    def kv_rmsnorm_rope_cache(at: At, kv: Tensor, *norm: Tensor, epsilon: float, **_: Any) -> Tensor:
+        gamma, cos, sin, index, *caches = norm
+
+        def vector_of(i: Tensor, head: Tensor, j: Tensor) -> Tensor:
+            token = (i // kv.shape[2], torch.zeros_like(i), i % kv.shape[2], j)
+            return vectors(token, kv, gamma, cos, sin, epsilon)
+
+        return overwrite(at, caches[number], 2, index, vector_of)
+
+    return kv_rmsnorm_rope_cache
+
+
+def _output(vectors: _Vectors, terms: Callable[..., int] | None = None) -> Formula:
+    @per_element(terms=terms)
+    def kv_rmsnorm_rope_cache(at: At, *arguments: Tensor, epsilon: float, **_: Any) -> Tensor:
+        kv, gamma, cos, sin = arguments[:4]
+        return vectors(at, kv, gamma, cos, sin, epsilon)
+
+    return kv_rmsnorm_rope_cache
+
+
+kv_rmsnorm_rope_cache = each(
+    _cached(_rotary, 0), _cached(_latent, 1, _width), _output(_rotary), _output(_latent, _width)
+)
+
+
+def _loaded(number: int) -> Formula:
+    """Returns the formula of the loaded keys or values, whose sequences follow each other."""
+
+    @per_element(exact=True)
+    def paged_cache_load(at: At, *arguments: Tensor, seq_starts: Tensor | None, cumsum: bool, **_: Any) -> Tensor:
+        (token, *rest), cache, (table, lengths) = at, arguments[number], arguments[2:]
+        ends = (lengths[1:] if cumsum else lengths.cumsum(0)).to(torch.int64)
+        sequence = (token.unsqueeze(-1) >= ends).sum(dim=-1)
+        first = torch.cat([ends.new_zeros(1), ends])[sequence]
+        place = token - first + (0 if seq_starts is None else seq_starts[sequence].to(torch.int64))
+        source = (table[sequence, place // cache.shape[1]].to(torch.int64), place % cache.shape[1], *rest)
+        return cache[source]
+
+    return paged_cache_load
+
+
+paged_cache_load = each(_loaded(0), _loaded(1))

@@ -19,8 +19,7 @@ from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.row.columns import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.row.quality import number_cell
 from opatlas.row.slots import split_cell
-from opatlas.text import MOST_DIGITS
-from opatlas.text_format import NOT_TEXT, is_text
+from opatlas.text import MOST_DIGITS, NOT_TEXT, is_text
 from opatlas.typed_json import DecodeError, decode
 
 Shape = tuple[int, ...]

@@ -12,6 +12,7 @@ import shlex
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,11 +34,25 @@ _ANALYSE = "`torch_npu.profiler.profiler.analyse({!r}, export_type='text')`"
 _OUTPUT = "mindstudio_profiler_output"
 
 
-def find_captures(path: Path) -> list[Path]:
-    """Returns the capture files at a path: the file itself, or the captures below the folder, sorted.
+@dataclass(frozen=True)
+class FoundCaptures:
+    """What profilers left at a path.
+
+    Attributes:
+        files: the capture files, sorted.
+        not_read: files that are named like captures and are not among `files`, by reason.
+        unparsed: a sentence for each result of a profiler that no capture is of, with the remedy.
+    """
+
+    files: list[Path]
+    not_read: list[tuple[str, list[Path]]] = field(default_factory=list)
+    unparsed: list[str] = field(default_factory=list)
+
+
+def find_captures(path: Path) -> FoundCaptures:
+    """Finds the captures at a path: the file itself, or those of the folder and the folders below it.
 
     A folder's captures are all `*kernel_details*.csv`; if there are none, the op_summary files of the last export.
-    `skipped_files` names the others.
 
     Raises:
         OpAtlasError: the path does not exist, a folder below it cannot be read, or there is no capture.
@@ -48,55 +63,37 @@ def find_captures(path: Path) -> list[Path]:
         raise OpAtlasError(f"{path}: no such file or folder: check the path") from None
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
-    if path.is_dir():
-        found = sorted(files_below(path, _is_capture_name)) or op_summaries(path)
-        if not found:
-            problems = [
-                *unparsed_beside(path, ()),
-                *(f"{what}: {other}" for what, others in skipped_files(path, ()) for other in others),
-            ]
-            if _is_database(path):
-                raise OpAtlasError(
-                    f"{path}: a database of OpAtlas, and no capture: name the folder that the profiler wrote; "
-                    f"`opatlas show` and `opatlas query` read a database, and `opatlas combine` joins two"
-                )
-            nothing = f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it"
-            raise OpAtlasError(
-                "\n".join([nothing, *problems])
-                if problems
-                else f"{nothing}: name the folder that the profiler wrote, or one file"
-            )
-        return found
-    return [path]
-
-
-def skipped_files(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[Path]]]:
-    """Returns the files below a folder that are named like captures and are not among `captures`, by reason.
-
-    Raises:
-        OpAtlasError: a folder cannot be read.
-    """
     if not path.is_dir():
-        return []
-    beside = any(_is_capture_name(capture.name) for capture in captures)
-    summaries = [found for found in all_op_summaries(path) if found not in captures]
-    found = [
-        (_BESIDE if beside else _EARLIER, summaries),
-        (_NO_CSV, sorted(files_below(path, _is_other_file_of_capture))),
-    ]
-    return [(why, files) for why, files in found if files]
+        return FoundCaptures([path])
+    named = sorted(files_below(path, lambda name: _is_capture(name) or _DATABASE.fullmatch(name) is not None))
+    details = [file for file in named if _is_details(file.name)]
+    files = details or _last_exports(named)
+    summaries = [file for file in named if _SUMMARY.fullmatch(file.name) and file not in files]
+    no_csv = [file for file in named if _is_capture(file.name) and file.suffix.lower() != ".csv"]
+    by_reason = ((_BESIDE if details else _EARLIER, summaries), (_NO_CSV, no_csv))
+    not_read = [(why, others) for why, others in by_reason if others]
+    databases = [file for file in named if _DATABASE.fullmatch(file.name)]
+    unparsed = _unparsed(path, files, databases)
+    if files:
+        return FoundCaptures(files, not_read, unparsed)
+    problems = [*unparsed, *(f"{what}: {other}" for what, others in not_read for other in others)]
+    if _is_database(path):
+        raise OpAtlasError(
+            f"{path}: a database of OpAtlas, and no capture: name the folder that the profiler wrote; "
+            f"`opatlas show` and `opatlas query` read a database, and `opatlas combine` joins two"
+        )
+    nothing = f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it"
+    remedy = "" if problems else ": name the folder that the profiler wrote, or one file"
+    raise OpAtlasError("\n".join([nothing + remedy, *problems]))
 
 
-def unparsed_beside(path: Path, captures: Sequence[Path]) -> list[str]:
-    """Returns a sentence for each result of a profiler at or below a folder that no capture is of, with the remedy.
+def _unparsed(path: Path, captures: Sequence[Path], databases: Sequence[Path]) -> list[str]:
+    """Returns a sentence for each result of a profiler at or below a folder that no capture is of.
 
     These are results of torch_npu.profiler that nobody analysed or that have only a database, and msprof profiles
     without an op_summary file. torch_npu.profiler keeps such profiles beside its kernel_details.
     """
-    if not path.is_dir():
-        return []
     results = [each for each in sorted({path, *path.rglob("*/")}) if _is_result_of_torch_npu(each)]
-    databases = sorted(files_below(path, lambda name: _DATABASE.fullmatch(name) is not None))
     problems = []
     for result in results:
         if not any(result in file.parents for file in captures):
@@ -110,7 +107,7 @@ def unparsed_beside(path: Path, captures: Sequence[Path]) -> list[str]:
             for file in databases
             if not any(result in file.parents for result in results)
         ]
-    of_torch_npu = {*results, *(parent for file in captures if _is_capture_name(file.name) for parent in file.parents)}
+    of_torch_npu = {*results, *(parent for file in captures if _is_details(file.name) for parent in file.parents)}
     return [*problems, *unparsed_profiles(path, captures, of_torch_npu)]
 
 
@@ -123,20 +120,17 @@ def _is_result_of_torch_npu(folder: Path) -> bool:
 def _is_database(path: Path) -> bool:
     """Returns whether a CSV in a folder has the columns of a database."""
     for file in sorted(path.glob("[!.]*.csv")):
-        try:
+        with suppress(TableError):
             expect_columns(file, read_header(file).names)
-        except TableError:
-            continue
-        return True
+            return True
     return False
 
 
-def _is_other_file_of_capture(name: str) -> bool:
-    name = name.lower()
-    return ("kernel_details" in name or "op_summary" in name) and not name.endswith(".csv")
+def _is_capture(name: str) -> bool:
+    return "kernel_details" in name.lower() or "op_summary" in name.lower()
 
 
-def _is_capture_name(name: str) -> bool:
+def _is_details(name: str) -> bool:
     return "kernel_details" in name.lower() and name.lower().endswith(".csv")
 
 
@@ -246,28 +240,23 @@ def unparsed_profiles(folder: Path, files: Sequence[Path], raw_data_of: Collecti
     ]
 
 
-def all_op_summaries(folder: Path) -> list[Path]:
-    """Returns the op_summary files of all exports below a folder, sorted. Raises OpAtlasError."""
-    return sorted(files_below(folder, lambda name: _SUMMARY.fullmatch(name) is not None))
-
-
 def op_summaries(folder: Path) -> list[Path]:
-    """Returns the op_summary files of the last export below a folder, all slices, each once.
+    """Returns the op_summary files of the last export below a folder, all slices, each once. Raises OpAtlasError."""
+    return _last_exports(files_below(folder, lambda name: _SUMMARY.fullmatch(name) is not None))
+
+
+def _last_exports(files: Iterable[Path]) -> list[Path]:
+    """Returns the op_summary files of the last exports among some files, sorted.
 
     Each export of msprof adds files beside those of earlier exports. Of files that differ only in the time of their
     export, the last counts, as in msprof itself. In a PROF_* folder with the output folder of current versions, files
     of older versions in other folders (device_0/summary) are copies and do not count.
-
-    Raises:
-        OpAtlasError: a folder cannot be read.
     """
     exports: dict[tuple[Path, str], dict[str, Path]] = defaultdict(dict)
-    found = all_op_summaries(folder)
-    in_output = {_profile_of(path) for path in found if path.parent.name == _OUTPUT}
-    for path in found:
+    found = [(path, match) for path in sorted(files) if (match := _SUMMARY.fullmatch(path.name))]
+    in_output = {_profile_of(path) for path, _ in found if path.parent.name == _OUTPUT}
+    for path, match in found:
         if path.parent.name == _OUTPUT or _profile_of(path) not in in_output:
-            match = _SUMMARY.fullmatch(path.name)
-            assert match is not None
             exports[path.parent, match["what"]][match["exported"] or ""] = path
     return sorted(by_time[max(by_time)] for by_time in exports.values())
 

@@ -24,27 +24,32 @@ import pyarrow.csv
 from opatlas.data.header import read_header
 from opatlas.errors import TableError
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, PIPE_UTILIZATION, REQUIRED
-from opatlas.text import close_matches, parse_real
+from opatlas.text import parse_real
 
-TYPE = "Type"
-DURATION = "Duration(us)"
-CONTEXT_ID = "Context ID"
+TYPE, DURATION, CONTEXT_ID = "Type", "Duration(us)", "Context ID"
+NAME, START, WAIT, STEP, STREAM, DEVICE = (
+    *("Name", "Start Time(us)", "Wait Time(us)", "Step Id", "Stream ID", "Device_id"),
+)
 
-#: The names of kernel_details' columns in msprof's op_summary.
+#: The names of kernel_details' columns in msprof's op_summary, or in other versions.
 _SYNONYMS = {
     TYPE: "OP Type",
     DURATION: "Task Duration(us)",
     ACCELERATOR_CORE: "Task Type",
     OP_STATE: "Op State",
+    NAME: "Op Name",
+    START: "Task Start Time(us)",
+    WAIT: "Task Wait Time(us)",
+    "Block Dim": "Block Num",
+    "Mix Block Dim": "Mix Block Num",
 }
 
 #: Columns that describe a launch. In a file without `Context ID` all other columns are counters.
 _DESCRIPTIVE = frozenset(
     {
-        *("Step Id", "Device_id", "Model ID", "Model Name", "Infer ID", "Task ID", "Stream ID", "Name", "Op Name"),
-        *(TYPE, "OP Type", DURATION, "Task Duration(us)", "Start Time(us)", "Task Start Time(us)"),
-        *("Wait Time(us)", "Task Wait Time(us)", "Block Dim", "Block Num", "Mix Block Dim", "Mix Block Num"),
-        *("HF32 Eligible", CONTEXT_ID, "Task Type", "Op State", *BASE),
+        *_SYNONYMS,
+        *_SYNONYMS.values(),
+        *(*BASE, STEP, STREAM, DEVICE, CONTEXT_ID, "Model ID", "Model Name", "Infer ID", "Task ID", "HF32 Eligible"),
     }
 )
 
@@ -64,10 +69,7 @@ def _is_descriptive(name: str) -> bool:
 #: Columns by their names in lower case without blanks: tools that rewrite captures may change the spelling.
 _BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
 _DESCRIPTIVE_KEYS = frozenset(_UNITS.sub("", _key(name)) for name in _DESCRIPTIVE)
-#: Least similarity of names. `Duration(ns)` and `Duration(us)` have 0.92, `Total Time(us)` has 0.38.
-_ALIKE = 0.75
 _COLUMNS_SHOWN = 8
-_UNIT = re.compile(r"\((ns|ms|s)\)\s*\Z")
 LEVEL_0_REMEDY = (
     "Take the capture again with profiler_level=ProfilerLevel.Level1 (torch_npu.profiler) or --task-time=l1 (msprof)"
 )
@@ -108,15 +110,14 @@ def read_capture_header(path: Path) -> CaptureHeader:
             path, "a column's name spans lines", "Leave the file out: no profiler writes such a header", line=1
         )
     names = _known_names([name.strip() for name in header.names])
-    text = {}
-    for column in (TYPE, *BASE):
-        for name in (column, _SYNONYMS.get(column)):
-            if name in names:
-                text[column] = str(name)
-                break
-    duration = DURATION if DURATION in names else _SYNONYMS[DURATION]
-    if TYPE not in text or duration not in names:
-        raise _not_a_capture(path, names, [name for name in (TYPE, DURATION) if name not in (*text, *names)])
+    text = {column: found for column in (TYPE, *BASE) if (found := column_of(names, column))}
+    duration = column_of(names, DURATION)
+    lacking = [name for name, found in ((TYPE, text.get(TYPE)), (DURATION, duration)) if not found]
+    if lacking:
+        more = ", ..." if len(names) > _COLUMNS_SHOWN else ""
+        problem = f"no column {' or '.join(map(repr, lacking))}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}"
+        remedy = "Leave the file out: it is no kernel_details or op_summary file, with durations in microseconds"
+        raise TableError(path, problem + more, remedy, line=1)
     if INPUT_SHAPES not in text:
         raise TableError(path, "taken at profiler level 0, which records no shapes", LEVEL_0_REMEDY, line=1)
     missing = [column for column in REQUIRED if column not in text]
@@ -134,17 +135,9 @@ def _known_names(names: Sequence[str]) -> list[str]:
     return [name if name in _DESCRIPTIVE or alike[_key(name)] > 1 else _BY_KEY.get(_key(name), name) for name in names]
 
 
-def _not_a_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
-    """Returns the error for a file without some columns: one with a near name is told, any other file left out."""
-    near = {name: next(iter(close_matches(name, names, most=1, least=_ALIKE)), "") for name in missing}
-    said = [f"{name!r}" + (f" (is {other!r} it?)" if other else "") for name, other in near.items()]
-    if not any(near.values()):
-        shown = f"{', '.join(names[:_COLUMNS_SHOWN])}{', ...' if len(names) > _COLUMNS_SHOWN else ''}"
-        problem = f"no column {' or '.join(said)}; the columns are: {shown}"
-        return TableError(path, problem, "Leave the file out: it is no kernel_details or op_summary file", line=1)
-    unit = next((found[1] for other in near.values() if (found := _UNIT.search(other))), "")
-    remedy = f"Convert its values from {unit} to microseconds, and correct" if unit else "Correct"
-    return TableError(path, f"no column {' or '.join(said)}", f"{remedy} the header, or leave the file out", line=1)
+def column_of(names: Sequence[str], column: str) -> str:
+    """Returns a capture's column of what kernel_details calls `column`, by the file's version; "" if it has none."""
+    return next((name for name in (column, _SYNONYMS.get(column)) if name in names), None) or ""
 
 
 #: The tables of a block stay in the processor's cache: blocks of 8 MiB are 20 % slower.

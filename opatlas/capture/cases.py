@@ -14,19 +14,18 @@ The samples of an ingest are `runs/ingest-{time}-{hex}.jsonl.gz` (opatlas/data/i
 from __future__ import annotations
 
 import gzip
-from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from opatlas.capture.capture_reader import Capture, read_capture_header
-from opatlas.capture.launches import CaptureLaunches, LaunchCounts
+from opatlas.capture.launches import CaptureLaunches, CasePart, LaunchCounts
 from opatlas.counts import add_counts
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.ingests import RESTORE, Ingest, IngestManifest, packed_lines
@@ -132,23 +131,6 @@ class Case:
         return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
 
 
-class CasePart(Protocol):
-    """The launches of a signature in one file, or in one ingest."""
-
-    @property
-    def cells(self) -> Mapping[str, str]: ...
-    @property
-    def durations_us(self) -> np.ndarray | array[float]: ...
-    @property
-    def counters(self) -> Iterable[tuple[str, float, int]]:
-        """Name, sum and number of launches of each counter."""
-
-    @property
-    def sources(self) -> Sequence[str]: ...
-    @property
-    def run_id(self) -> str: ...
-
-
 class Cases:
     """The cases of a kernel type. Each case is computed on access, so that a million cases need not fit in memory."""
 
@@ -173,7 +155,8 @@ class Cases:
         parts = self._parts[text]
         sums: dict[str, tuple[float, int]] = {}
         for part in parts:
-            for name, total, count in part.counters:
+            names, totals, counts = part.counters
+            for name, total, count in zip(names, totals.tolist(), counts.tolist(), strict=True):
                 before, counted_before = sums.get(name, (0.0, 0))
                 sums[name] = before + total, counted_before + count
         return Case(
@@ -249,29 +232,20 @@ class Aggregate:
         self.files[path] = launches.account
         add_counts(self.account, launches.account)
         self.problems += launches.problems
-        for group in launches.accepted():
-            self._cases.setdefault(group.kernel_type, {}).setdefault(group.signature, []).append(group)
+        for kernel_type, text, part in launches.accepted():
+            self._cases.setdefault(kernel_type, {}).setdefault(text, []).append(part)
 
     def cases(self) -> dict[str, Cases]:
         """Returns all cases by kernel type, in the order in which they were first seen."""
         return {kernel_type: Cases(kernel_type, parts) for kernel_type, parts in self._cases.items()}
 
 
-class _IngestPart:
-    """The launches of a signature in one ingest, as arrays, which take a fifth of the memory of Python's objects."""
-
-    def __init__(self, run_id: str, line: SampleLine) -> None:
-        self.run_id = run_id
-        self.cells = line.cells
-        self.sources = line.sources
-        self.durations_us = array("d", line.durations_us)
-        self._names = _same(tuple(line.counters))
-        self._sums = array("d", [total for total, _ in line.counters.values()])
-        self._counts = array("q", [count for _, count in line.counters.values()])
-
-    @property
-    def counters(self) -> Iterable[tuple[str, float, int]]:
-        return zip(self._names, self._sums, self._counts, strict=True)
+def _ingest_part(run_id: str, line: SampleLine) -> CasePart:
+    """Returns the launches of a signature in one ingest, as arrays, which take less memory than Python's objects."""
+    sums = np.array([total for total, _ in line.counters.values()], dtype=np.float64)
+    counts = np.array([count for _, count in line.counters.values()], dtype=np.int64)
+    names = _same(tuple(line.counters))
+    return CasePart(line.cells, np.array(line.durations_us), (names, sums, counts), line.sources, run_id)
 
 
 @lru_cache(maxsize=1024)
@@ -305,7 +279,7 @@ def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = Non
             if line.replaced:
                 replaced.add(key)
             else:
-                found.setdefault(key, []).append(_IngestPart(ingest.manifest.run_id, line))
+                found.setdefault(key, []).append(_ingest_part(ingest.manifest.run_id, line))
     by_type: dict[str, dict[str, list[CasePart]]] = {}
     for (kernel_type, text), parts in found.items():
         by_type.setdefault(kernel_type, {})[text] = parts

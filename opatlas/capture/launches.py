@@ -7,7 +7,7 @@ is kept: 8 bytes (12 while its file is read), for the exact median.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -108,41 +108,22 @@ class _Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchGroup:
-    """The launches of a file with identical cells: the `number`th group of `file`."""
+class CasePart:
+    """The launches of a signature with identical cells in one file, or those of a signature in one ingest.
 
-    file: CaptureLaunches
-    number: int
-    #: Launches of a capture are of no ingest yet.
-    run_id = ""
+    Attributes:
+        cells: the base columns, and the Runtime columns that follow from the shapes of an attention kernel.
+        durations_us: the durations in the order launched.
+        counters: the names of counters, for each the sum over the launches that have it, and their number.
+        sources: the names of the captures of an attention kernel.
+        run_id: the ingest; "" for a file.
+    """
 
-    @property
-    def kernel_type(self) -> str:
-        return self.file.kinds[self.number].kernel_type
-
-    @property
-    def signature(self) -> str:
-        return self.file.kinds[self.number].signature
-
-    @property
-    def cells(self) -> Mapping[str, str]:
-        """The base columns, and the Runtime columns that follow from the shapes of an attention kernel."""
-        return self.file.kinds[self.number].cells
-
-    @property
-    def durations_us(self) -> np.ndarray:
-        """The durations in the order launched."""
-        return self.file.durations_of(self.number)
-
-    @property
-    def counters(self) -> Iterable[tuple[str, float, int]]:
-        """Name, sum and number of launches of each counter."""
-        return self.file.counters_of(self.number)
-
-    @property
-    def sources(self) -> Sequence[str]:
-        """The name of the capture of an attention kernel."""
-        return (self.file.source,) if self.kernel_type in ATTENTION_TYPES else ()
+    cells: Mapping[str, str]
+    durations_us: np.ndarray
+    counters: tuple[Sequence[str], np.ndarray, np.ndarray]
+    sources: Sequence[str]
+    run_id: str = ""
 
 
 class CaptureLaunches:
@@ -177,17 +158,14 @@ class CaptureLaunches:
         more = [f"{self.path}: {self._more_problems:,} more problems of rows"] if self._more_problems else []
         return [*(problem for _, problem in sorted(self._problems)), *more]
 
-    def accepted(self) -> Iterator[LaunchGroup]:
-        """Yields the groups with launches that count."""
-        return (LaunchGroup(self, number) for number in np.flatnonzero(np.diff(self._starts)).tolist())
-
-    def durations_of(self, number: int) -> np.ndarray:
-        """Returns the durations of a group's launches in microseconds, in the order launched."""
-        return self._durations_us[self._starts[number] : self._starts[number + 1]]
-
-    def counters_of(self, number: int) -> Iterable[tuple[str, float, int]]:
-        """Returns name, sum and number of launches of each counter of a group."""
-        return zip(self._header.counters, self._sums[:, number].tolist(), self._counts[:, number].tolist(), strict=True)
+    def accepted(self) -> Iterator[tuple[str, str, CasePart]]:
+        """Yields the groups of launches that count, each with its kernel type and signature."""
+        for number in np.flatnonzero(np.diff(self._starts)).tolist():
+            kind = self.kinds[number]
+            durations_us = self._durations_us[self._starts[number] : self._starts[number + 1]]
+            counters = (self._header.counters, self._sums[:, number], self._counts[:, number])
+            sources = (self.source,) if kind.kernel_type in ATTENTION_TYPES else ()
+            yield kind.kernel_type, kind.signature, CasePart(kind.cells, durations_us, counters, sources)
 
     def _add(self, chunk: Chunk) -> None:
         groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)

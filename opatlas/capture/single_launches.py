@@ -7,22 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opatlas.capture.capture_reader import TYPE, Capture, read_capture_header
+from opatlas.capture.capture_reader import (
+    DEVICE,
+    NAME,
+    START,
+    STEP,
+    STREAM,
+    TYPE,
+    WAIT,
+    Capture,
+    column_of,
+    read_capture_header,
+)
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, INPUT_SHAPES
 from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import EMPTY_WORDS, strip_quotes
 from opatlas.text import parse_real
 
-#: Columns of a capture, by the names of different versions.
-_COLUMNS = {
-    "start": ("Task Start Time(us)", "Start Time(us)"),
-    "device": ("Device_id",),
-    "name": ("Op Name", "Name"),
-    "step": ("Step Id",),
-    "stream": ("Stream ID",),
-    "wait": ("Task Wait Time(us)", "Wait Time(us)"),
-}
+_OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,9 @@ def read_launches(path: Path) -> Launches:
         TableError: the file cannot be read, is not a capture, was taken at level 0, or has no start times.
     """
     header = read_capture_header(path)
-    found = {own: next((name for name in names if name in header.names), "") for own, names in _COLUMNS.items()}
-    if not found["start"]:
-        raise TableError(
-            path, f"no column {_COLUMNS['start'][0]!r}", "Take the profile again with --task-time=l1", line=1
-        )
-    own = {own: name for own, name in found.items() if name}
+    own = {column: name for column in _OWN if (name := column_of(header.names, column))}
+    if START not in own:
+        raise TableError(path, f"no column {START!r}", "Take the profile again with --task-time=l1", line=1)
     launches: list[Launch] = []
     problems: list[tuple[int, str]] = []
     for chunk in Capture(path, replace(header, text={**header.text, **own})).chunks():
@@ -115,17 +115,17 @@ def _launch(
         raise ValueError(f"{duration!r} is not a duration")
     if duration_us > LONGEST_US:
         raise ValueError(f"{duration!r} us is more than an hour, which no launch takes")
-    wait_us = parse_real(cells.get("wait", ""))
+    wait_us = parse_real(cells.get(WAIT, ""))
     return Launch(
-        device=cells.get("device", "").strip(),
-        start_ns=_nanoseconds(cells["start"]),
+        device=cells.get(DEVICE, "").strip(),
+        start_ns=_nanoseconds(cells[START]),
         duration_us=duration_us,
         kernel_type=cells[TYPE].strip(),
         cells={column: strip_quotes(cells[column]) for column in BASE if column in cells},
         counters={name: values[row] for name, values in counters.items() if math.isfinite(values[row])},
-        name=strip_quotes(cells.get("name", "")),
-        step=_word(cells.get("step", "")),
-        stream=_word(cells.get("stream", "")),
+        name=strip_quotes(cells.get(NAME, "")),
+        step=_word(cells.get(STEP, "")),
+        stream=_word(cells.get(STREAM, "")),
         wait_us=wait_us if wait_us is not None and math.isfinite(wait_us) else None,
     )
 

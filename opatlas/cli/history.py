@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from opatlas.ask.compare.regressions import Regressions, find_regressions
-from opatlas.ask.compare.steps import LEAST_RUNS
+from opatlas.ask.compare.regressions import LEAST_RUNS, Regressions, find_regressions
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
 from opatlas.data.database import Database

@@ -15,7 +15,7 @@ from opatlas import options
 from opatlas.capture.apply import case_shapes
 from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
 from opatlas.capture.attention_records import Records
-from opatlas.capture.capture_discovery import find_captures, skipped_files, unparsed_beside
+from opatlas.capture.capture_discovery import find_captures
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.time_shares import rows_without_replay, without_shapes
 from opatlas.cli.app import held
@@ -118,15 +118,13 @@ class _Done:
 
 def _ingest(database: Database, request: IngestRequest, into: _Done) -> None:
     with usage_errors():
-        captures = find_captures(request.root)
-        not_read = skipped_files(request.root, captures)
-        not_parsed = unparsed_beside(request.root, captures)
-    done = ingest_captures(database, captures, request)
-    done.problems[:0] = not_parsed
+        found = find_captures(request.root)
+    done = ingest_captures(database, found.files, request)
+    done.problems[:0] = found.unparsed
     if done.manifest is None and not done.already:
         left_out = f"all {done.account.rows:,} rows were left out" if done.files else "no capture can be read"
         done.problems.append(f"nothing was ingested: {left_out}")
-    into.parts += [*_capture_parts(done, not_read), *_database_parts(database, done)]
+    into.parts += [*_capture_parts(done, found.not_read), *_database_parts(database, done)]
     into.json["captures"] = _captures_json(done)
     into.problems += done.problems
 

@@ -28,8 +28,7 @@ from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_column
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely, safe_file
 from opatlas.row.communication import row_kind
-from opatlas.text import printable_lines
-from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
+from opatlas.text import SAVE_OR_RESTORE, printable_lines, undecodable_cell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,12 +26,12 @@ from opatlas.row.columns import (
     profiling_counter,
 )
 from opatlas.row.communication import CALL, MESSAGE_ROW, row_kind
-from opatlas.text import close_matches
-from opatlas.text_format import (
+from opatlas.text import (
     NOT_TEXT,
     SAVE_AS_UTF8,
     SAVE_OR_RESTORE,
     SAVE_WITH_COMMAS,
+    close_matches,
     is_text,
     other_separator,
     undecodable_cell,

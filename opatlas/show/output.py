@@ -15,8 +15,7 @@ from typing import Literal, TextIO
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import path_problem
-from opatlas.show.render import UNLIMITED, csv_text, json_text, markdown, text
-from opatlas.show.result import Result
+from opatlas.show.result import UNLIMITED, Result, csv_text, json_text, markdown, text
 from opatlas.text import printable_lines
 
 Format = Literal["text", "markdown", "csv", "json"]

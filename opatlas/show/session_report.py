@@ -32,8 +32,7 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.show.render import markdown
-from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.show.result import Column, Fields, Part, Table, markdown
 from opatlas.show.row_summary import RowSummary, duration_tables
 
 #: A replay within 20 % of the capture agrees with it.

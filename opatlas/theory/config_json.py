@@ -113,7 +113,8 @@ def read_config(name: str, content: Mapping[str, Any], given: str = "") -> Model
     text = text if isinstance(text, dict) else content
     try:
         return _facts(name, text, content)
-    except ValidationError as error:
+    except (ValidationError, UnicodeError) as error:
+        # JSON may hold half of a surrogate pair.
         raise TargetError("model", given or name, str(error)) from None
 
 

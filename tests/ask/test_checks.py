@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sessions import row
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.check import KNOWN_FINDINGS, CheckedDatabase, Finding, read_known, split_findings
+from opatlas.ask.checks.check import KNOWN_FINDINGS, CheckedDatabase, CheckResults, Finding, read_known, split_findings
 from opatlas.ask.checks.duration_checks import families
 from opatlas.cli.main import main
 from opatlas.data.cells import microseconds
@@ -276,6 +276,16 @@ def test_known_findings_that_mean_nothing_are_refused_with_their_place(tmp_path:
     with pytest.raises(OpAtlasError, match=named) as refused:
         read_known(write_known(tmp_path, text), CHECKS)
     assert KNOWN_FINDINGS in str(refused.value)
+
+
+def test_an_entry_is_judged_where_all_cases_of_its_checks_ran(tmp_path: Path) -> None:
+    database = database_of(tmp_path, products(*SPIKE))
+    results = CheckResults(database, read_known(write_known(tmp_path, ENTRY.replace("MatMul*", "Add")), CHECKS), CHECKS)
+    results.strict = True
+    for name, unused in (("spikes", 0), ("monotone", 1)):
+        found, fails = results.run(check_named(name), "MatMulV2")
+        assert (len(found.new), len(fails)) == (1, 1)
+        assert len(results.unused_entries()) == unused
 
 
 def test_known_findings_outside_of_the_database_are_not_read(tmp_path: Path) -> None:

@@ -55,13 +55,13 @@ def test_chance_among_thousands_of_rows_fails_nothing() -> None:
     drawn = random.Random(7)
     noise, samples = 0.15, 10
     error = noise / samples**0.5
-    found = comparison([(drawn.gauss(1, error), drawn.gauss(1, error)) for _ in range(8000)], noise, samples)
+    found = comparison([(drawn.gauss(1, error), drawn.gauss(1, error)) for _ in range(4000)], noise, samples)
     slow = sum(row.pairs["b"].verdict is PairVerdict.SLOW for row in found.rows)
-    assert 1 < slow < 40
+    assert 1 < slow < 25
     assert found.slower_rows("b", 5) == []
 
 
 def test_a_planted_row_is_found_among_thousands() -> None:
-    found = comparison([(1.0, 1.0)] * 4000 + [(1.0, 1.5), (1.0, 2.0)] + [(1.0, 1.0)] * 4000, 0.15, 10)
-    assert [row.signature.split(",")[0] for row, _ in found.slower_rows("b", 5)] == ["4001", "4000"]
+    found = comparison([(1.0, 1.0)] * 1000 + [(1.0, 1.5), (1.0, 2.0)] + [(1.0, 1.0)] * 1000, 0.15, 10)
+    assert [row.signature.split(",")[0] for row, _ in found.slower_rows("b", 5)] == ["1001", "1000"]
     assert found.slower_rows("b", 120) == []

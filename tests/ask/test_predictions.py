@@ -61,24 +61,19 @@ def test_a_size_beyond_all_rows_is_extrapolated_with_a_wider_interval(database: 
     assert abs(far.duration_us / roofline_us([(40000, 1024, 1024)])[0] - 1) < 0.3
 
 
-def test_the_order_of_the_rows_and_a_stored_fit_change_nothing(
+def test_the_order_of_the_rows_and_a_stored_or_damaged_fit_change_nothing(
     database: opatlas.OpenDatabase, own_cache: Path, tmp_path: Path
 ) -> None:
     first = database.matmul(m=48, n=512, k=1024)
-    assert list(own_cache.rglob("*.msgpack"))
     again = opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024)
     assert again == first
+    (stored,) = own_cache.rglob("*.msgpack")
+    stored.write_bytes(b"no archive")
+    assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
     rows = pd.read_csv(database.path / "MatMulV2.csv", dtype=str, keep_default_na=False)
     write_table(tmp_path / "turned", "MatMulV2", rows.iloc[::-1])
     turned = opatlas.open(tmp_path / "turned", same_machine=True).matmul(m=48, n=512, k=1024)
     assert turned.duration_us == pytest.approx(first.duration_us, rel=0.02)
-
-
-def test_a_damaged_fit_is_made_again(database: opatlas.OpenDatabase, own_cache: Path) -> None:
-    first = database.matmul(m=48, n=512, k=1024)
-    (stored,) = own_cache.rglob("*.msgpack")
-    stored.write_bytes(b"no archive")
-    assert opatlas.open(database.path, same_machine=True).matmul(m=48, n=512, k=1024) == first
 
 
 def test_without_a_cache_that_can_be_written_the_answer_is_the_same(

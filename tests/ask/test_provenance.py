@@ -62,8 +62,7 @@ def origin(answer: Mapping[str, object]) -> tuple[object, ...]:
 RMS = ("RmsNorm", "64,1024", "1024")
 
 
-@pytest.mark.parametrize(("named", "captured_on"), [("", UNNAMED), (NPU, NPU)])
-@pytest.mark.parametrize("replayed_on", [CPU, GPU])
+@pytest.mark.parametrize(("named", "captured_on", "replayed_on"), [("", UNNAMED, CPU), (NPU, NPU, GPU)])
 def test_a_captured_database_answers_with_its_own_device_also_where_another_one_replayed_its_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str, captured_on: str, replayed_on: str
 ) -> None:

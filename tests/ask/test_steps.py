@@ -10,7 +10,7 @@ from false_steps import draw, listed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.ask.compare.steps import (
+from opatlas.ask.compare.regressions import (
     LEAST_RUNS,
     LEAST_SPREAD,
     Steps,

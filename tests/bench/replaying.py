@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from opatlas.bench.implementations import torch as impl
 
 import opatlas.run.runner
 from opatlas.row.columns import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS, OUTPUT_SHAPES
@@ -81,25 +80,6 @@ def job_of(kernel_type: str, row: str, function: str | None = None) -> Job:
 
 def replay_row(kernel_type: str, row: str, function: str | None = None) -> RowOutcome:
     return runner().run(job_of(kernel_type, row, function))
-
-
-def assert_refused(kernel_type: str, row: str, column: str) -> str:
-    """Checks that a row is refused because of a column, and returns the reason: column, cell, problem, remedy."""
-    outcome = replay_row(kernel_type, row)
-    assert outcome.status is Status.INVALID, outcome
-    assert f"column {column!r} is {cells_of(row)[column]!r}: " in outcome.reason
-    assert "; " in outcome.reason, "no remedy"
-    assert "\n" not in outcome.reason
-    return outcome.reason
-
-
-def assert_mistake_is_caught(
-    monkeypatch: pytest.MonkeyPatch, name: str, mistake: Callable[..., Any], kernel_type: str, row: str
-) -> None:
-    """With `mistake` in the place of the timed function of that name, the check of a row fails."""
-    assert getattr(impl, name) is not mistake
-    monkeypatch.setattr(impl, name, mistake)
-    assert_wrong(kernel_type, row)
 
 
 def assert_wrong(kernel_type: str, row: str) -> None:

@@ -1,4 +1,4 @@
-"""Attention kernels: mistakes that the check sees, and rows that are refused."""
+"""Keys that an index chooses: what the check takes for right, and the positions that rows get."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from opatlas.bench.implementations import torch as impl
-from replaying import assert_mistake_is_caught
-from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE
 
 from opatlas.row.errors import WrongResult
 from opatlas.run.inputs.replay_row import ReplayRow
@@ -55,98 +52,6 @@ class FormulaOf:
 
     def compare(self, arguments, keywords, results, seed):
         return [Comparison(result, self.values, exact=False) for result in results]
-
-
-def mistaken(name, **changes):
-    """The implementation with keyword arguments changed by functions of them."""
-    right = getattr(impl, name)
-
-    def wrong(*arguments, **keywords):
-        changed = {key: change(keywords[key]) for key, change in changes.items()}
-        return right(*arguments, **{**keywords, **changed})
-
-    return wrong
-
-
-def with_arguments(name, change):
-    right = getattr(impl, name)
-    return lambda *arguments, **keywords: right(*change(*arguments), **keywords)
-
-
-def one_less(lengths):
-    return [length - 1 for length in lengths]
-
-
-MISTAKES = {
-    "no mask": ("fused_infer_attention_score", {"sparse_mode": lambda mode: 0}, PAGED[0]),
-    "no mask, packed": ("fused_infer_attention_score", {"sparse_mode": lambda mode: 0}, PACKED[0]),
-    "no scale": ("fused_infer_attention_score", {"scale": lambda scale: 1.0}, PAGED[0]),
-    "pages in their order": (
-        "fused_infer_attention_score",
-        {"block_table": lambda table: table.sort().values},
-        PAGED[0],
-    ),
-    "last key left out": ("fused_infer_attention_score", {"actual_seq_lengths_kv": one_less}, PAGED[1]),
-    "no rope part": (
-        "fused_infer_attention_score",
-        {"query_rope": torch.zeros_like},
-        LATENT[0],
-    ),
-    "mask of a first step": ("ring_mla", {"mask_type": lambda mask: "no_mask"}, RING_MLA[1]),
-    "earlier step forgotten": ("ring_mla", {"pre_out": lambda out: None}, RING_MLA[0]),
-    "training without its mask": (
-        "flash_attention_score",
-        {"atten_mask": lambda mask: None},
-        ROWS["FlashAttentionScore"][0],
-    ),
-    "gradient without its mask": (
-        "flash_attention_grad",
-        {"atten_mask": lambda m: None},
-        ROWS["FlashAttentionScoreGrad"][0],
-    ),
-    "gradient without scale": (
-        "flash_attention_grad",
-        {"scale_value": lambda scale: 1.0},
-        ROWS["FlashAttentionScoreGrad"][0],
-    ),
-    "result forgotten": (
-        "flash_attention_grad",
-        {"attention_in": torch.zeros_like},
-        ROWS["FlashAttentionScoreGrad"][0],
-    ),
-    "indexer's pages": ("lightning_indexer", {"block_table": lambda table: table.flip(0)}, INDEXER[0]),
-    "sparse rope part": ("sparse_flash_attention", {"key_rope": torch.zeros_like}, SPARSE[0]),
-    "sparse pages": ("sparse_flash_attention", {"block_table": lambda table: table.flip(0)}, SPARSE[0]),
-}
-TYPES = {
-    "fused_infer_attention_score": "FusedInferAttentionScore",
-    "ring_mla": "RINGMLAPrefillBF16Kernel",
-    "flash_attention_score": "FlashAttentionScore",
-    "flash_attention_grad": "FlashAttentionScoreGrad",
-    "lightning_indexer": "LightningIndexer",
-    "sparse_flash_attention": "SparseFlashAttention",
-}
-
-
-@pytest.mark.parametrize(
-    "name", MISTAKES, ids=[f"{TYPES[function]}-{name}" for name, (function, *_) in MISTAKES.items()]
-)
-def test_mistake_is_caught(monkeypatch, name):
-    function, changes, row = MISTAKES[name]
-    assert_mistake_is_caught(monkeypatch, function, mistaken(function, **changes), TYPES[function], row)
-
-
-@pytest.mark.parametrize(
-    ("function", "change", "row"),
-    [
-        ("lightning_indexer", lambda q, k, w: (q, k, w.abs()), INDEXER[0]),
-        ("lightning_indexer", lambda q, k, w: (q, k, torch.ones_like(w)), INDEXER[0]),
-        ("lightning_indexer", lambda q, k, w: (-q, k, w), INDEXER[0]),
-        ("sparse_flash_attention", lambda q, k, v, at, s: (q, k, v, at.roll(1, 0), s), SPARSE[0]),
-    ],
-)
-def test_mistaken_tensor_is_caught(monkeypatch, function, change, row):
-    assert_mistake_is_caught(monkeypatch, function, with_arguments(function, change), TYPES[function], row)
 
 
 def test_positions_are_ascending_and_seen():

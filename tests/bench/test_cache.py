@@ -104,6 +104,3 @@ def test_outputs_select_whether_written_values_are_returned(output, total):
     outcome = replay_row(FUSED, ROWS[FUSED][0].partition("->")[0] + f"-> {output} | {dtypes}")
     assert outcome.status is Status.MEASURED, outcome.reason
     assert outcome.measurement.total_elements == total
-
-
-#: Mistakes that are easy to make: kernel type, function, its replacement.

@@ -1,10 +1,11 @@
-"""The check of every replay catches wrong results, wrong formulas, and the mistakes of mistakes.py."""
+"""The check of every replay catches wrong results, wrong formulas, and the mistakes that are easy to make."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 
+import mistakes_of_layers
 import pytest
 import torch
 from mistakes import MISTAKES
@@ -90,9 +91,24 @@ def test_wrong_results_and_wrong_formulas_are_caught(monkeypatch, kernel_type):
     assert not overlooked
 
 
-@pytest.mark.parametrize(
-    ("kernel_type", "wrong"), [pytest.param(name, wrong, id=f"{name}-{mistake}") for name, mistake, wrong in MISTAKES]
-)
-def test_mistake_is_caught(monkeypatch, kernel_type, wrong):
+def cases(*tables):
+    """The mistakes of some tables; a row is the number of a sample row, or a text."""
+    found = [(*case, 0)[:4] for table in tables for case in table]
+    return [
+        pytest.param(name, wrong, row if isinstance(row, str) else ROWS[name][row], id=f"{name}-{mistake}")
+        for name, mistake, wrong, row in found
+    ]
+
+
+@pytest.mark.parametrize(("kernel_type", "wrong", "row"), cases(MISTAKES, mistakes_of_layers.MISTAKES))
+def test_mistake_is_caught(monkeypatch, kernel_type, wrong, row):
     time_instead(monkeypatch, wrong)
-    assert_wrong(kernel_type, ROWS[kernel_type][0])
+    assert_wrong(kernel_type, row)
+
+
+@pytest.mark.parametrize(("kernel_type", "wrong", "row"), cases(mistakes_of_layers.LARGE_MISTAKES))
+def test_mistake_is_caught_by_a_sample(monkeypatch, kernel_type, wrong, row):
+    measurement = replay_row(kernel_type, row).measurement
+    assert measurement.checked_elements < measurement.total_elements
+    time_instead(monkeypatch, wrong)
+    assert_wrong(kernel_type, row)

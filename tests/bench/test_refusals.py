@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from opatlas.bench.implementations import torch as impl
 from replaying import cells_of, job_of, replay_row, runner, types_of_replays
 from sample_rows import ROWS
 
+from opatlas.row.columns import OUTPUT_DTYPES
 from opatlas.row.status import Status
 from opatlas.run.job import outcome_of
 from opatlas.run.registry import replays
 
-OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Rows that replays refuse, by their status. A block of a file has `kernel type: row`, and in the next line the reason.
 REFUSALS = {
     status: Path(__file__).with_name(name)
@@ -93,26 +94,6 @@ def test_a_slot_too_many_is_not_overlooked(kernel_type):
         ("Sub", "4;4 | BOOL;BOOL -> 4 | BOOL"),
         ("Neg", "4 | BOOL -> 4 | BOOL"),
         ("ArgMaxV2", "4,5 | BOOL -> 4 | INT32"),
-        ("MatMulV2", "4,8;8,7 | INT8;INT8 -> 4,7 | INT32"),
-        (
-            "FlashAttentionScore",
-            f"2,4,64,16;2,4,64,16;2,4,64,8 | FLOAT;FLOAT;FLOAT -> 2,4,64,8;2,4,64,8;;2,4,64,8 | {OF_TRAINING}",
-        ),
-        (
-            "FlashAttentionScore",
-            f"64,2,64;64,2,64;64,2,64;;1024 | FLOAT;FLOAT;FLOAT;;UINT8 -> 2,4,64,8;2,4,64,8;;64,2,64 | {OF_TRAINING}",
-        ),
-        (
-            "FlashAttentionScoreGrad",
-            f"8,2,64;8,2,64;8,2,64;8,2,64;33;2,4,8,8;2,4,8,8;8,2,64 | {OF_TRAINING};UINT8;FLOAT;FLOAT;FLOAT -> |",
-        ),
-        ("ReduceMean", "4,8;1 | INT32;INT64 -> 4 | INT32"),
-        ("ArgMaxWithValue", "4,8 | FLOAT -> 8;8 | INT32;FLOAT"),
-        ("StridedSlice", "4,8;2;2;2 | FLOAT;INT64;INT64;INT64 -> 4 | FLOAT"),
-        ("Cast", "4 | FLOAT -> 4 | COMPLEX64"),
-        ("Sort", "4 | COMPLEX64 -> 4;4 | COMPLEX64;INT32"),
-        ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 3,9,8 | FLOAT"),
-        ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 4,3,8 | FLOAT"),
     ],
 )
 def test_operators_that_torch_lacks_are_unsupported(kernel_type, row):
@@ -147,3 +128,10 @@ def test_a_size_of_more_digits_than_python_converts_is_invalid():
     assert outcome.status is Status.INVALID
     assert "Input Shapes" in outcome.reason
     assert len(outcome.reason) < 1000
+
+
+def test_a_call_that_returns_another_dtype_than_all_tensors_have_is_wrong(monkeypatch):
+    monkeypatch.setattr(impl, "mul", lambda x, y: (x * y).half())
+    outcome = replay_row("Mul", "3,4;4 | FLOAT;FLOAT -> 3,4 | FLOAT")
+    assert outcome.status is Status.INVALID
+    assert f"column {OUTPUT_DTYPES!r} is 'FLOAT': " in outcome.reason

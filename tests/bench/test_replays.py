@@ -22,7 +22,7 @@ def claimed_types() -> Counter[str]:
 def test_kernel_type_has_sample_rows(kernel_type):
     """Without them it would be replayed by no test, here, on a GPU or with torch_npu."""
     assert ROWS.get(kernel_type), (
-        f"no test replays {kernel_type}: add it to shapes/catalog.yaml or tests/bench/sample_rows.py"
+        f"no test replays {kernel_type}: add it to shapes/catalog.yaml or tests/bench/sample_rows.txt"
     )
 
 

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from opatlas.bench.implementations.torch import attention, cache, matmul, moe, quantized
-from opatlas.bench.implementations.torch.preparing import may_prepare
+from opatlas.bench.implementations.torch import attention, matmul, moe, quantized, rope
+from opatlas.bench.implementations.torch.matmul import may_prepare
 from replaying import replay_row
 from sample_rows import ROWS
 
 from opatlas.row.status import Status
 from opatlas.run.job import RowOutcome
 
-_MODULES = (attention, cache, matmul, moe, quantized)
+_MODULES = (attention, matmul, moe, quantized, rope)
 _FEW_ROWS = "9,96;96,64;64;9 | INT8;INT8;DT_BF16;FLOAT -> 9,64 | DT_BF16"
 _GROUPS = "19,96;5,96,64;;;;;;5 | DT_BF16;DT_BF16;;;;;;INT64 -> 19,64 | DT_BF16"
 

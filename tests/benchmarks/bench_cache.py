@@ -19,7 +19,7 @@ from opatlas.run.runner import Runner
 LEAST_RATIO = 1.2
 _ROWS = {
     "TensorMove": ("test_movement", "test_tensor_move", "1048576", "FLOAT", "1048576"),
-    "ReduceSum": ("test_reduction", "test_reduce_sum", "1024,1024;1", "FLOAT;INT64", "1024"),
+    "ReduceSum": ("test_norm", "test_reduce_sum", "1024,1024;1", "FLOAT;INT64", "1024"),
 }
 
 

@@ -14,7 +14,7 @@ from tests.benchmarks.children import ROOT
 sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 from replaying import cells_of
-from sample_rows_attention import flash
+from sample_rows import flash
 
 #: (M, K) by (N, K), the set that timers were compared on: decoding to prefill, four megabytes to thirty of weights.
 _M = (1, 8, 64, 256, 1024, 4096)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not REAL.is_dir(), reason="no captures in ../sha
 
 def aggregate_of(name):
     aggregate = Aggregate()
-    for path in find_captures(REAL / name):
+    for path in find_captures(REAL / name).files:
         aggregate.add_file(path)
     account = aggregate.account
     assert account.rows == account.ingested + account.left_out.total()

@@ -14,7 +14,7 @@ import group_replays
 import pytest
 from ray_clusters import ancestor, hosts_in_report, left, start, tree
 from replaying import cells_of
-from sample_rows_moe import LAYER
+from sample_rows import LAYER
 from sessions import QUICKLY, ROOT, Running, Sessions, row
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,7 @@ import pytest
 import torch
 from library_jobs import library_job
 from replaying import cells_of
-from sample_rows_moe import FP8_GROUPS
-from sample_rows_quantized import E4M3, E5M2
+from sample_rows import E4M3, E5M2, FP8_GROUPS
 
 from opatlas.row.status import Status
 from opatlas.run.implementation_catalog import shipped

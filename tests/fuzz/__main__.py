@@ -13,6 +13,10 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .target import Target
 
 ROOT = Path(__file__).parents[2]
 # Captures for tests are made there.
@@ -28,31 +32,42 @@ def main() -> int:
     parser.add_argument("--repeat", type=Path, metavar="FILE", help="run this one input of the target again")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    from .engine import FINDINGS, fuzz, work
     from .targets import TARGETS, target_named
 
     unknown = [name for name in arguments.targets if name not in TARGETS and ":" not in name]
     if unknown:
         parser.error(f"no target {', '.join(unknown)}: there are {', '.join(TARGETS)}")
+    if arguments.repeat and len(arguments.targets) != 1:
+        parser.error("--repeat takes one target")
+    names = arguments.targets or list(TARGETS)
+    seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
     if arguments.list:
         for target in TARGETS.values():
             print(f"{target.name:21} {target.about}")
-        return 0
-    chosen = arguments.targets or list(TARGETS)
-    if arguments.repeat:
-        if len(arguments.targets) != 1:
-            parser.error("--repeat takes one target")
-        return _repeat(target_named(chosen[0]), arguments.repeat)
-    seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
-    if arguments.worker:
-        from .worker import run
+    elif arguments.repeat:
+        return _repeat(target_named(names[0]), arguments.repeat)
+    elif arguments.worker:
+        work(target_named(names[0]), seed, arguments.seconds, arguments.worker)
+    else:
+        print(f"{len(names)} targets, {arguments.seconds:g} s each, --seed {seed}")
+        found = []
+        for name in names:
+            started = time.monotonic()
+            outcome = fuzz(name, seed, arguments.seconds)
+            rate = f"{outcome.inputs:>9,} inputs {outcome.inputs / (time.monotonic() - started):>8,.0f}/s"
+            print(f"{name:21} {rate} {len(outcome.findings):>3} found", flush=True)
+            found += outcome.findings
+        for finding in found:
+            print(f"\n{finding}")
+        if found:
+            print(f"\n{len(found)} found; the inputs are in {FINDINGS}")
+        return 1 if found else 0
+    return 0
 
-        run(target_named(chosen[0]), seed, arguments.seconds, arguments.worker)
-        return 0
-    return _campaigns(chosen, seed, arguments.seconds)
 
-
-def _repeat(target, path: Path) -> int:
-    from .worker import check, limit_memory
+def _repeat(target: Target, path: Path) -> int:
+    from .engine import check, limit_memory
 
     faulthandler.enable()
     with tempfile.TemporaryDirectory() as name:
@@ -64,25 +79,6 @@ def _repeat(target, path: Path) -> int:
             return 1
     print(f"{path}: everything holds")
     return 0
-
-
-def _campaigns(names: list[str], seed: int, seconds: float) -> int:
-    from .campaign import FINDINGS, fuzz
-
-    print(f"{len(names)} targets, {seconds:g} s each, --seed {seed}")
-    found = []
-    for name in names:
-        started = time.monotonic()
-        outcome = fuzz(name, seed, seconds)
-        took_s = time.monotonic() - started
-        rate = f"{outcome.inputs:>9,} inputs {outcome.inputs / took_s:>8,.0f}/s"
-        print(f"{name:21} {rate} {len(outcome.findings):>3} found", flush=True)
-        found += outcome.findings
-    for finding in found:
-        print(f"\n{finding}")
-    if found:
-        print(f"\n{len(found)} found; the inputs are in {FINDINGS}")
-    return 1 if found else 0
 
 
 if __name__ == "__main__":

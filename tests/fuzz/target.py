@@ -40,14 +40,15 @@ class Target:
 
 
 def packed(seeds: Callable[[], Iterable[bytes]]) -> Callable[[], Iterator[bytes]]:
-    """Returns seeds that are packed by gzip, and that are stored in its format, so that mutations reach the text."""
+    """Returns seeds, also packed by gzip, and stored in its format, so that mutations reach the text."""
 
-    def both() -> Iterator[bytes]:
+    def all_forms() -> Iterator[bytes]:
         for data in seeds():
+            yield data
             yield gzip.compress(data, mtime=0)
             yield gzip.compress(data, 0, mtime=0)
 
-    return both
+    return all_forms
 
 
 class Broken(AssertionError):
@@ -69,16 +70,9 @@ def refusing(place: Path | str) -> Iterator[None]:
         expect(str(place) in str(error), f"an error that does not name {place}: {error}")
 
 
-class _Captured(io.StringIO):
-    """Output of a command. libFuzzer asks standard error for its descriptor when an input takes long."""
-
-    def fileno(self) -> int:
-        return 2
-
-
 def command(*arguments: object) -> tuple[int, str, str]:
     """Runs `opatlas ...`, or `python -m opatlas...`, in this process; returns exit status, stdout and stderr."""
-    out, err = _Captured(), _Captured()
+    out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         program, *rest = [str(argument) for argument in arguments]
         if program.startswith("opatlas."):

@@ -6,7 +6,7 @@ import pytest
 from custom_schemas import EARLIER, EARLIER_VARIABLE, SCHEMAS
 from npu_verdicts import Case, proofs, verdicts
 from replaying import cells_of
-from sample_rows_moe import BACK, LAYER_INT8, ROWS, TOLD
+from sample_rows import BACK, LAYER_INT8, ROWS, TOLD
 from written_facts import write_proofs
 
 from opatlas.row.columns import INPUT_DTYPES

@@ -13,7 +13,7 @@ from npu_environment import REPOSITORY, environment_variables
 from opatlas.plugins.choice import Choice
 from opatlas.plugins.plan import make_plan
 from replaying import cells_of
-from sample_rows_attention import LATENT, MASK, fia
+from sample_rows import MASK, ROWS, fia
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database
@@ -27,7 +27,7 @@ ATTENTION = "FusedInferAttentionScore"
 CAPTURED = (
     fia("7,4,16", query="7,4,16", key="12,16,32", mask=MASK, query_lengths="3", kv_lengths="3", table="3,4"),
     fia("23,4,16", query="23,4,16", key="31,1,16", query_lengths="2", kv_lengths="2"),
-    LATENT[0],
+    ROWS["FusedInferAttentionScore"][4],
     fia("2,4,16", query="2,4,16", key="12,16,32", mask=MASK, query_lengths="2", kv_lengths="2", table="2,4"),
 )
 
@@ -65,10 +65,10 @@ def test_recorded_calls_become_cases_with_their_lengths(database):
     plan = make_plan(database, Choice())
     (table,) = plan.tables.values()
     cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for row in table.to_run]
-    calls = [read_attention(with_operator_shapes(case)) for case in cases]
-    assert [call.kv_lengths for call in calls[:3]] == [[40, 9, 2], [11, 31], [20, 1, 16]]
-    assert calls[4].kv_lengths == [17, 33, 64]
-    assert [call.query_lengths for call in (calls[0], calls[1], calls[4])] == [[2, 6, 7], [5, 23], [2, 6, 7]]
+    calls = [read_attention(with_operator_shapes(case)).keywords for case in cases]
+    assert [call["actual_seq_lengths_kv"] for call in calls[:3]] == [[40, 9, 2], [11, 31], [20, 1, 16]]
+    assert calls[4]["actual_seq_lengths_kv"] == [17, 33, 64]
+    assert [call["actual_seq_lengths"] for call in (calls[0], calls[1], calls[4])] == [[2, 6, 7], [5, 23], [2, 6, 7]]
     # Nothing is left to assume, but for the row that was never called.
     assert [bool(case.assumptions) for case in cases] == [False, False, False, True, False]
     assert [case.cells[RUNTIME_PREFIX + "metadata_completeness"] for case in cases] == ["complete"] * 3 + [

@@ -18,7 +18,7 @@ import group_replays
 import pytest
 import wrong_exchanges
 from replaying import cells_of, replay_of
-from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
+from sample_rows import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import wait_for
 
 from opatlas.row.errors import DeviceGone, GroupTimeout

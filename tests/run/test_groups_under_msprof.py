@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from replaying import cells_of
-from sample_rows_moe import LAYER, TOLD
+from sample_rows import LAYER, TOLD
 from sessions import ROOT, Sessions, row
 from stand_in_npus import StandInNpus, is_mean_us
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from replaying import cells_of, replay_of
-from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
+from sample_rows import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status

@@ -8,7 +8,7 @@ from printed import numbers_in
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.formats import change, percent
 from opatlas.show import Fields, Format, Output, Result, Table, print_note
-from opatlas.show.render import plain_text
+from opatlas.show.result import plain_text
 from opatlas.text import exception_line, printable, printable_lines
 
 

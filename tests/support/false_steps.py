@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.ask.compare.steps import (
+from opatlas.ask.compare.regressions import (
     Steps,
     find_steps,
     largest_probability,

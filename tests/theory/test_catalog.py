@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests_of_shapes import catalog_of
 
 from opatlas.run.registry import replays_of_bench
 from opatlas.theory.catalog import PATH, CatalogError, built_in_catalog
+from opatlas.theory.patterns import ExpressionError, parse_expression
 
 GOOD = """
     grids:
@@ -80,28 +84,19 @@ def test_a_value_of_a_wrong_type_is_named(tmp_path: Path, old: str, new: str, pl
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    "text",
     [
-        ("- 1", ""),
-        ("", ""),
-        ("a: [", ""),
-        ("grids: {}\ngrids: {}", ""),
-        ("!!python/object/apply:os.getcwd []", ""),
-        ("grids: {2026-11-22: [1]}", ""),
-        ("grids: {1: [1]}", ""),
-        ("[" * 100_000, ""),
-        ("grids: &a [*a]", ""),
-        ("\n".join(["l0: &l0 [1, 1]", *(f"l{n}: &l{n} [{f'*l{n - 1}, ' * 10}]" for n in range(1, 40))]), ""),
-        ("grids: {a: [" + "9" * 5000 + "]}", ""),
-        ("grids: !!bool maybe", ""),
-        ("grids: 2026-99-99", ""),
+        *("- 1", "", "a: [", "grids: {}\ngrids: {}", "!!python/object/apply:os.getcwd []", "grids: &a [*a]"),
+        *("grids: {2026-11-22: [1]}", "grids: {1: [1]}", "grids: !!bool maybe", "grids: 2026-99-99"),
+        *("[" * 100_000, "grids: {a: [" + "9" * 5000 + "]}"),
+        "\n".join(["l0: &l0 [1, 1]", *(f"l{n}: &l{n} [{f'*l{n - 1}, ' * 10}]" for n in range(1, 40))]),
     ],
     ids=range(13),
 )
-def test_invalid_catalogs(tmp_path: Path, text: str, place: str) -> None:
+def test_a_file_that_is_no_catalog_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(CatalogError) as caught:
         catalog_of(tmp_path, text)
-    assert caught.value.place == place
+    assert caught.value.place == ""
 
 
 def test_every_kernel_type_has_a_replay() -> None:
@@ -114,3 +109,59 @@ def test_every_pattern_is_used() -> None:
     for line in text[text.index("\npatterns:") : text.index("\nkernels:")].splitlines():
         if line.startswith("  ") and line[2].isalpha():
             assert line.strip(" :") in used
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        (7, 7),
+        ("m * k + 2", 38),
+        ("-m + 20", 8),
+        ("k // 2 - k % 2", 0),
+        ("min(m, k) + max(m, k)", 15),
+        ("align(k, 8)", 8),
+        ("align(16, 8)", 16),
+        ("(m + k) * 2", 30),
+        # A division by 0 gives 0, and so no size that a tensor may have.
+        ("m // (k - k)", 0),
+        ("m % (k - k)", 0),
+        ("align(m, k - k)", 0),
+        ("m >= 12", True),
+        ("m < k", False),
+        ("1 < k < m", True),
+        ("m == 12 and k != 3", False),
+    ],
+)
+def test_values_and_conditions(text: str | int, value: int | bool) -> None:
+    assert parse_expression(text).value({"m": 12, "k": 3}) == value
+
+
+@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=20), st.integers(1, 10**5))
+def test_many_at_once_equal_each_alone(values: list[int], k: int) -> None:
+    for text in (
+        "m * k",
+        "align(m, k)",
+        "min(m, k) - max(m, k)",
+        "m // k + m % k",
+        "m % (k - k)",
+        "m >= k and m != 7",
+        "1 < m < k",
+    ):
+        expression = parse_expression(text)
+        at_once = expression.value({"m": np.array(values), "k": k})
+        assert at_once.tolist() == [expression.value({"m": m, "k": k}) for m in values]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("__import__('os').system('true')", "m.real", "m[0]", "(lambda: 1)()", "[m for m in (1, 2)]", "f'{m}'"),
+        *("(m := 3)", "import os", "m; k", "m in (1, 2)", "m if k else 1", "m or k", "align(value=m, multiple=2)"),
+        *("2 ** 99999999", "m << 99", "'a' * 9", "1.5", "True", "m / k", "9999999999999999999", "m" * 300),
+        *("min(m)", "min(m, k, 1)", "abs(m)", "m +", "", "m // 0", "k % 0"),
+    ],
+)
+def test_other_text_than_arithmetic_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError):
+        parse_expression(text)

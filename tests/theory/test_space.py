@@ -1,20 +1,40 @@
-"""The rows of a pattern: the same one by one and all at once, with those that no sample may lack."""
+"""The rows of a pattern: the same one by one and all at once; drawn ones are legal, in the budget, and repeatable."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
+from opatlas.shapes.strategies import draw_rows, space_rows, theory_rows
 from tests_of_shapes import catalog_of
 
-from opatlas.row.columns import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.row.columns import (
+    BASE,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+    RUNTIME_PREFIX,
+)
+from opatlas.row.signature import signature
+from opatlas.row.slots import Slot, parse_slots
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.sources import Targets
-from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Near, Space
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Near, Space, TheoryRow
 
-TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
+REPOSITORY = Path(__file__).parents[2]
+MODELS = (DEEPSEEK_V3, QWEN3_32B, GLM_5_1)
+TARGETS = Targets(MODELS, tp_sizes=(16,), ep_sizes=(64,))
+DRAWN = Targets(MODELS, tp_sizes=(1, 16), ep_sizes=(1, 32), generic=True)
 _NEAR = [Near(part=0.5)]
 
 
@@ -110,3 +130,111 @@ def test_a_matrix_that_blocks_do_not_divide_is_left_out(tmp_path: Path) -> None:
     cells = all_cells(Space("Blocked", pattern, pattern.forms, TARGETS, GB))
     assert cells[INPUT_SHAPES].tolist() == ["1,1,16,32", "2,1,16,32", "1,4,16,32", "2,4,16,32"]
     assert cells[OUTPUT_SHAPES].tolist() == ["16", "16", "64", "64"]
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 1), (0, 60), (2**32, 25), (-1, 25)])
+def test_the_same_seed_gives_the_same_rows(seed: int, count: int) -> None:
+    adds = space_rows([space_of("Add", Targets((QWEN3_0_6B,)))])
+    sample = draw_rows(adds, count, seed=seed)
+    assert list(sample.items()) == list(draw_rows(adds, count, seed=seed).items())
+    assert len(sample) == count
+    assert all(row.signature() == signature for signature, row in sample.items())
+
+
+def test_another_process_gives_the_same_rows() -> None:
+    """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
+    script = (
+        "from opatlas.theory.plan import Request, plan_kernel, read_table; "
+        "from opatlas.theory.sources import resolve_targets; from opatlas.shapes.strategies import sample_rows; "
+        "from opatlas.theory.catalog import built_in_catalog; from opatlas.data.database import Database; "
+        "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
+        "run = Request(resolve_targets([]), 700, 3, 32 * 10**9, sample_rows); "
+        "plans = [plan_kernel(k, read_table(Database('none'), k.kernel_type), run).signatures for k in kernels]"
+    )
+    here: dict[str, Any] = {}
+    exec(script, here)
+    command = [sys.executable, "-c", f"{script}; print(repr(plans))"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == repr(here["plans"]) + "\n"
+
+
+def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
+    script = (
+        "from opatlas.shapes.starter import write_starter; from opatlas.data.database import Database; "
+        "write_starter(Database('database'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["database"]
+
+
+BUDGETS = (0.6, 4.0, 32.0)
+
+
+def inputs(row: TheoryRow) -> tuple[Slot, ...]:
+    return parse_slots(*(row.cells[column] for column in INPUT_SLOTS), INPUT_SLOTS)
+
+
+def outputs(row: TheoryRow) -> tuple[Slot, ...]:
+    return parse_slots(*(row.cells[column] for column in OUTPUT_SLOTS), OUTPUT_SLOTS)
+
+
+@pytest.fixture(scope="module")
+def strategies() -> dict[tuple[str, float], SearchStrategy[TheoryRow]]:
+    """Made when they are first asked for."""
+    return {}
+
+
+@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
+def test_rows_are_legal(kernel_type: str, strategies: dict[tuple[str, float], SearchStrategy[TheoryRow]]) -> None:
+    @settings(max_examples=12, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        gb = data.draw(st.sampled_from(BUDGETS))
+        if (kernel_type, gb) not in strategies:
+            strategies[kernel_type, gb] = theory_rows(kernel_type, targets=DRAWN, budget_bytes=int(gb * GB))
+        row = data.draw(strategies[kernel_type, gb])
+        assert row.kernel_type == kernel_type
+        assert tuple(row.cells)[: len(BASE)] == BASE
+        assert all(size > 0 for slot in (*inputs(row), *outputs(row)) for size in slot.shape)
+        assert row.bytes + FLUSH_BUFFER_BYTES <= gb * GB
+        assert row.signature() == signature(kernel_type, {name: f'"{cell}"' for name, cell in row.cells.items()})
+
+    check()
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_lengths_of_sequences_are_those_of_the_slots(data: st.DataObject) -> None:
+    row = data.draw(theory_rows("FusedInferAttentionScore", targets=DRAWN))
+    cells = {name.removeprefix(RUNTIME_PREFIX): cell for name, cell in row.cells.items()}
+    keys = [int(word) for word in cells["actual_seq_lengths_kv_values"].split(",")]
+    query, keys_shape = inputs(row)[0].shape, inputs(row)[1].shape
+    table = inputs(row)[14].shape if len(inputs(row)) > 14 else ()
+    if cells["input_layout"] == "TND":
+        assert int(cells["actual_seq_lengths_values"].split(",")[-1]) == query[0]
+    if table:
+        assert len(keys) == table[0]
+        assert -(-max(keys) // int(cells["block_size"])) == table[1]
+        assert table[0] * table[1] == keys_shape[0]
+    else:
+        assert keys[-1] == keys_shape[0]
+    assert int(cells["num_heads"]) == query[1]
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_blocks_hold_the_matrix(data: st.DataObject) -> None:
+    rows = theory_rows("QuantBatchMatmulV3", targets=DRAWN)
+    row = data.draw(rows.filter(lambda row: len(inputs(row)) > 2 and len(inputs(row)[2].shape) == 1))
+    (m, k), (a, b, c, d) = inputs(row)[0].shape, inputs(row)[1].shape
+    assert (inputs(row)[1].format, c, d) == ("FRACTAL_NZ", 16, 32)
+    assert (b * c, a * d) == (k, outputs(row)[0].shape[1])
+    assert outputs(row)[0].shape[0] == m

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .preparing import may_prepare
+from .matmul import may_prepare
 
 #: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
 _SCORES = 1 << 26

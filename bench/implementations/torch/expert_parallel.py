@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from .activation import swiglu
 from .matmul import linear
 from .moe import groups_of, moe_token_permute, moe_token_unpermute
+from .norm import swiglu
 from .quantized import dequantize, dynamic_quant, integer_matmul
 
 #: Numbers for each token from a second version's dispatch to its combine; three are used: rank, token, choice.
@@ -133,29 +133,13 @@ def _quantized_product(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dt
     return dequantize(integer_matmul(quantized, weight), scale, None, token, None, dtype)
 
 
-def moe_distribute_dispatch(
-    x: Tensor,
-    expert_ids: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    *,
-    scales: Tensor | None = None,
-    x_active_mask: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-    group_tp: str = "",
-    tp_world_size: int = 0,
-    shared_expert_rank_num: int = 0,
-    quant_mode: int = 0,
-    global_bs: int = 0,
-) -> tuple[Tensor, ...]:
-    """Sends tokens to the ranks of their experts.
+@dataclass(frozen=True)
+class _Exchange:
+    """The arguments that say how the ranks of a group exchange tokens.
 
-    Args:
-        x: (BS, H), this rank's tokens.
-        expert_ids: (BS, k), numbers in the group: those of rank r of R begin with r E, E = moe_expert_num / R.
+    Attributes:
         group_ep: name of the process group; "" if this rank has all experts.
+        moe_expert_num: number of the experts of all ranks.
         scales: (R E, H), factors of the tokens of an expert before quantization.
         x_active_mask: (BS), the active tokens, or (BS, k), the active copies.
         expert_scales: (BS, k), weights to dispatch with the tokens.
@@ -163,40 +147,53 @@ def moe_distribute_dispatch(
         shared_expert_rank_num: 0.
         quant_mode: 0: none; 2: INT8 with a scale for each token, by its largest number.
         global_bs: the most tokens of all ranks together; 0: R BS.
+        tp_send_counts, expand_scales: of a combine; they are not used here.
+    """
+
+    group_ep: str
+    ep_world_size: int
+    ep_rank_id: int
+    moe_expert_num: int
+    scales: Tensor | None = None
+    x_active_mask: Tensor | None = None
+    expert_scales: Tensor | None = None
+    group_tp: str = ""
+    tp_world_size: int = 0
+    shared_expert_rank_num: int = 0
+    quant_mode: int = 0
+    global_bs: int = 0
+    tp_send_counts: Tensor | None = None
+    expand_scales: Tensor | None = None
+
+    def copies_of(self, expert_ids: Tensor) -> _TokenCopies:
+        assert (self.shared_expert_rank_num, self.tp_world_size) in _SUPPORTED
+        return _TokenCopies(expert_ids, self.x_active_mask, self.ep_world_size, self.moe_expert_num, self.group_ep)
+
+
+def moe_distribute_dispatch(x: Tensor, expert_ids: Tensor, **how: Any) -> tuple[Tensor, ...]:
+    """Sends tokens to the ranks of their experts.
+
+    Args:
+        x: (BS, H), this rank's tokens.
+        expert_ids: (BS, k), numbers in the group: those of rank r of R begin with r E, E = moe_expert_num / R.
+        how: see `_Exchange`.
 
     Returns:
         Arriving tokens (A, H), A = global_bs min(E, k), by expert, rank, position, then zeros; their scales (A), zeros
         without quantization; number of earlier copies for the same expert (BS k); tokens of each expert (E), INT64; end
         of the tokens of each expert and rank (E R); zeros (tp_world_size); arriving weights (A), or (0).
     """
-    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    return _dispatch(x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs)[:7]
+    exchange = _Exchange(**how)
+    return _dispatch(x, exchange, exchange.copies_of(expert_ids))[:7]
 
 
-def moe_distribute_dispatch_v2(
-    x: Tensor,
-    expert_ids: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    *,
-    scales: Tensor | None = None,
-    x_active_mask: Tensor | None = None,
-    expert_scales: Tensor | None = None,
-    group_tp: str = "",
-    tp_world_size: int = 0,
-    shared_expert_rank_num: int = 0,
-    quant_mode: int = 0,
-    global_bs: int = 0,
-) -> tuple[Tensor, ...]:
+def moe_distribute_dispatch_v2(x: Tensor, expert_ids: Tensor, **how: Any) -> tuple[Tensor, ...]:
     """Sends tokens like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice."""
-    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
-    expand_x, dynamic_scales, _, *rest, arrived = _dispatch(
-        x, sent, scales, expert_scales, shared_expert_rank_num, tp_world_size, quant_mode, global_bs
-    )
+    exchange = _Exchange(**how)
+    sent = exchange.copies_of(expert_ids)
+    expand_x, dynamic_scales, _, *rest, arrived = _dispatch(x, exchange, sent)
     k = expert_ids.shape[1]
-    rank = torch.full_like(sent.copies, ep_rank_id)
+    rank = torch.full_like(sent.copies, exchange.ep_rank_id)
     info = arrived(torch.stack([rank, sent.copies // k, sent.copies % k], dim=1).to(torch.int32))
     assist = info.new_zeros(max(expert_ids.numel(), len(expand_x) * _INFO_SIZE))
     assist[: len(info) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3] = info
@@ -204,23 +201,7 @@ def moe_distribute_dispatch_v2(
 
 
 def moe_distribute_combine(
-    expand_x: Tensor,
-    expert_ids: Tensor,
-    expand_idx: Tensor,
-    ep_send_counts: Tensor,
-    expert_scales: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    *,
-    tp_send_counts: Tensor | None = None,
-    x_active_mask: Tensor | None = None,
-    expand_scales: Tensor | None = None,
-    group_tp: str = "",
-    tp_world_size: int = 0,
-    shared_expert_rank_num: int = 0,
-    global_bs: int = 0,
+    expand_x: Tensor, expert_ids: Tensor, expand_idx: Tensor, ep_send_counts: Tensor, expert_scales: Tensor, **how: Any
 ) -> Tensor:
     """Sends the results of experts back and returns the weighted sum over the experts of each token, (BS, H).
 
@@ -228,10 +209,9 @@ def moe_distribute_combine(
         expand_x: (A, H), in the order of the dispatch.
         expand_idx, ep_send_counts: the third and the fifth result of `moe_distribute_dispatch`.
         expert_scales: (BS, k), the weights.
-        expand_scales: dispatched weights, which are not used here.
+        how: see `_Exchange`.
     """
-    assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
-    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    sent = _Exchange(**how).copies_of(expert_ids)
     returned = sent.send_back(expand_x, ep_send_counts)
     start = sent.expert_counts.cumsum(0) - sent.expert_counts
     position = start[expert_ids.flatten()] + expand_idx[: expert_ids.numel()]
@@ -246,22 +226,10 @@ def moe_distribute_combine_v2(
     assist_info_for_combine: Tensor,
     ep_send_counts: Tensor,
     expert_scales: Tensor,
-    group_ep: str,
-    ep_world_size: int,
-    ep_rank_id: int,
-    moe_expert_num: int,
-    *,
-    tp_send_counts: Tensor | None = None,
-    x_active_mask: Tensor | None = None,
-    expand_scales: Tensor | None = None,
-    group_tp: str = "",
-    tp_world_size: int = 0,
-    shared_expert_rank_num: int = 0,
-    global_bs: int = 0,
+    **how: Any,
 ) -> Tensor:
     """Combines tokens like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
-    assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
-    sent = _TokenCopies(expert_ids, x_active_mask, ep_world_size, moe_expert_num, group_ep)
+    sent = _Exchange(**how).copies_of(expert_ids)
     info = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()
     _, token, choice = sent.send_back(info, ep_send_counts).long().unbind(1)
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
@@ -338,27 +306,18 @@ class _TokenCopies:
         return received
 
 
-def _dispatch(
-    x: Tensor,
-    sent: _TokenCopies,
-    scales: Tensor | None,
-    expert_scales: Tensor | None,
-    shared_expert_rank_num: int,
-    tp_world_size: int,
-    quant_mode: int,
-    global_bs: int,
-) -> tuple[Any, ...]:
+def _dispatch(x: Tensor, exchange: _Exchange, sent: _TokenCopies) -> tuple[Any, ...]:
     """Returns the results of a dispatch, and a function that sends further rows the same way, without padding."""
-    assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
-    assert quant_mode in (0, 2)
+    assert exchange.quant_mode in (0, 2)
+    scales, expert_scales = exchange.scales, exchange.expert_scales
     k, ranks = sent.expert_ids.shape[1], len(sent.expert_counts) // sent.experts
-    most = global_bs or len(x) * ranks
+    most = exchange.global_bs or len(x) * ranks
     room = most * min(sent.experts, k)
     counts, arrived = sent.sender_to_experts()
     tokens = x[sent.copies // k]
     expert = sent.expert_ids.flatten()[sent.copies]
     token_scales = torch.zeros(len(tokens), device=x.device)
-    if quant_mode == 2:
+    if exchange.quant_mode == 2:
         smooth = None if scales is None else scales[expert]
         tokens, token_scales = dynamic_quant(tokens, smooth_scales=smooth)
     expand_idx = torch.zeros_like(sent.expert_ids).flatten()
@@ -376,7 +335,7 @@ def _dispatch(
         expand_idx,
         counts.sum(1),
         ends,
-        ends.new_zeros(tp_world_size),
+        ends.new_zeros(exchange.tp_world_size),
         expand_scales,
         arrived,
     )

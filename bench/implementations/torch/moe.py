@@ -10,10 +10,9 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .activation import swiglu
 from .fp8 import FP8, block_scaled_product, scaled_groups, unscaled_product
-from .matmul import linear
-from .preparing import may_prepare
+from .matmul import linear, may_prepare
+from .norm import swiglu
 from .quantized import dequantize, dynamic_quant, integer_matmul
 
 

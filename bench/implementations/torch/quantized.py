@@ -11,7 +11,7 @@ from torch.nn import functional
 from opatlas import Prepared
 
 from .fp8 import FP8, block_scaled_product, scaled_product, unscaled_product
-from .preparing import may_prepare
+from .matmul import may_prepare
 
 #: The sum of so many products of INT8 numbers is below 2^24: float32 adds them exactly.
 _EXACT_TERMS = 1024

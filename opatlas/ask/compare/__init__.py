@@ -4,6 +4,5 @@ databases.py        which databases are compared, and their names
 states.py           a database at a git revision, in a run, or by its captures
 calls.py            what one database has of a row, and two against each other
 comparison.py       the rows of all databases side by side, and the figures of each rival
-steps.py            steps and drifts of a series
-regressions.py      steps of all rows over the runs of a database
+regressions.py      steps and drifts of rows over the runs of a database
 """

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import pvariance
 
-from opatlas.ask.compare.steps import LEAST_SPREAD
 from opatlas.formats import percent
 from opatlas.row.columns import (
     CACHE_STATE,
@@ -26,6 +25,8 @@ from opatlas.text import parse_whole
 
 #: The status of a row that a database lacks, or that was never run.
 MISSING = "missing"
+#: The least standard deviation of a run that is expected, whatever the rows of a database tell.
+LEAST_SPREAD = 0.02
 #: Smaller differences of logarithms count as none.
 LEAST_DIFFERENCE = 0.05
 #: A difference within this many standard errors may be chance.

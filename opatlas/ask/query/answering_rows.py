@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from opatlas.arrays import Floats, Mask, Positions
-from opatlas.ask.query.question import FORM, Question
-from opatlas.ask.query.result import machine_floor, measured_half_widths
+from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
@@ -55,7 +54,7 @@ class RowDuration(NamedTuple):
     """A duration of a row, and whether it answers.
 
     Attributes:
-        row: the row.
+        table, position: the row.
         durations: the durations of its source.
         device: the device that it was measured on; "" if unknown.
         composed: whether it is that of a composition of torch operators in place of the one kernel of an NPU; None if
@@ -63,16 +62,17 @@ class RowDuration(NamedTuple):
         left_out: why it does not answer; "" if it does.
     """
 
-    row: Row
+    table: RowTable
+    position: int
     durations: Durations
     device: str
     composed: bool | None
     left_out: str
 
     @property
-    def position(self) -> int:
-        """The position of the row in its table."""
-        return self.row.position
+    def row(self) -> Row:
+        """The row."""
+        return self.table.row(self.position)
 
     @property
     def is_captured(self) -> bool:
@@ -112,12 +112,12 @@ class RowDuration(NamedTuple):
     @property
     def machines(self) -> tuple[int | None, float | None]:
         """The number of machines that measured the row, and their spread as a share; None if the row does not say."""
-        return (None, None) if self.is_captured else self.row.table.machines[self.position]
+        return (None, None) if self.is_captured else self.table.machines[self.position]
 
     @property
     def lost(self) -> Status | None:
         """The status of the last run of the row if that did not measure this duration; else None."""
-        status = self.row.status
+        status = self.table.statuses[self.position]
         return None if self.is_captured or status is Status.MEASURED else status
 
 
@@ -204,7 +204,7 @@ class AnsweringRows:
         """The number of the source of each row's duration, and the row's position."""
         numbers = {id(durations): number for number, durations in enumerate(self.table.durations)}
         sources = [numbers[id(each.durations)] for each in self.found]
-        return np.array(sources, np.intp), np.array([each.row.position for each in self.found], np.intp)
+        return np.array(sources, np.intp), np.array([each.position for each in self.found], np.intp)
 
     @cached_property
     def noisy(self) -> Mask:
@@ -368,13 +368,13 @@ def _judged(
     """Yields the durations of each row: that of the replay, then the captured one."""
     replayed_on, captured_on = cache(devices.replayed), cache(lambda run_ids: joined(devices.captured(run_ids)))
     kernels = table.cells(MICROBENCH_DEVICE_KERNELS)
-    for row, status in zip(table, table.statuses, strict=True):
-        found, position = [], row.position
-        for durations in table.durations:
-            if not durations.known[position]:
+    sources = [(each, each.known.tolist(), each.source is Source.CAPTURED) for each in table.durations]
+    for position, status in enumerate(table.statuses):
+        found = []
+        for durations, known, is_captured in sources:
+            if not known[position]:
                 continue
             run_id, composed = durations.run_id[position], durations.composed[position]
-            is_captured = durations.source is Source.CAPTURED
             device = (captured_on if is_captured else replayed_on)(run_id)
             if composed is None and not is_captured:
                 composed = _composition_of(table.kernel_type, durations.instrument[position], kernels[position])
@@ -385,7 +385,7 @@ def _judged(
                 left_out = f"its last run ended with status {status}"
             elif composed and not compositions:
                 left_out = "its duration is that of a composition of torch operators"
-            found.append(RowDuration(row, durations, device, composed, left_out))
+            found.append(RowDuration(table, position, durations, device, composed, left_out))
         yield found
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
-from opatlas.ask.query.question import Shapes, Words, ask
-from opatlas.ask.query.result import QueryResult
+from opatlas.ask.query.question import QueryResult, Shapes, Words, ask
 from opatlas.errors import OpAtlasError
 from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.location import database_folder

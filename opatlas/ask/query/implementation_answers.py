@@ -14,13 +14,14 @@ import numpy as np
 
 from opatlas.ask.compare.databases import ComparedDatabase, with_implementations
 from opatlas.ask.query.answering_rows import UNKNOWN_COMPOSITION, AnsweringRows, RowDuration
-from opatlas.ask.query.question import Completion, Question
-from opatlas.ask.query.result import (
+from opatlas.ask.query.question import (
     OTHER_MACHINE_FLOOR,
     SAME_MACHINE_FLOOR,
+    Completion,
     How,
     NoAnswer,
     QueryResult,
+    Question,
     UsedRow,
     interval_of,
     leads,

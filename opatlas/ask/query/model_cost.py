@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import row_features
 from opatlas.ask.query.implementation_answers import FASTEST, ImplementationAnswers, answer_collective, best_answer
-from opatlas.ask.query.result import How, NoAnswer, QueryResult
+from opatlas.ask.query.question import How, NoAnswer, QueryResult
 from opatlas.data.origin import are_one_device, joined
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.ask.query.database import OpenDatabase
-from opatlas.ask.query.result import How, NoAnswer, QueryResult
+from opatlas.ask.query.question import How, NoAnswer, QueryResult
 from opatlas.data.op_mapping import MappedOperator, default_mapping, read_mapping
 from opatlas.errors import OpAtlasError
 from opatlas.row.slots import MATMUL_FAMILY, known_dtype

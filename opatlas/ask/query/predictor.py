@@ -22,7 +22,7 @@ from opatlas.arrays import Mask
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
-from opatlas.ask.query.result import How, UsedRow
+from opatlas.ask.query.question import How, UsedRow
 from opatlas.data.csv_files import write_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely

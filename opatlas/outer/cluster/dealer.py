@@ -87,6 +87,34 @@ class RemoteDevice(Protocol):
         ...
 
 
+class Pulse:
+    """The signs of life of a process of another machine.
+
+    Attributes:
+        since: when it was called, or gave the last one.
+        lives: whether it has given one.
+    """
+
+    def __init__(self, beat: Callable[[], Future[str]], tell: Callable[[str], None]) -> None:
+        """`beat` asks for a sign; `tell` shows the user the line that comes with one."""
+        self.since = time.monotonic()
+        self.lives = False
+        self._beat = beat
+        self._tell = tell
+        self._asked: Future[str] | None = None
+
+    def silence_s(self) -> float:
+        """Takes a sign of life, if there is one, and asks for the next; returns how long there was none."""
+        now, asked = time.monotonic(), self._asked
+        if asked is None or asked.done():
+            if asked is not None and asked.exception() is None:
+                self.since, self.lives = now, True
+                if text := asked.result():
+                    self._tell(text)
+            self._asked = self._beat()
+        return now - self.since
+
+
 @dataclass(eq=False)
 class _Slot:
     """A device, and its open work.
@@ -96,10 +124,11 @@ class _Slot:
         calls: the jobs of each call without an answer, the oldest call first.
         own: jobs that no other device may run, because this device got another job of the same row.
         opens: whether the device is being opened.
-        since: when the device last began to open or to work, or gave a sign of life.
+        pulse: its signs of life since it last began to open or to work.
     """
 
     device: RemoteDevice
+    pulse: Pulse
     epoch: int = 0
     description: DeviceDescription | None = None
     calls: list[list[Job]] = field(default_factory=list)
@@ -107,8 +136,6 @@ class _Slot:
     losses: int = 0
     gone: str = ""
     opens: bool = False
-    since: float = 0.0
-    beat: Future[str] | None = None
 
 
 class Dealer(Scheduler):
@@ -199,7 +226,7 @@ class Dealer(Scheduler):
 
     def _open_all(self) -> None:
         if not self._slots:
-            self._slots = [_Slot(device) for device in self._devices]
+            self._slots = [_Slot(device, self._pulse(device)) for device in self._devices]
             for slot in self._slots:
                 self._open(slot)
 
@@ -229,8 +256,11 @@ class Dealer(Scheduler):
             raise DeviceGone(f"no device of the cluster is left: {'; '.join(reasons)}")
 
     def _open(self, slot: _Slot) -> None:
-        slot.since, slot.beat, slot.opens = time.monotonic(), None, True
+        slot.pulse, slot.opens = self._pulse(slot.device), True
         self._expect(slot, None, slot.device.open())
+
+    def _pulse(self, device: RemoteDevice) -> Pulse:
+        return Pulse(device.beat, lambda text: self._tell(f"{device.name}: {text}"))
 
     def _expect(self, slot: _Slot, jobs: list[Job] | None, future: Future[DeviceAnswer]) -> None:
         epoch = slot.epoch
@@ -244,7 +274,7 @@ class Dealer(Scheduler):
             self._lose(slot, f"{type(error).__name__}: {error}".splitlines()[0])
             return
         answer = future.result()
-        slot.since = time.monotonic()
+        slot.pulse.since = time.monotonic()
         if jobs is None:
             slot.opens = False
             slot.description = answer.device or slot.description
@@ -323,20 +353,15 @@ class Dealer(Scheduler):
 
     def _look_after(self) -> None:
         """Asks the devices for a sign of life, and gives up those that work and were silent for too long."""
-        self._looked = now = time.monotonic()
+        self._looked = time.monotonic()
         for slot in self._slots:
-            if slot.gone:
+            # A device that was lost at the end is not opened anew.
+            if slot.gone or (self._ended and not slot.calls):
                 continue
-            if slot.beat is not None and slot.beat.done() and slot.beat.exception() is None:
-                slot.since, text = now, slot.beat.result()
-                slot.beat = None
-                if text:
-                    self._tell(f"{slot.device.name}: {text}")
+            silent_s = slot.pulse.silence_s()
             # A process that opens its device gives signs of life; the first one takes until it has started.
-            if (slot.opens or slot.calls) and now - slot.since > (_START_S if slot.opens else SILENCE_S):
-                self._lose(slot, f"no sign of life for {now - slot.since:.0f} s")
-            elif slot.beat is None or slot.beat.done():
-                slot.beat = slot.device.beat()
+            if (slot.opens or slot.calls) and silent_s > (_START_S if slot.opens else SILENCE_S):
+                self._lose(slot, f"no sign of life for {silent_s:.0f} s")
 
     def _deal(self) -> None:
         if self._ended:
@@ -349,7 +374,7 @@ class Dealer(Scheduler):
                 if not jobs:
                     continue
                 if not slot.calls:
-                    slot.since = time.monotonic()
+                    slot.pulse.since = time.monotonic()
                 slot.calls.append(jobs)
                 self._expect(slot, jobs, slot.device.run(jobs))
                 if len(slot.calls) == _DEPTH:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.cluster.dealer import BEAT_S, SILENCE_S
+from opatlas.outer.cluster.dealer import BEAT_S, SILENCE_S, Pulse
 from opatlas.outer.cluster.ray_actor import HostActor, beat, first_line, future, ray, sent, start_actor
 from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
@@ -206,31 +207,19 @@ class _Member:
     Attributes:
         actor: keeps the ranks of the host.
         ranks: the ranks in words.
-        since: when the actor was called, or gave a sign of life.
-        beat: a request for a sign of life.
-        lives: whether it has ever given one.
+        pulse: the signs of life of the actor.
     """
 
     host: GroupHost
     actor: Any
     ranks: str
-    since: float = 0.0
-    beat: Future[str] | None = None
-    lives: bool = False
+    pulse: Pulse
 
-    def look(self, tell: Callable[[str], None]) -> str:
+    def look(self) -> str:
         """Asks for a sign of life; returns why the host counts as lost, "" while it does not."""
-        now = time.monotonic()
-        if self.beat is not None and self.beat.done() and self.beat.exception() is None:
-            self.since, self.lives = now, True
-            if text := self.beat.result():
-                tell(f"{self.host.name}: {text}")
-            self.beat = None
-        if now - self.since > (SILENCE_S if self.lives else _START_S):
-            return f"no sign of life for {now - self.since:.0f} s"
-        if self.beat is None or self.beat.done():
-            self.beat = beat(self.actor)
-        return ""
+        silent_s = self.pulse.silence_s()
+        is_lost = silent_s > (SILENCE_S if self.pulse.lives else _START_S)
+        return f"no sign of life for {silent_s:.0f} s" if is_lost else ""
 
 
 class RayGroup(InTurn):
@@ -353,7 +342,8 @@ class RayGroup(InTurn):
             given = host.devices if host.is_given else ()
             actor = start_actor(GroupActor, host.resources, place, self._device, given, communication_variables())
             ranks = replace(spec, node_rank=rank).rank_names(range(spec.local_ranks))
-            self._members.append(_Member(host, actor, ranks))
+            pulse = Pulse(partial(beat, actor), lambda text, name=host.name: self._tell(f"{name}: {text}"))  # type: ignore[misc]
+            self._members.append(_Member(host, actor, ranks, pulse))
 
     def _release(self) -> None:
         """Ends all processes of the group, and frees the hosts."""
@@ -375,7 +365,7 @@ class RayGroup(InTurn):
         answers: dict[int, HostAnswer] = {}
         pending: dict[Future[HostAnswer], int] = {}
         for rank, member in enumerate(self._members):
-            member.since = time.monotonic()
+            member.pulse.since = time.monotonic()
             pending[future(call(rank, member.actor), HostAnswer)] = rank
         looked, deadline = time.monotonic(), math.inf
         while pending and time.monotonic() < deadline:
@@ -383,7 +373,7 @@ class RayGroup(InTurn):
             found = {each: _answer(each) for each in done}
             if time.monotonic() - looked >= BEAT_S:
                 looked = time.monotonic()
-                silent = {each: self._members[rank].look(self._tell) for each, rank in pending.items()}
+                silent = {each: self._members[rank].look() for each, rank in pending.items()}
                 found = {each: HostAnswer(lost=reason) for each, reason in silent.items() if reason} | found
             for each, answer in found.items():
                 rank = pending.pop(each)

@@ -140,7 +140,7 @@ def _read_captures(place: Path) -> KernelLines:
     frames: list[pd.DataFrame] = []
     source_names: dict[str, str] = {}
     problems: list[str] = []
-    paths = find_captures(place)
+    paths = find_captures(place).files
     for path in paths:
         try:
             header = read_capture_header(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from opatlas.show.render import text
+from opatlas.show.result import text
 
 from .diagnosis import Diagnosis, RankedKernel
 from .shown import kernel_parts, peak_fields

@@ -93,7 +93,7 @@ def captures_at(path: Path) -> list[Path]:
     """Returns the capture files at a path. Raises OpAtlasError."""
     if not path.exists():
         raise OpAtlasError(f"{path}: no such file or folder: name a capture, or the folder that the profiler wrote")
-    return find_captures(path)
+    return find_captures(path).files
 
 
 def read_file(path: Path) -> Timeline:

@@ -1,7 +1,7 @@
 """The process of a rank: owns one device, joins the group, and runs the same jobs as the other ranks.
 
 Run as `opatlas.run.groups.rank_main FD MEETING [--under-launcher]` with torchrun's variables, where FD is its end of a
-socket pair, and MEETING where the ranks meet, as torch names it. The rank ends when the other end is closed.
+socket pair, and MEETING a file in which the ranks meet, or MASTER_PORT. The rank ends when the other end is closed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
 from opatlas.run.devices.device import kind_named
 from opatlas.run.devices.device_lock import LockHolder
 from opatlas.run.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
+from opatlas.run.groups.ranks import MASTER_PORT
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.run.process.child import UNDER_LAUNCHER, show_stacks
@@ -84,7 +85,7 @@ def main(fd: int, meeting: str, *, under_launcher: bool) -> None:
 
 def _why_not_joined(error: Exception) -> str:
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    port = os.environ.get("MASTER_PORT")
+    port = os.environ.get(MASTER_PORT)
     return f"port {port} is in use: name another, or leave it out on one node" if "EADDRINUSE" in text else text
 
 
@@ -102,15 +103,22 @@ def _join_group(meeting: str, device: torch.device, report: Callable[[int, str],
     from opatlas.run.group import BARRIER_ELEMENTS, Group
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # Rows have deadlines of their own, which name the rank that is late.
+    limit = datetime.timedelta(days=1)
+    stores: Any = distributed
+    if meeting == MASTER_PORT:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ[MASTER_PORT])
+        store = stores.TCPStore(host, port, size, is_master=rank == 0, timeout=limit)
+    else:
+        store = stores.FileStore(meeting, size)
     # One backend for each type of device; the ranks agree over that of the host.
     backends = {type_: kind_named(type_).backend for type_ in ("cpu", device.type) if kind_named(type_).backend}
     distributed.init_process_group(
         ",".join(f"{type_}:{backend}" for type_, backend in backends.items()),
-        init_method=meeting,
+        store=store,
         rank=rank,
         world_size=size,
-        # Rows have deadlines of their own, which name the rank that is late.
-        timeout=datetime.timedelta(days=1),
+        timeout=limit,
     )
     tensor = None if device.type == "cpu" else torch.zeros(BARRIER_ELEMENTS, device=device)
     group = Group(rank, size, lambda: kind_named(device.type).communicator_name(rank), report, _barrier_tensor=tensor)

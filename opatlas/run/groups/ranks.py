@@ -24,7 +24,7 @@ from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.job import Job
-from opatlas.run.process.child import UNDER_LAUNCHER, Child, open_pidfd, write_stacks
+from opatlas.run.process.child import UNDER_LAUNCHER, Child, write_stacks
 from opatlas.run.process.device_process import PROFILED_END_TIMEOUT_S, Launcher
 from opatlas.run.process.fresh_python import module_command
 from opatlas.run.process.keeper import END
@@ -38,6 +38,8 @@ SHOWN_EVERY_S = 30.0
 _END_TIMEOUT_S = 20.0
 #: Time within which a rank that has closed its connection ends by itself.
 _LAST_WORDS_S = 5.0
+#: The variable of the port of the first node, where ranks meet that have no file.
+MASTER_PORT = "MASTER_PORT"
 #: Stands for the descriptor of a rank in the command of a launcher, which is made once for all ranks.
 _FD = "${fd}"
 #: The remedy for the user where other nodes do not join, by whether the session launches their ranks (`--ray`).
@@ -68,39 +70,6 @@ class UnexpectedMessage(Exception):
         self.text = text
 
 
-class _Rank:
-    """The process of a rank.
-
-    Attributes:
-        pid: of the rank itself, which a keeper, and perhaps a launcher, has started; None until it has told.
-        ends: descriptors that are readable when the keeper, and the rank itself, have ended (`open_pidfd`).
-        device: once the rank has joined the group.
-    """
-
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self.pid: int | None = None
-        self.ends: list[int] = []
-        self.device: DeviceDescription | None = None
-        self._watch(child.keeper.pid)
-
-    def opened(self, pid: int) -> None:
-        """Takes the process that has opened the device. A launcher ends later than its rank."""
-        self.pid = pid
-        self._watch(pid)
-
-    def end(self, patience_s: float = 0.0) -> str:
-        """Ends all its processes after some seconds in which it may end by itself; returns how it ended."""
-        how = self.child.describe_end(self.child.end(patience_s))
-        while self.ends:
-            os.close(self.ends.pop())
-        return how
-
-    def _watch(self, pid: int) -> None:
-        if (end := open_pidfd(pid)) is not None:
-            self.ends.append(end)
-
-
 class Ranks:
     """One launch of the ranks of this node. After `end` all their processes are gone."""
 
@@ -118,7 +87,8 @@ class Ranks:
         self._launcher = launcher
         self._folder: TemporaryFolder | None = None
         #: By local rank.
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, Child] = {}
+        self._devices: dict[int, DeviceDescription] = {}
 
     def launch(self) -> DeviceDescription | NotReady:
         """Starts the ranks, and waits until they have joined.
@@ -132,40 +102,40 @@ class Ranks:
         """
         began = time.monotonic()
         self._folder = TemporaryFolder("group")
-        command = module_command("opatlas.run.groups.rank_main", _FD, self._meeting())
+        # On one node the ranks meet in a file of this user: a port is open to everybody who reaches this machine.
+        of_one_node = self._spec.nnodes == 1 and self._spec.master_port is None
+        meeting = str(self._folder.path / "store") if of_one_node else MASTER_PORT
+        command = module_command("opatlas.run.groups.rank_main", _FD, meeting)
         if self._launcher is not None:
             command = self._launcher.command([*command, UNDER_LAUNCHER])
         for local_rank, start in enumerate(self._starts):
             own = [word.replace(RANK_PLACEHOLDER, str(local_rank)) for word in command]
-            rank = _Rank(
-                Child(
-                    lambda fd, own=own: [word.replace(_FD, fd) for word in own],  # type: ignore[misc]
-                    {**device_environment(start.spec), **self._variables(local_rank)},
-                )
+            rank = self._ranks[local_rank] = Child(
+                lambda fd, own=own: [word.replace(_FD, fd) for word in own],  # type: ignore[misc]
+                {**device_environment(start.spec), **self._variables(local_rank)},
             )
-            self._ranks[local_rank] = rank
             with contextlib.suppress(OSError):
                 # If the rank has ended meanwhile, that is seen below.
-                rank.child.channel.send(start)
+                rank.channel.send(start)
         return self._wait_for_ranks(began)
 
     def expect_idle(self) -> None:
         """Raises ChannelBroken, EOFError or OSError where a rank has ended, or has sent an unexpected message."""
         for rank in self._ranks.values():
-            if not rank.child.channel.is_silent() or wait(rank.ends, 0):
+            if not rank.channel.is_silent() or wait(rank.ends, 0):
                 raise ChannelBroken
 
     def send(self, job: Job) -> None:
         """Sends a job to all ranks. Raises OSError."""
         for rank in self._ranks.values():
-            rank.child.channel.send(Run.of(job))
+            rank.channel.send(Run.of(job))
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """A context in which the ranks run a job."""
         with ExitStack() as stack:
             for rank in self._ranks.values():
-                stack.enter_context(rank.child.used())
+                stack.enter_context(rank.used())
             yield
 
     def messages(self, limit_s: float) -> list[tuple[int, Any]]:
@@ -176,13 +146,13 @@ class Ranks:
             UnexpectedMessage: bytes arrived that are no message.
         """
         # A fork of a rank may hold the connection open.
-        waited = [end for rank in self._ranks.values() for end in (rank.child.channel.fileno(), *rank.ends)]
+        waited = [end for rank in self._ranks.values() for end in (rank.channel.fileno(), *rank.ends)]
         ready = set(wait(waited, max(limit_s, 0)))
         messages = []
         died = {number for number, rank in self._ranks.items() if ready.intersection(rank.ends)}
         for number, rank in self._ranks.items():
             try:
-                while (message := rank.child.channel.take()) is not None:
+                while (message := rank.channel.take()) is not None:
                     messages.append((number, message))
             except (EOFError, OSError):
                 died.add(number)
@@ -194,8 +164,9 @@ class Ranks:
 
     def describe_ends(self, local_ranks: Iterable[int]) -> str:
         """Ends ranks that have died, and returns how: `rank 1 of 2 died: SIGKILL (signal 9)`."""
-        ends = {number: self._ranks[number].end(_LAST_WORDS_S) for number in local_ranks}
-        for number in ends:
+        ends = {}
+        for number in local_ranks:
+            ends[number] = self._ranks[number].describe_end(self._ranks[number].end(_LAST_WORDS_S))
             del self._ranks[number]
         if self._launcher is not None:
             # It does not tell how its rank ended.
@@ -216,11 +187,13 @@ class Ranks:
         """
         patience_s = 0.0 if at_once else _END_TIMEOUT_S
         for rank in self._ranks.values():
-            rank.child.channel.close()
+            rank.channel.close()
         if self._launcher is not None:
             if at_once:
                 self._kill_ranks()
-            patience_s = self._launcher.patience_s if self._have_ended(PROFILED_END_TIMEOUT_S) else 0.0
+            deadline = time.monotonic() + PROFILED_END_TIMEOUT_S
+            ended = [rank.wait_for_end(max(deadline - time.monotonic(), 0)) for rank in self._ranks.values()]
+            patience_s = self._launcher.patience_s if all(ended) else 0.0
         self._end(patience_s)
 
     def kill(self) -> None:
@@ -232,7 +205,7 @@ class Ranks:
         if not patience_s:
             for rank in self._ranks.values():
                 # All at once, before the wait for each.
-                rank.child.keeper.send_signal(END)
+                rank.keeper.send_signal(END)
         for rank in self._ranks.values():
             rank.end(max(deadline - time.monotonic(), 0.0))
         self._ranks.clear()
@@ -246,24 +219,6 @@ class Ranks:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(end, signal.SIGKILL)
 
-    def _have_ended(self, within_s: float) -> bool:
-        """Returns whether all ranks (not only their launchers) end in time."""
-        left, deadline = {end for rank in self._ranks.values() for end in rank.ends[1:]}, time.monotonic() + within_s
-        while left and (ended := wait(list(left), max(deadline - time.monotonic(), 0))):
-            left.difference_update(end for end in ended if isinstance(end, int))
-        return not left
-
-    def _meeting(self) -> str:
-        """Returns where the ranks meet, as torch names it: a file of this user on one node, else a port of the first.
-
-        A store on a port is open to everybody who reaches this machine.
-        """
-        assert self._folder is not None
-        if self._spec.nnodes == 1 and self._spec.master_port is None:
-            return f"file://{self._folder.path / 'store'}"
-        host = self._spec.master_addr
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{self._spec.master_port}"
-
     def _variables(self, local_rank: int) -> dict[str, str]:
         """Returns the variables that torchrun sets for a rank, which kernels may read."""
         spec = self._spec
@@ -275,7 +230,7 @@ class Ranks:
             "MASTER_ADDR": spec.master_addr,
         }
         if spec.master_port is not None:
-            variables["MASTER_PORT"] = str(spec.master_port)
+            variables[MASTER_PORT] = str(spec.master_port)
         if spec.hccl_buffer_mib is not None and HCCL_BUFFER_VARIABLE not in os.environ:
             variables[HCCL_BUFFER_VARIABLE] = str(spec.hccl_buffer_mib)
         return variables
@@ -283,7 +238,7 @@ class Ranks:
     def _wait_for_ranks(self, began: float) -> DeviceDescription | NotReady:
         """Waits until every rank of this node has joined. Raises GroupTimeout."""
         deadline, tell_at = began + self._spec.join_limit_s, began + SHOWN_AFTER_S
-        while any(rank.device is None for rank in self._ranks.values()):
+        while len(self._devices) < self._spec.local_ranks:
             try:
                 messages = self.messages(min(tell_at, deadline) - time.monotonic())
             except RanksDied as died:
@@ -296,7 +251,7 @@ class Ranks:
                 if isinstance(message, DeviceOpened):
                     self._ranks[number].opened(message.pid)
                 elif isinstance(message, Ready):
-                    self._ranks[number].device = message.device
+                    self._devices[number] = message.device
             if not messages and time.monotonic() >= deadline:
                 raise GroupTimeout(
                     f"the {self._spec} did not start: {self._timeout_reason()}", nodes=self._waits_for_other_nodes()
@@ -305,9 +260,7 @@ class Ranks:
                 who = self._spec.other_nodes if self._waits_for_other_nodes() else " to ".join(self._slowest())
                 self._waits.tell(f"waiting for {who}, {deadline - time.monotonic():.0f} s left")
                 tell_at = time.monotonic() + SHOWN_EVERY_S
-        first = self._ranks[0].device
-        assert first is not None
-        return first
+        return self._devices[0]
 
     def _waits_for_other_nodes(self) -> bool:
         """Returns whether all ranks of this node are there, and ranks of others are not."""
@@ -318,7 +271,7 @@ class Ranks:
         opening = [number for number, rank in self._ranks.items() if rank.pid is None]
         if opening:
             return self._spec.rank_names(opening), "open a device"
-        left = [number for number, rank in self._ranks.items() if rank.device is None]
+        left = [number for number in self._ranks if number not in self._devices]
         return self._spec.rank_names(left), "meet the others"
 
     def _timeout_reason(self) -> str:

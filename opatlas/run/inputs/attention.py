@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 from opatlas.run.inputs.sequences import assign_pages, runtime_number, runtime_numbers, split_evenly
@@ -25,33 +25,15 @@ QUERY, KEY, VALUE, MASK = 0, 1, 2, 4
 QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE = 5, 6, 14
 QUERY_ROPE, KEY_ROPE = 24, 25
 
-#: CANN's names of the input slots that no replayed family has.
-_OTHERS = {
-    3: "pse_shift",
-    7: "dequant_scale1",
-    8: "quant_scale1",
-    9: "dequant_scale2",
-    10: "quant_scale2",
-    11: "quant_offset2",
-    12: "antiquant_scale",
-    13: "antiquant_offset",
-    15: "query_padding_size",
-    16: "kv_padding_size",
-    17: "key_antiquant_scale",
-    18: "key_antiquant_offset",
-    19: "value_antiquant_scale",
-    20: "value_antiquant_offset",
-    21: "key_shared_prefix",
-    22: "value_shared_prefix",
-    23: "actual_shared_prefix_len",
-    26: "key_rope_antiquant_scale",
-    27: "dequant_scale_query",
-    28: "learnable_sink",
-    29: "q_start_idx",
-    30: "kv_start_idx",
-}
-_NAMES = {QUERY: "query", KEY: "key", VALUE: "value"}
-_USED = {*_NAMES, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
+#: CANN's names of the input slots.
+_NAMES = (
+    "query key value pse_shift atten_mask actual_seq_lengths actual_seq_lengths_kv dequant_scale1 quant_scale1 "
+    "dequant_scale2 quant_scale2 quant_offset2 antiquant_scale antiquant_offset block_table query_padding_size "
+    "kv_padding_size key_antiquant_scale key_antiquant_offset value_antiquant_scale value_antiquant_offset "
+    "key_shared_prefix value_shared_prefix actual_shared_prefix_len query_rope key_rope key_rope_antiquant_scale "
+    "dequant_scale_query learnable_sink q_start_idx kv_start_idx"
+)
+_USED = {QUERY, KEY, VALUE, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
 
 #: Queries and keys are uniform in -2 ... 2. The scores then have a standard deviation of 4 / 3: no single key decides
 #: a result, and a missing key shows.
@@ -73,32 +55,21 @@ class AttentionCall:
     """The arguments of the call that are not tensors, and the shapes that a row may lack.
 
     Attributes:
-        layout: "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch, heads, S, D), results (heads, batch, S, D).
-        query_lengths: cumulative numbers of queries, as in the call; None for layout BNSD_NBSD.
-        kv_lengths: numbers of keys, as in the call: of each sequence for keys in pages, else cumulative.
+        keywords: the arguments by name. input_layout is "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch,
+            heads, S, D), results (heads, batch, S, D). actual_seq_lengths are cumulative numbers of queries, None for
+            BNSD_NBSD; actual_seq_lengths_kv numbers of keys, of each sequence for keys in pages, else cumulative.
+            sparse_mode 3 is causal, the last tokens of queries and keys aligned; 0 is no mask.
         rope: whether there is a rope part (slots 24 and 25).
         mask_dtype: the profiler's name of the dtype of the mask; "" for a call without a mask.
         table: shape of the block table; None for keys without pages.
         used_blocks: number of blocks of the table that each sequence uses; () without a table.
-        block_size: tokens of a block; 0 without a table.
-        sparse_mode: 3: causal, the last tokens of queries and keys aligned; 0: no mask.
-        scale: 1 / sqrt(D), where D includes the rope part.
-        with_lse: whether the kernel returns the log-sum-exp as its second result.
     """
 
-    layout: str
-    heads: int
-    kv_heads: int
+    keywords: dict[str, Any]
     rope: bool
     mask_dtype: str
-    query_lengths: list[int] | None
-    kv_lengths: list[int]
     table: tuple[int, int] | None
     used_blocks: list[int]
-    block_size: int
-    sparse_mode: int
-    scale: float
-    with_lse: bool
 
 
 def with_operator_shapes(row: ReplayRow) -> ReplayRow:
@@ -126,6 +97,10 @@ _RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
 _VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
 
 
+def _name(slot: int) -> str:
+    return dict(enumerate(_NAMES.split())).get(slot, "unknown")
+
+
 class _AttentionReader:
     """Reads a row; each method reads one argument of the call."""
 
@@ -135,95 +110,92 @@ class _AttentionReader:
 
     def call(self) -> AttentionCall:
         for slot, tensor in enumerate(self.row.input_slots):
-            if tensor.shape and slot not in _USED:
-                raise self.refuse(
-                    f"slot {slot} ({_OTHERS.get(slot, 'unknown')}) is used, which no replayed family uses"
-                )
+            unused = not tensor.shape or slot in _USED
+            self.expect(unused, f"slot {slot} ({_name(slot)}) is used, which no replayed family uses")
         layout, table = self.layout(), self.table()
         self.expect_dtypes()
         query, key, value = (self.needed(slot) for slot in (QUERY, KEY, VALUE))
         heads = self.agreed("num_heads", query[1], "slot 0 has {} heads")
-        if layout == "TND" and table is not None and self.shape(MASK) is None and self.recorded_mode() != 3:
-            raise self.refuse("keys in pages and queries TND need a mask in slot 4")
+        has_mask = self.shape(MASK) is not None or self.recorded_mode() == 3
+        self.expect(layout != "TND" or table is None or has_mask, "keys in pages and queries TND need a mask in slot 4")
         kv_heads, block_size = self.cache(table, key, value, query[-1])
-        if kv_heads == 0 or heads % kv_heads:
-            raise self.refuse(f"the number of query heads, {heads}, is not a multiple of the {kv_heads} key heads")
+        self.expect(
+            kv_heads and heads % kv_heads == 0,
+            f"the number of query heads, {heads}, is not a multiple of the {kv_heads} key heads",
+        )
         rope = self.rope(layout, query, key)
         sparse_mode = self.sparse_mode(layout)
         queries = self.query_lengths(layout, query, self.count(table))
         keys = self.kv_lengths(table, key, block_size, len(queries))
-        used = [math.ceil(length / block_size) for length in keys] if table else []
-        if table and max(used) > table[1]:
-            raise self.refuse(
-                f"a sequence of {max(keys)} keys needs {max(used)} blocks, and a line of slot 14 has fewer", _LENGTHS
-            )
-        if sparse_mode == 3 and any(k < q for q, k in zip(queries, keys, strict=True)):
-            raise self.refuse(
-                f"with a causal mask, a sequence has more queries than keys (queries {queries}, keys {keys})", _LENGTHS
-            )
-        second = self.row.output_slots[1] if len(self.row.output_slots) > 1 else None
-        return AttentionCall(
-            layout=layout,
-            heads=heads,
-            kv_heads=kv_heads,
-            rope=rope > 0,
-            mask_dtype=self.mask_dtype(sparse_mode),
-            query_lengths=list(accumulate(queries)) if layout == "TND" else None,
-            kv_lengths=keys if table else list(accumulate(keys)),
-            table=table,
-            used_blocks=used,
-            block_size=block_size,
-            sparse_mode=sparse_mode,
-            scale=1 / math.sqrt(query[-1] + rope),
-            with_lse=second is not None and second.shape not in ((), (0,), (1,)),
+        blocks = [math.ceil(length / block_size) for length in keys] if table else []
+        self.expect(
+            not table or max(blocks) <= table[1],
+            f"a sequence of {max(keys)} keys needs {max(blocks, default=0)} blocks, and a line of slot 14 has fewer",
+            _LENGTHS,
         )
+        self.expect(
+            sparse_mode != 3 or all(k >= q for q, k in zip(queries, keys, strict=True)),
+            f"with a causal mask, a sequence has more queries than keys (queries {queries}, keys {keys})",
+            _LENGTHS,
+        )
+        second = self.row.output_slots[1] if len(self.row.output_slots) > 1 else None
+        keywords = {
+            "actual_seq_lengths": list(accumulate(queries)) if layout == "TND" else None,
+            "actual_seq_lengths_kv": keys if table else list(accumulate(keys)),
+            "num_heads": heads,
+            "scale": 1 / math.sqrt(query[-1] + rope),
+            "input_layout": layout,
+            "num_key_value_heads": kv_heads,
+            "sparse_mode": sparse_mode,
+            "block_size": block_size,
+            "softmax_lse_flag": second is not None and second.shape not in ((), (0,), (1,)),
+        }
+        return AttentionCall(keywords, rope > 0, self.mask_dtype(sparse_mode), table, blocks)
 
     def layout(self) -> str:
         query = self.needed(QUERY)
-        inferred = {3: "TND", 4: "BNSD_NBSD"}.get(len(query))
+        inferred = {3: "TND", 4: "BNSD_NBSD"}.get(len(query), "")
         column = RUNTIME_PREFIX + "input_layout"
         recorded = self.row.cells.get(column, "").strip(" \"'").upper()
-        if recorded not in ("", "TND", "BNSD_NBSD"):
-            raise self.row.refuse(column, "only TND and BNSD_NBSD are replayed", "correct the cell, if it is wrong")
-        if inferred is None or (recorded and recorded != inferred):
-            raise self.refuse(f"a query of {len(query)} axes is not {recorded or 'TND nor BNSD'}")
-        if inferred == "BNSD_NBSD" and (self.shape(QUERY_ROPE) is None or self.table() is None):
-            raise self.refuse("queries BNSD are replayed with a rope part (slots 24, 25) and pages (slot 14) only")
+        known = recorded in ("", "TND", "BNSD_NBSD")
+        self.row.expect(known, column, "only TND and BNSD_NBSD are replayed", "correct the cell, if it is wrong")
+        fits = inferred and recorded in ("", inferred)
+        self.expect(fits, f"a query of {len(query)} axes is not {recorded or 'TND nor BNSD'}")
+        latent = self.shape(QUERY_ROPE) is not None and self.table() is not None
+        self.expect(
+            inferred == "TND" or latent,
+            "queries BNSD are replayed with a rope part (slots 24, 25) and pages (slot 14) only",
+        )
         return inferred
 
     def table(self) -> tuple[int, int] | None:
         shape = self.shape(BLOCK_TABLE)
         if shape is None:
             recorded = runtime_numbers(self.row, "block_table_shape")
-            shape = None if recorded is None else tuple(recorded)
-        if shape is None:
-            return None
-        if len(shape) != 2 or not shape[0]:
-            raise self.refuse("slot 14 (block_table) must have two axes, sequences and blocks")
+            if recorded is None:
+                return None
+            shape = tuple(recorded)
+        self.expect(len(shape) == 2 and shape[0], "slot 14 (block_table) must have two axes, sequences and blocks")
         return shape[0], shape[1]
 
     def cache(self, table: tuple[int, int] | None, key: Shape, value: Shape, width: int) -> tuple[int, int]:
         """Returns the key heads and the block size; refuses keys and values that do not fit the queries."""
-        if key[:-1] != value[:-1]:
-            raise self.refuse("slots 1 and 2 (key, value) differ in more than their last axis")
+        self.expect(key[:-1] == value[:-1], "slots 1 and 2 (key, value) differ in more than their last axis")
         if table is None:
-            if len(key) != 3 or key[-1] != width:
-                raise self.refuse(f"without a block table, keys are (tokens, heads, {width})")
+            fits = len(key) == 3 and key[-1] == width
+            self.expect(fits, f"without a block table, keys are (tokens, heads, {width})")
             return self.agreed("num_key_value_heads", key[1], "slot 1 has {} heads"), 0
+        self.expect(len(key) in (3, 4), f"slot 1 has {len(key)} axes, where a cache in pages has 3 or 4")
         if len(key) == 3:
             # (blocks, block size, heads x D)
-            if key[-1] % width or key[-1] != value[-1]:
-                raise self.refuse(f"a page of slots 1 and 2 must hold heads of {width} numbers")
+            fits = key[-1] % width == 0 and key[-1] == value[-1]
+            self.expect(fits, f"a page of slots 1 and 2 must hold heads of {width} numbers")
             heads, size = key[-1] // width, key[1]
-        elif len(key) == 4:
-            # (blocks, heads, block size, D)
-            if key[-1] != width:
-                raise self.refuse(f"a page of slot 1 must hold heads of {width} numbers")
-            heads, size = key[1], key[2]
         else:
-            raise self.refuse(f"slot 1 has {len(key)} axes, where a cache in pages has 3 or 4")
-        if not key[0] or not size:
-            raise self.refuse("slot 1 is a cache without blocks")
+            # (blocks, heads, block size, D)
+            self.expect(key[-1] == width, f"a page of slot 1 must hold heads of {width} numbers")
+            heads, size = key[1], key[2]
+        self.expect(key[0] and size, "slot 1 is a cache without blocks")
         return (
             self.agreed("num_key_value_heads", heads, "slot 1 has {} heads"),
             self.agreed("block_size", size, "the blocks of slot 1 have {} tokens"),
@@ -231,15 +203,19 @@ class _AttentionReader:
 
     def rope(self, layout: str, query: Shape, key: Shape) -> int:
         """Returns the width of the rope part; 0 without one."""
-        of_query, of_key = self.shape(QUERY_ROPE), self.shape(KEY_ROPE)
-        if of_query is None and of_key is None:
+        of_query, of_key = self.shape(QUERY_ROPE) or (), self.shape(KEY_ROPE) or ()
+        if not of_query and not of_key:
             return 0
-        if layout == "TND" and self.table() is not None:
-            raise self.refuse("queries TND with a rope part (slots 24, 25) are not replayed with keys in pages")
-        if of_query is None or of_key is None:
-            raise self.refuse("the rope part of the queries or of the keys is missing (slots 24, 25)")
-        if of_query[:-1] != query[:-1] or of_key[:-1] != key[:-1] or of_query[-1] != of_key[-1]:
-            raise self.refuse("slots 24 and 25 (rope) must have the shapes of slots 0 and 1, but for one last axis")
+        self.expect(
+            layout != "TND" or self.table() is None,
+            "queries TND with a rope part (slots 24, 25) are not replayed with keys in pages",
+        )
+        both = of_query and of_key
+        self.expect(both, "the rope part of the queries or of the keys is missing (slots 24, 25)")
+        self.expect(
+            (of_query[:-1], of_key[:-1], of_query[-1]) == (query[:-1], key[:-1], of_key[-1]),
+            "slots 24 and 25 (rope) must have the shapes of slots 0 and 1, but for one last axis",
+        )
         return of_query[-1]
 
     def recorded_mode(self) -> int | None:
@@ -248,17 +224,17 @@ class _AttentionReader:
     def sparse_mode(self, layout: str) -> int:
         mask, recorded = self.shape(MASK), self.recorded_mode()
         mode = recorded if recorded is not None else (0 if mask is None else 3)
-        column = RUNTIME_PREFIX + "sparse_mode"
-        if mode not in (0, 3):
-            raise self.row.refuse(column, "only 0 (no mask) and 3 (causal) are replayed", "correct it, if it is wrong")
-        if mask is not None and (mask[-2:] != CAUSAL_MASK or math.prod(mask[:-2]) != 1):
-            raise self.refuse("slot 4 (atten_mask) must have the shape 2048,2048, which means a causal mask")
-        if mask is not None and mode == 0:
-            raise self.row.refuse(
-                column, "slot 4 holds a causal mask, and sparse_mode 0 does not apply it", "correct it"
-            )
-        if layout != "TND" and mode == 3:
-            raise self.refuse("queries BNSD are replayed without a mask only")
+        column, remedy = RUNTIME_PREFIX + "sparse_mode", "correct it, if it is wrong"
+        self.row.expect(mode in (0, 3), column, "only 0 (no mask) and 3 (causal) are replayed", remedy)
+        self.expect(
+            mask is None or (mask[-2:] == CAUSAL_MASK and math.prod(mask[:-2]) == 1),
+            "slot 4 (atten_mask) must have the shape 2048,2048, which means a causal mask",
+        )
+        applied = mask is None or mode == 3
+        self.row.expect(
+            applied, column, "slot 4 holds a causal mask, and sparse_mode 0 does not apply it", "correct it"
+        )
+        self.expect(layout == "TND" or mode == 0, "queries BNSD are replayed without a mask only")
         return mode
 
     def mask_dtype(self, sparse_mode: int) -> str:
@@ -266,22 +242,20 @@ class _AttentionReader:
             return ""
         # The call needs a mask even if the row records the mode and not the mask.
         dtype = self.row.input_slots[MASK].dtype if self.shape(MASK) else "INT8"
-        if dtype not in ("INT8", "UINT8", "BOOL"):
-            raise self.row.refuse(
-                INPUT_DTYPES, f"slot 4 (atten_mask) is {dtype}, not INT8, UINT8 or BOOL", "correct it"
-            )
+        known = dtype in ("INT8", "UINT8", "BOOL")
+        problem = f"slot 4 (atten_mask) is {dtype}, not INT8, UINT8 or BOOL"
+        self.row.expect(known, INPUT_DTYPES, problem, "correct it")
         return dtype
 
     def expect_dtypes(self) -> None:
-        found = {
-            self.row.input_slots[slot].dtype for slot in (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE) if self.shape(slot)
-        }
-        if len(found) > 1 or not found <= {"BF16", "FLOAT16", "FLOAT"}:
-            raise self.row.refuse(
-                INPUT_DTYPES,
-                f"queries, keys and values are {', '.join(sorted(found))}; quantized ones are not replayed",
-                "correct the dtypes, if they are wrong",
-            )
+        named = (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE)
+        found = {self.row.input_slots[slot].dtype for slot in named if self.shape(slot)}
+        self.row.expect(
+            len(found) <= 1 and found <= {"BF16", "FLOAT16", "FLOAT"},
+            INPUT_DTYPES,
+            f"queries, keys and values are {', '.join(sorted(found))}; quantized ones are not replayed",
+            "correct the dtypes, if they are wrong",
+        )
 
     def count(self, table: tuple[int, int] | None) -> int:
         """Returns the number of sequences; refuses slots and columns that disagree."""
@@ -297,67 +271,59 @@ class _AttentionReader:
             counts["slot 14 (block_table)"] = table[0]
         if len(self.needed(QUERY)) == 4:
             counts["slot 0 (query)"] = self.needed(QUERY)[0]
-        if not counts:
-            raise self.refuse("the number of sequences is not recorded (slots 5, 6)", _LENGTHS)
-        if len(set(counts.values())) > 1:
-            detail = ", ".join(f"{count} in {where}" for where, count in counts.items())
-            raise self.refuse(f"the number of sequences differs: {detail}", _LENGTHS)
+        self.expect(counts, "the number of sequences is not recorded (slots 5, 6)", _LENGTHS)
+        detail = ", ".join(f"{count} in {where}" for where, count in counts.items())
+        self.expect(len(set(counts.values())) == 1, f"the number of sequences differs: {detail}", _LENGTHS)
         return next(iter(counts.values()))
 
     def query_lengths(self, layout: str, query: Shape, count: int) -> list[int]:
         """Returns the number of queries of each sequence."""
         recorded = runtime_numbers(self.row, "actual_seq_lengths_values")
+        if layout == "TND":
+            return self.lengths("actual_seq_lengths_values", recorded, query[0], count, QUERY)
+        fits = recorded is None or set(recorded) == {query[2]}
         column = RUNTIME_PREFIX + "actual_seq_lengths_values"
-        if layout != "TND":
-            if recorded is not None and set(recorded) != {query[2]}:
-                raise self.row.refuse(column, f"every sequence of slot 0 has {query[2]} queries", "correct one of them")
-            return [query[2]] * count
-        if recorded is None:
-            return self.shares(query[0], count, QUERY)
-        return self.differences(recorded, query[0], column, QUERY)
+        self.row.expect(fits, column, f"every sequence of slot 0 has {query[2]} queries", "correct one of them")
+        return [query[2]] * count
 
     def kv_lengths(self, table: tuple[int, int] | None, key: Shape, block_size: int, count: int) -> list[int]:
         """Returns the number of keys of each sequence."""
-        recorded = runtime_numbers(self.row, "actual_seq_lengths_kv_values")
-        column = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
+        lengths = runtime_numbers(self.row, "actual_seq_lengths_kv_values")
         if table is None:
-            if recorded is None:
-                return self.shares(key[0], count, KEY)
-            return self.differences(recorded, key[0], column, KEY)
-        lengths = recorded
+            return self.lengths("actual_seq_lengths_kv_values", lengths, key[0], count, KEY)
+        column = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
         if lengths is None:
             lengths, column = assign_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
-        if len(lengths) != count:
-            raise self.row.refuse(column, f"{len(lengths)} lengths, and the row has {count} sequences", "correct it")
-        if min(lengths) < 1:
-            raise self.row.refuse(column, "a sequence without keys has no attention", "correct the cell")
+        differs = f"{len(lengths)} lengths, and the row has {count} sequences"
+        self.row.expect(len(lengths) == count, column, differs, "correct it")
+        self.row.expect(min(lengths) >= 1, column, "a sequence without keys has no attention", "correct the cell")
         return lengths
 
-    def shares(self, tokens: int, count: int, slot: int) -> list[int]:
-        if not count or tokens < count:
-            raise self.refuse(f"the {tokens} tokens of slot {slot} cannot be split into {count} sequences", _LENGTHS)
-        if count > 1:
-            column = RUNTIME_PREFIX + ("actual_seq_lengths_values" if slot == QUERY else "actual_seq_lengths_kv_values")
-            self.row.assume(
-                f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences ({column}, which "
-                f"opatlas ingest --attention-records fills, would tell)"
-            )
-        return split_evenly(tokens, count)
-
-    def differences(self, cumulative: Sequence[int], tokens: int, column: str, slot: int) -> list[int]:
+    def lengths(self, name: str, cumulative: Sequence[int] | None, tokens: int, count: int, slot: int) -> list[int]:
+        """Returns the lengths of sequences that follow each other: recorded as their ends, or equal ones."""
+        column = RUNTIME_PREFIX + name
+        if cumulative is None:
+            fits = count and tokens >= count
+            self.expect(fits, f"the {tokens} tokens of slot {slot} cannot be split into {count} sequences", _LENGTHS)
+            if count > 1:
+                self.row.assume(
+                    f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences ({column}, which "
+                    f"opatlas ingest --attention-records fills, would tell)"
+                )
+            return split_evenly(tokens, count)
         lengths = [end - start for start, end in zip([0, *cumulative], cumulative, strict=False)]
-        if min(lengths) < 1 or cumulative[-1] != tokens:
-            raise self.row.refuse(
-                column,
-                f"lengths must be cumulative for TND, and end with the {tokens} tokens of slot {slot}",
-                "correct the lengths",
-            )
+        self.row.expect(
+            min(lengths) >= 1 and cumulative[-1] == tokens,
+            column,
+            f"lengths must be cumulative for TND, and end with the {tokens} tokens of slot {slot}",
+            "correct the lengths",
+        )
         return lengths
 
     def agreed(self, name: str, inferred: int, words: str) -> int:
         recorded = runtime_number(self.row, name)
-        if recorded is not None and recorded != inferred:
-            raise self.row.refuse(RUNTIME_PREFIX + name, words.format(inferred), "correct one of the two")
+        fits = recorded in (None, inferred)
+        self.row.expect(fits, RUNTIME_PREFIX + name, words.format(inferred), "correct one of the two")
         return inferred
 
     def shape(self, slot: int) -> Shape | None:
@@ -366,11 +332,11 @@ class _AttentionReader:
 
     def needed(self, slot: int) -> Shape:
         shape = self.shape(slot)
-        if shape is None:
-            raise self.refuse(f"slot {slot} ({_NAMES[slot]}) is missing")
+        self.expect(shape is not None, f"slot {slot} ({_name(slot)}) is missing")
+        assert shape is not None
         return shape
 
-    def refuse(
-        self, problem: str, remedy: str = "correct the row, if it is wrong; no replay has this form"
-    ) -> Exception:
-        return self.row.refuse(self.shapes_column, problem, remedy)
+    def expect(
+        self, fits: object, problem: str, remedy: str = "correct the row, if it is wrong; no replay has this form"
+    ) -> None:
+        self.row.expect(fits, self.shapes_column, problem, remedy)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from opatlas.errors import CellError
 from opatlas.options import Scope, at_least, declare
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import InvalidRow, MissingPrecondition
-from opatlas.row.slots import ALL_SLOTS, Slot, row_slots, slot_words
+from opatlas.row.slots import ALL_SLOTS, slot_words
 from opatlas.run.group import GroupSpec, group_on_nodes, node_options_problem
+from opatlas.run.inputs.row_slots import RowSlots
 from opatlas.text import parse_whole
 
 #: Number of slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
@@ -104,34 +104,6 @@ def needed_bytes(cells: Mapping[str, str]) -> int:
     return dispatch_ffn_combine_bytes(m, h, k, element_bytes=1 if words[1][1] == "INT8" else 2)
 
 
-class GroupWeights(Sequence[Any]):
-    """One weight of every expert of a group, by the number of the expert in the group.
-
-    A rank holds the weights of its own experts. The check draws the weights of other ranks from the seed of the row.
-    """
-
-    def __init__(self, weights_of: Callable[[int], Sequence[Any]], which: int, per_rank: int, ranks: int) -> None:
-        """
-        Args:
-            weights_of: returns the weights of a rank, each (experts of a rank, ...).
-            which: position of the weight among the weights of a rank.
-            per_rank: number of experts of each rank.
-        """
-        self._weights_of = weights_of
-        self._which = which
-        self._per_rank = per_rank
-        self._ranks = ranks
-
-    def __getitem__(self, expert: Any) -> Any:
-        rank, local = divmod(int(expert), self._per_rank)
-        if rank >= self._ranks:
-            raise IndexError(expert)
-        return self._weights_of(rank)[self._which][local]
-
-    def __len__(self) -> int:
-        return self._per_rank * self._ranks
-
-
 @dataclass(frozen=True)
 class Exchange:
     """The sizes of an exchange of tokens, which are equal on all ranks.
@@ -173,44 +145,41 @@ class Exchange:
 
 def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a dispatch row needs. Raises InvalidRow, MissingPrecondition."""
-    found = dispatched(*_slots("MoeDistributeDispatch", cells), cells)
+    found = dispatched(RowSlots("MoeDistributeDispatch", cells))
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
 def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a combine row needs. Raises InvalidRow, MissingPrecondition."""
-    found = _select_exchange(combined(_slots("MoeDistributeCombine", cells)[0], cells), ep_size(cells), options.ep_size)
+    fitting = combined(RowSlots("MoeDistributeCombine", cells))
+    found = _select_exchange(fitting, ep_size(cells), options.ep_size)
     return ep_group(options, found.ranks, found.needed_bytes)
 
 
-def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[str, str]) -> Exchange:
+def dispatched(row: RowSlots) -> Exchange:
     """Returns the exchange of a dispatch. Raises InvalidRow for shapes that contradict each other.
 
     expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). If weights
     are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
     """
-    (bs, h), (of_ids, k) = _pair(inputs, _X, INPUT_SHAPES, cells), _pair(inputs, _IDS, INPUT_SHAPES, cells)
-    a, width = _pair(outputs, _EXPAND_X, OUTPUT_SHAPES, cells)
-    (experts,), (counts,) = (_line(outputs, slot, OUTPUT_SHAPES, cells) for slot in (_EXPERT_COUNTS, _RANK_COUNTS))
-    if of_ids != bs or width != h or not bs * k * experts or a % min(experts, k):
-        raise _contradiction(OUTPUT_SHAPES, cells)
+    (bs, h), (of_ids, k) = (_sizes(row, slot, 2) for slot in (_X, _IDS))
+    a, width = _sizes(row, _EXPAND_X, 2, of_output=True)
+    (experts,), (counts,) = (_sizes(row, slot, 1, of_output=True) for slot in (_EXPERT_COUNTS, _RANK_COUNTS))
+    fits = of_ids == bs and width == h and bs * k * experts and not a % min(experts, k)
+    row.expect(fits, OUTPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
     most = a // min(experts, k)
-    weighted = _is_there(inputs, _WEIGHTS)
     fitting = [
         Exchange(bs, h, k, ranks, experts, most)
         for ranks in range(1, _MOST_RANKS + 1)
-        if counts == ranks * experts + _room(most, k, ranks, weighted) and most >= bs * ranks
+        if counts == ranks * experts + _room(most, k, ranks, row.has(_WEIGHTS)) and most >= bs * ranks
     ]
-    if not fitting:
-        raise _contradiction(OUTPUT_SHAPES, cells)
-    if (named := ep_size(cells)) not in (None, fitting[0].ranks):
-        raise InvalidRow(
-            f"column {EP_SIZE!r} is {named}, and the shapes belong to {fitting[0].ranks} ranks; correct the cell"
-        )
+    row.expect(fitting, OUTPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
+    belongs = f"the shapes belong to {fitting[0].ranks} ranks"
+    row.expect(ep_size(row.cells) in (None, fitting[0].ranks), EP_SIZE, belongs, "correct the cell")
     return fitting[0]
 
 
-def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]:
+def combined(row: RowSlots) -> list[Exchange]:
     """Returns the exchanges that fit a combine; several exchanges if the shapes fit several numbers of ranks.
 
     If uniform exchanges fit, only these are returned.
@@ -218,9 +187,8 @@ def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]
     Raises:
         InvalidRow: no exchange fits.
     """
-    (a, h), (bs, k) = _pair(inputs, _EXPANDED, INPUT_SHAPES, cells), _pair(inputs, _CHOSEN, INPUT_SHAPES, cells)
-    (counts,) = _line(inputs, _COUNTS, INPUT_SHAPES, cells)
-    weighted = _is_there(inputs, _SENT_WEIGHTS)
+    (a, h), (bs, k), (counts,) = _sizes(row, _EXPANDED, 2), _sizes(row, _CHOSEN, 2), _sizes(row, _COUNTS, 1)
+    weighted = row.has(_SENT_WEIGHTS)
     fitting = [
         Exchange(bs, h, k, ranks, experts, a // least)
         for ranks in range(1, _MOST_RANKS + 1)
@@ -229,9 +197,19 @@ def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]
         for experts in _experts(counts - _room(a // least, k, ranks, weighted), ranks)
         if min(experts, k) == least
     ]
-    if not fitting:
-        raise _contradiction(INPUT_SHAPES, cells)
+    row.expect(fitting, INPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
     return [found for found in fitting if found.is_uniform] or fitting
+
+
+_NO_EXCHANGE = "no exchange of tokens has these shapes between ranks that have equally many tokens and experts"
+_CORRECT = "correct the shape that does not fit"
+
+
+def _sizes(row: RowSlots, slot: int, axes: int, *, of_output: bool = False) -> tuple[int, ...]:
+    """Returns the shape of a slot. Refuses a row without the slot, or with another number of axes."""
+    shape, column = (row.output_shape(slot), OUTPUT_SHAPES) if of_output else (row.shape(slot), INPUT_SHAPES)
+    row.expect(len(shape) == axes, column, f"slot {slot} must have {axes} axes", "restore it from the capture")
+    return shape
 
 
 def _select_exchange(fitting: Sequence[Exchange], named: int | None, wanted: int | None) -> Exchange:
@@ -263,43 +241,6 @@ def _room(most_tokens: int, k: int, ranks: int, weighted: bool) -> int:
 def _experts(counts: int, ranks: int) -> Iterator[int]:
     if counts > 0 and counts % ranks == 0:
         yield counts // ranks
-
-
-def _slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[Sequence[Slot], Sequence[Slot]]:
-    try:
-        return row_slots(kernel_type, cells)
-    except CellError as error:
-        raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
-
-
-def _is_there(slots: Sequence[Slot], slot: int) -> bool:
-    return slot < len(slots) and not slots[slot].absent
-
-
-def _pair(slots: Sequence[Slot], slot: int, column: str, cells: Mapping[str, str]) -> tuple[int, int]:
-    a, b = _shape(slots, slot, 2, column, cells)
-    return a, b
-
-
-def _line(slots: Sequence[Slot], slot: int, column: str, cells: Mapping[str, str]) -> tuple[int]:
-    (a,) = _shape(slots, slot, 1, column, cells)
-    return (a,)
-
-
-def _shape(slots: Sequence[Slot], slot: int, axes: int, column: str, cells: Mapping[str, str]) -> tuple[int, ...]:
-    if not _is_there(slots, slot) or len(slots[slot].shape) != axes:
-        raise InvalidRow(
-            f"column {column!r} is {cells.get(column, '')!r}: slot {slot} must be there, with {axes} axes; "
-            "restore it from the capture"
-        )
-    return slots[slot].shape
-
-
-def _contradiction(column: str, cells: Mapping[str, str]) -> InvalidRow:
-    return InvalidRow(
-        f"column {column!r} is {cells.get(column, '')!r}: no exchange of tokens has these shapes between ranks "
-        "that have equally many tokens and experts; correct the shape that does not fit"
-    )
 
 
 #: Number of ranks for rows that do not name their EP Size.
@@ -352,24 +293,24 @@ def ep_size(cells: Mapping[str, str]) -> int | None:
     return size
 
 
-class RankValues(Sequence[Any]):
-    """A value of each rank of a group, computed when the check reads the value; only the last value is kept.
+class Computed(Sequence[Any]):
+    """Values that are computed when the check reads them, of each rank or each expert; only the last one is kept.
 
     The seed of a row makes it possible to draw the tensors of another rank again.
     """
 
-    def __init__(self, compute: Callable[[int], Any], ranks: int) -> None:
-        """`compute` returns the value of a rank."""
+    def __init__(self, compute: Callable[[int], Any], count: int) -> None:
+        """`compute` returns the value of a number below `count`."""
         self._compute = lru_cache(maxsize=1)(compute)
-        self._ranks = ranks
+        self._count = count
 
-    def __getitem__(self, rank: Any) -> Any:
-        if not 0 <= rank < self._ranks:
-            raise IndexError(rank)
-        return self._compute(rank)
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        return self._compute(number)
 
     def __len__(self) -> int:
-        return self._ranks
+        return self._count
 
 
 # Kernels that communicate by themselves exchange tokens through the buffer of their communicator. HCCL_BUFFSIZE is its

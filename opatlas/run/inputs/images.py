@@ -131,8 +131,8 @@ def find_convolution(
     result_n, stored_o, *result_size = map_shape(row, result)
     block = result.slot.shape[-1] if len(result.slot.shape) == 5 else 1
     o = stored_o if channels is None else channels
-    if n != result_n or block_count(o, block) * block != stored_o:
-        raise row.refuse(result.column, f"the result needs {n} maps of {o} channels", "correct one of the shapes")
+    fits = n == result_n and block_count(o, block) * block == stored_o
+    row.expect(fits, result.column, f"the result needs {n} maps of {o} channels", "correct one of the shapes")
     kernels, groups = _kernels(weight.slot, c, o)
     fitting = find_windows(size, result_size, kernels)
     if fitting is None:

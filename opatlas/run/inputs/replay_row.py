@@ -151,19 +151,14 @@ class ReplayRow(RowSlots):
         """
         stored = self.input_slot(slot)
         blocked = is_blocked(stored, rank)
-        if blocked and stored.format not in ("", "FRACTAL_NZ"):
-            raise self.refuse(
-                INPUT_FORMATS,
-                f"slot {slot} has {len(stored.shape)} axes and the format {stored.format}, but a matrix with so "
-                f"many axes has the format FRACTAL_NZ",
-                "correct its format or its shape",
-            )
+        found = f"slot {slot} has {len(stored.shape)} axes"
+        problem = f"{found} and the format {stored.format}, but a matrix with so many axes has the format FRACTAL_NZ"
+        fits = not blocked or stored.format in ("", "FRACTAL_NZ")
+        self.expect(fits, INPUT_FORMATS, problem, "correct its format or its shape")
         axes = len(stored.shape) - 2 if blocked else len(stored.shape)
-        if axes < 2 or (rank is not None and axes != rank):
-            wanted = f"{rank} axes, or {rank + 2} in the format FRACTAL_NZ" if rank else "2 axes or more"
-            raise self.refuse(
-                INPUT_SHAPES, f"slot {slot} has {len(stored.shape)} axes instead of {wanted}", "correct its shape"
-            )
+        wanted = f"{rank} axes, or {rank + 2} in the format FRACTAL_NZ" if rank else "2 axes or more"
+        fits = axes >= 2 and rank in (None, axes)
+        self.expect(fits, INPUT_SHAPES, f"{found} instead of {wanted}", "correct its shape")
         if largest is None:
             values = self.tensor(slot)
         elif self.input_dtype(slot).is_floating_point:
@@ -203,19 +198,13 @@ class ReplayRow(RowSlots):
         """
         shape = self.shape(slot) if shape is None else shape
         torch_dtype = self.index_dtype(slot)
-        if below < 1:
-            raise self.refuse(
-                INPUT_SHAPES, f"slot {slot} indexes a dimension of size {below}", "correct the source's shape"
-            )
+        problem = f"slot {slot} indexes a dimension of size {below}"
+        self.expect(below >= 1, INPUT_SHAPES, problem, "correct the source's shape")
         if not distinct and along is None:
             return self._integers(shape, torch_dtype, 0, below)
         count = math.prod(shape) if along is None else shape[along]
-        if count > below:
-            raise self.refuse(
-                INPUT_SHAPES,
-                f"slot {slot} holds {count} distinct indices below {below}",
-                "correct one of the two shapes",
-            )
+        problem = f"slot {slot} holds {count} distinct indices below {below}"
+        self.expect(count <= below, INPUT_SHAPES, problem, "correct one of the two shapes")
         if along is None:
             return self._sample((count,), 0, below).to(torch_dtype).reshape(shape)
         return self._sample(shape, along, below).to(torch_dtype)
@@ -253,12 +242,9 @@ class ReplayRow(RowSlots):
             first: number of choices of all lower ranks, whose experts come first.
         """
         shape = self.shape(slot)
-        if len(shape) not in (1, 2) or shape[1:] > (experts,):
-            raise self.refuse(
-                INPUT_SHAPES,
-                f"slot {slot} (experts of each token) needs one or two axes, and up to {experts} experts for a token",
-                "correct its shape",
-            )
+        fits = len(shape) in (1, 2) and shape[1:] <= (experts,)
+        problem = f"slot {slot} (experts of each token) needs one or two axes, and up to {experts} experts for a token"
+        self.expect(fits, INPUT_SHAPES, problem, "correct its shape")
         # Token t takes the k experts from t k on; the order of the tokens is random.
         ids = torch.arange(first, first + math.prod(shape), device=self.device).reshape(shape) % experts
         order = torch.randperm(shape[0], generator=self._generator, device=self.device)
@@ -280,16 +266,16 @@ class ReplayRow(RowSlots):
         """
         if self.input_dtype(slot) not in (torch.int64, torch.uint64):
             return self.tensor(slot, low, high)
-        real = self._random(self.shape(slot), torch.float32, low, high)
-        return real.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
+        return self._bits(slot, low, high) | 1 << 46
 
     def float_bits(self, slot: int, low: float, high: float) -> torch.Tensor:
         """Returns `tensor`; for an INT64 slot float32 bits, as vllm-ascend's scale_from_float_to_int64 makes them.
 
         The 13 lowest bits are 0, because the matrix unit of an NPU reads 19 bits of a scale (aclnnTransQuantParamV2).
         """
-        if self.input_dtype(slot) is not torch.int64:
-            return self.tensor(slot, low, high)
+        return self._bits(slot, low, high) if self.input_dtype(slot) is torch.int64 else self.tensor(slot, low, high)
+
+    def _bits(self, slot: int, low: float, high: float) -> torch.Tensor:
         real = self._random(self.shape(slot), torch.float32, low, high)
         return real.view(torch.int32).to(torch.int64) & 0xFFFFE000
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-
-import torch
+from typing import TYPE_CHECKING
 
 from opatlas.errors import CellError
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_SLOTS
@@ -24,6 +23,9 @@ from opatlas.row.slots import (
 )
 from opatlas.run.inputs import shape_rules
 from opatlas.text import suggest
+
+if TYPE_CHECKING:
+    import torch
 
 #: msmodeling's shape grid gives these types five shapes (offsets, sizes, axes, steps) and three dtypes.
 _GRID_OF_FIVE = frozenset({"Slice", "SliceAiCore"})
@@ -66,8 +68,7 @@ class RowSlots:
 
     def input_slot(self, slot: int) -> Slot:
         """Returns an input slot. Raises InvalidRow for an absent slot."""
-        if not self.has(slot):
-            raise self.refuse(INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
+        self.expect(self.has(slot), INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
         return self.input_slots[slot]
 
     def input_dtype(self, slot: int) -> torch.dtype:
@@ -77,8 +78,8 @@ class RowSlots:
     def index_dtype(self, slot: int) -> torch.dtype:
         """Returns the dtype of a slot that holds indices. Refuses other dtypes than integers."""
         found = self.input_dtype(slot)
-        if found.is_floating_point or found is torch.bool:
-            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
+        integers = not found.is_floating_point and self.input_slot(slot).dtype != "BOOL"
+        self.expect(integers, INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
         return found
 
     def output_shape(self, slot: int = 0) -> tuple[int, ...]:
@@ -113,11 +114,9 @@ class RowSlots:
 
     def expect_shape(self, slot: int, *shapes: tuple[int, ...], meaning: str = "") -> None:
         """Refuses a row whose input slot has none of these shapes; `meaning` describes the slot in the message."""
-        if self.shape(slot) not in shapes:
-            named = f"slot {slot} ({meaning})" if meaning else f"slot {slot}"
-            raise self.refuse(
-                INPUT_SHAPES, f"{named} must have the shape {' or '.join(map(_cell, shapes))}", "correct its shape"
-            )
+        named = f"slot {slot} ({meaning})" if meaning else f"slot {slot}"
+        problem = f"{named} must have the shape {' or '.join(map(_cell, shapes))}"
+        self.expect(self.shape(slot) in shapes, INPUT_SHAPES, problem, "correct its shape")
 
     def expect_shapes(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
         """Refuses a row whose input slots have other shapes than these; absent slots pass."""
@@ -127,53 +126,44 @@ class RowSlots:
 
     def expect_scalar(self, slot: int) -> None:
         """Refuses a row whose input slot has dimensions."""
-        if self.shape(slot):
-            raise self.refuse(INPUT_SHAPES, f"slot {slot} must be a scalar (no dimensions)", "correct its shape")
+        scalar = f"slot {slot} must be a scalar (no dimensions)"
+        self.expect(not self.shape(slot), INPUT_SHAPES, scalar, "correct its shape")
 
     def expect_dtype(self, slot: int, name: str) -> None:
         """Refuses a row whose input slot has another dtype."""
-        if self.input_slot(slot).dtype != name:
-            raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
+        fits = self.input_slot(slot).dtype == name
+        self.expect(fits, INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
 
     def expect_output_shape_like(self, slot: int) -> None:
         """Refuses a row whose output differs in shape from an input slot."""
-        if self.output_shape() != self.shape(slot):
-            raise self.refuse(
-                OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
-            )
+        fits = self.output_shape() == self.shape(slot)
+        problem = f"the output must have the shape of input slot {slot}"
+        self.expect(fits, OUTPUT_SHAPES, problem, "correct one of the shapes")
 
     def expect_output_like(self, slot: int) -> None:
         """Refuses a row whose output differs in shape or dtype from an input slot."""
         self.expect_output_shape_like(slot)
-        if self.output_dtype() != self.input_dtype(slot):
-            raise self.refuse(
-                OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
-            )
+        fits = self.output_dtype() == self.input_dtype(slot)
+        problem = f"the output must have the dtype of input slot {slot}"
+        self.expect(fits, OUTPUT_DTYPES, problem, "correct one of the dtypes")
 
     def expect_list(self, slot: int, length: int, meaning: str) -> None:
         """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
 
         A capture has the lengths of these lists (of sizes, of axes) without their values.
         """
-        if slot < len(self.input_slots) and self.shape(slot) != (length,):
-            raise self.refuse(
-                INPUT_SHAPES,
-                f"slot {slot} lists {meaning} and must have the shape {length}",
-                "correct one of the shapes",
-            )
+        fits = slot >= len(self.input_slots) or self.shape(slot) == (length,)
+        problem = f"slot {slot} lists {meaning} and must have the shape {length}"
+        self.expect(fits, INPUT_SHAPES, problem, "correct one of the shapes")
 
     def expect_broadcast(self) -> None:
         """Refuses a row whose inputs do not broadcast to its output."""
         inputs = [slot.shape for slot in self.input_slots]
         common = shape_rules.broadcast(inputs)
-        if common is None:
-            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common shape", "correct one of them")
-        if common != self.output_shape():
-            raise self.refuse(
-                OUTPUT_SHAPES,
-                f"the inputs broadcast to {_cell(common)}",
-                "correct this cell or the inputs' shapes",
-            )
+        problem = "the shapes do not broadcast to a common shape"
+        self.expect(common is not None, INPUT_SHAPES, problem, "correct one of them")
+        problem, remedy = f"the inputs broadcast to {_cell(common or ())}", "correct this cell or the inputs' shapes"
+        self.expect(common == self.output_shape(), OUTPUT_SHAPES, problem, remedy)
 
     def expect(self, fits: object, column: str, problem: str, remedy: str = "correct what does not fit") -> None:
         """Refuses a row whose cell in `column` does not fit: `problem` describes the cell."""
@@ -204,8 +194,8 @@ class RowSlots:
             raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 
     def _output(self, slot: int) -> Slot:
-        if slot >= len(self.output_slots) or self.output_slots[slot].absent:
-            raise self.refuse(OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
+        present = slot < len(self.output_slots) and not self.output_slots[slot].absent
+        self.expect(present, OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
         found = self.output_slots[slot]
         if found.dtype != "INT4" or not found.shape:
             return found
@@ -221,6 +211,9 @@ class RowSlots:
 
     def torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
         """Returns torch's dtype of a slot. Errors, InvalidRow and Unsupported, name `column`."""
+        # Here, because pytest's process reads slots without torch.
+        import torch
+
         name = self._dtype(slot, column).torch_name
         if name == "int4":
             raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")

@@ -195,12 +195,11 @@ def is_fp8(row: ReplayRow, *slots: int) -> bool:
 
 def expect_real_product(row: ReplayRow, bias_slot: int | None) -> None:
     """Refuses integers as the result and as the bias of a product in FP8."""
-    if row.output_slots and not row.output_dtype().is_floating_point:
-        raise row.refuse(OUTPUT_DTYPES, "a product in FP8 has real results", "correct the dtype of the output")
-    if bias_slot is not None and not row.input_dtype(bias_slot).is_floating_point:
-        raise row.refuse(
-            INPUT_DTYPES, f"slot {bias_slot} (bias) is added to a product in FP8, so it is real", "correct its dtype"
-        )
+    real = not row.output_slots or row.output_dtype().is_floating_point
+    row.expect(real, OUTPUT_DTYPES, "a product in FP8 has real results", "correct the dtype of the output")
+    real = bias_slot is None or row.input_dtype(bias_slot).is_floating_point
+    problem = f"slot {bias_slot} (bias) is added to a product in FP8, so it is real"
+    row.expect(real, INPUT_DTYPES, problem, "correct its dtype")
 
 
 #: Columns of x, and rows and columns of a weight, that share a scale in a product with scales of blocks (DeepSeek-V3).
@@ -224,8 +223,8 @@ def scale_of_blocks(row: ReplayRow, slot: int, weight: torch.Tensor, stored_by_c
     *batch, k, n = weight.shape
     shape = (*batch, blocks(n), blocks(k)) if stored_by_columns else (*batch, blocks(k), blocks(n))
     row.expect_shape(slot, shape, meaning=f"the scale of each {SCALE_BLOCK} x {SCALE_BLOCK} block")
-    if row.input_slots[slot].dtype != "FLOAT":
-        raise row.refuse(INPUT_DTYPES, f"slot {slot} has scales of blocks, which are FLOAT", "correct its dtype")
+    is_float = row.input_slots[slot].dtype == "FLOAT"
+    row.expect(is_float, INPUT_DTYPES, f"slot {slot} has scales of blocks, which are FLOAT", "correct its dtype")
     scale = row.tensor(slot, *scale_range(k))
     return scale.mT if stored_by_columns else scale
 
@@ -265,13 +264,9 @@ def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:
     rank, count = len(row.shape(0)), max(len(row.input_slots) - first_slot, 1)
     listed = row.shape(list_slot)
     end = listed[0] if len(listed) == 1 else 0
-    if not count <= end <= rank:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot {list_slot} must be a list with an element for each axis up to the last indexed one: "
-            f"{count} to {rank}",
-            "correct its shape, or restore the missing index tensors",
-        )
+    problem = f"slot {list_slot} must be a list with an element for each axis up to the last indexed one"
+    remedy = "correct its shape, or restore the missing index tensors"
+    row.expect(count <= end <= rank, INPUT_SHAPES, f"{problem}: {count} to {rank}", remedy)
     return range(end - count, end)
 
 

@@ -151,6 +151,10 @@ class Child:
     """A command under a keeper (keeper.py) in a process group of its own, and the channel to it.
 
     It inherits stdout and stderr: pytest captures the output, or shows the output with -s.
+
+    Attributes:
+        pid: the command itself, or the process that a launcher has started for it; None until `opened`.
+        ends: descriptors that are readable when the keeper, and that process, have ended (`open_pidfd`).
     """
 
     def __init__(self, command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> None:
@@ -184,6 +188,22 @@ class Child:
             raise
         finally:
             theirs.close()
+        self.pid: int | None = None
+        self.ends: list[int] = []
+        self._watch(self.keeper.pid)
+
+    def opened(self, pid: int) -> None:
+        """Takes the process that has opened its device; a launcher ends later than that."""
+        self.pid = pid
+        self._watch(pid)
+
+    def wait_for_end(self, within_s: float) -> bool:
+        """Returns whether the process, but perhaps not its launcher, ends in time; True if the system does not say."""
+        return not self.ends or bool(readable(self.ends, within_s))
+
+    def _watch(self, pid: int) -> None:
+        if (end := open_pidfd(pid)) is not None:
+            self.ends.append(end)
 
     @property
     def has_ended(self) -> bool:
@@ -222,6 +242,8 @@ class Child:
         if self.keeper.wait() == -signal.SIGKILL:
             end_orphans(self._others, self.keeper.pid)
         self.channel.close()
+        while self.ends:
+            os.close(self.ends.pop())
         if self._used_ns is not None:
             remove_changed_caches(self._used_ns)
         return -signal.SIGKILL if code == KILLED else code

@@ -8,7 +8,6 @@ device is probed first.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -24,10 +23,8 @@ from opatlas.run.process.child import (
     PAUSES_S,
     TRIES,
     UNDER_LAUNCHER,
-    Channel,
     Child,
     EndIfInterrupted,
-    open_pidfd,
     print_to_stderr,
     readable,
     write_stacks,
@@ -120,10 +117,6 @@ class DeviceProcess(Opened):
         self._child: Child | None = None
         #: Whether the process has opened its device.
         self._is_ready = False
-        #: The process itself, which a keeper, and perhaps a launcher, has started.
-        self._device_pid: int | None = None
-        #: Of its keeper, and under a launcher of the process itself: readable when they have ended (`open_pidfd`).
-        self._ends: list[int] = []
         self._exit_code: int | None = None
 
     def begin(self) -> None:
@@ -144,7 +137,7 @@ class DeviceProcess(Opened):
                     continue
                 try:
                     with child.used():
-                        outcome = self._await(child.channel, job)
+                        outcome = self._await(child, job)
                 except ConnectionResetError:
                     # The process died before it received the job, so the row is not the cause.
                     how = self._kill(_LAST_WORDS_S)
@@ -179,7 +172,7 @@ class DeviceProcess(Opened):
             self._child.channel.close()
         self._kill(_END_TIMEOUT_S if self._is_ready else 0.0)
 
-    def _await(self, channel: Channel, job: Job) -> RowOutcome:
+    def _await(self, child: Child, job: Job) -> RowOutcome:
         """Waits for the outcome of a job.
 
         Raises:
@@ -191,13 +184,13 @@ class DeviceProcess(Opened):
         """
         waiting: LockWait | None = None
         while True:
-            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._ends)
+            answer = child.channel.receive(job.timeout_s if waiting is None else waiting.left_s(), child.ends)
             if answer is None and waiting is not None:
                 waiting.check_limit()
                 continue
             if answer is None:
-                if self._device_pid is not None:
-                    write_stacks(self._device_pid)
+                if child.pid is not None:
+                    write_stacks(child.pid)
                 self._kill()
                 raise RanTooLong(f"still running after {job.timeout_s:g} s (--case-timeout); its process was ended")
             if isinstance(answer, OfJob) and answer.job_id < job.id:
@@ -217,7 +210,7 @@ class DeviceProcess(Opened):
             EOFError: the process has ended or is ending.
             ChannelBroken: the process sent an unexpected message.
         """
-        if child.has_ended or readable(self._ends, 0):
+        if child.has_ended or readable(child.ends, 0):
             raise EOFError
         if not child.channel.is_silent():
             raise ChannelBroken("an unexpected answer came over the connection")
@@ -246,9 +239,8 @@ class DeviceProcess(Opened):
 
     def _spawn(self) -> Child:
         """Starts a process, which imports torch and waits for its device. Raises OSError, DeviceGone."""
-        child = self._child = Child(self._command, device_environment(self._spec))
-        self._watch(child.keeper.pid)
-        return child
+        self._child = Child(self._command, device_environment(self._spec))
+        return self._child
 
     def _start(self) -> Ready | NotReady | None:
         """Starts a process, if none has begun, and returns its first answer; None if it ended without an answer."""
@@ -259,7 +251,7 @@ class DeviceProcess(Opened):
         try:
             # Not before: the collection of pytest may add to the path.
             child.channel.send(Start(self._spec, self._settings, import_paths()))
-            answer = child.channel.receive(_START_TIMEOUT_S, self._ends)
+            answer = child.channel.receive(_START_TIMEOUT_S, child.ends)
         except ChannelBroken as broken:
             return NotReady(str(broken))
         except (EOFError, OSError):
@@ -267,20 +259,12 @@ class DeviceProcess(Opened):
         if answer is None:
             return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s")
         if isinstance(answer, Ready):
-            self._device_pid = answer.pid
-            if self._launcher:
-                # The profiler ends later than the process.
-                self._watch(answer.pid)
+            child.opened(answer.pid)
         return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent a wrong answer")
 
     def _command(self, fd: str) -> list[str]:
         words = module_command("opatlas.run.process.device_main", fd)
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
-
-    def _watch(self, pid: int) -> None:
-        """Watches for the end of a process."""
-        if (end := open_pidfd(pid)) is not None:
-            self._ends.append(end)
 
     def _kill(self, patience_s: float = 0.0) -> str:
         """Ends the process with all its descendants, and waits for their end.
@@ -295,16 +279,10 @@ class DeviceProcess(Opened):
         how = ""
         if self._child is not None:
             if patience_s and self._launcher:
-                patience_s = self._launcher.patience_s if self._has_ended(PROFILED_END_TIMEOUT_S) else 0.0
+                ended = self._child.wait_for_end(PROFILED_END_TIMEOUT_S)
+                patience_s = self._launcher.patience_s if ended else 0.0
             self._exit_code = self._child.end(patience_s)
             how = self._child.describe_end(self._exit_code)
-        for end in self._ends:
-            os.close(end)
-        self._ends.clear()
-        self._child = self._device_pid = None
+        self._child = None
         self._is_ready = False
         return how
-
-    def _has_ended(self, within_s: float) -> bool:
-        """Returns whether the device process, without its launcher, ends in time; True if the system does not say."""
-        return not self._ends or bool(readable(self._ends, within_s))

@@ -1,4 +1,4 @@
-"""`opatlas ingest --attention-records`: records of calls into the Runtime columns of attention rows."""
+"""The Runtime columns of attention rows: from shapes of a capture, and from records of calls (--attention-records)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ import gzip
 import json
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pandas as pd
 import pytest
 from attention_calls import ATTENTION, DECODE, PACKED, attention, decode, packed
 from captures import KERNEL_DETAILS, table, write_capture
 from frames import rewrite
+from hypothesis import given
+from hypothesis import strategies as st
 
+from opatlas.capture.attention_records import VALID_BLOCKS, CallRecord, DistinctRecords, JoinKey, row_key
+from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.capture.launches import SOURCE_PROFILE
 from opatlas.cli.main import main
 from opatlas.data.database import Database
-from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME_PREFIX
+from opatlas.row.columns import INPUT_SHAPES, PROFILING_AVERAGE, RUNTIME, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.row.signature import signatures
 from opatlas.row.table import RowTable
+from opatlas.typed_json import DecodeError
+from opatlas.typed_json import decode as decode_json
 
 KV = "actual_seq_lengths_kv_values"
 CAPTURE = "capture/kernel_details.csv"
@@ -269,3 +276,114 @@ def test_a_record_fills_the_row_of_its_mean_length(fill, database):
     assert fill(decode((10, 20, 30)))[1]["added"] == 1
     *_, added = rows(database)
     assert (*runtime(added, "avg_seq_len"), added["avg_seq_len"]) == ("20", "")
+
+
+def parse(line: bytes) -> CallRecord:
+    return decode_json(line, CallRecord, "calls.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        (b'{"query_shape": [1, -2]}', "query_shape"),
+        (b'{"query_shape": [1.5]}', "query_shape"),
+        (b'{"actual_seq_lengths_kv": 7}', "actual_seq_lengths_kv"),
+        (b'{"actual_seq_lengths_kv": [%s, 1]}' % (b"9" * 4000), ""),
+        (b'{"sparse_mode": true}', "sparse_mode"),
+        (b'{"block_table_valid_blocks": ["1"]}', "block_table_valid_blocks"),
+        (b'{"input_layout": 3}', "input_layout"),
+        (b'{"input_layout": "TN D"}', "input_layout"),
+        (b"\xff\xfe{", ""),
+        ('{"num_heads": 4}'.encode("utf-16"), ""),
+        (b'{"input_layout": "\xed\xa0\x80"}', ""),
+        (b"[" * 100_000, ""),
+    ],
+    ids=range(12),
+)
+def test_an_invalid_line_is_refused_with_its_field(line, field):
+    with pytest.raises(DecodeError) as error:
+        parse(line)
+    assert field in error.value.problem
+
+
+@given(st.binary() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_any_line_is_a_record_or_refused(line):
+    with suppress(DecodeError):
+        record = parse(line if isinstance(line, bytes) else line.encode())
+        assert isinstance(record.key, JoinKey)
+        assert all(isinstance(cell, str) for cell in record.cells().values())
+
+
+def test_blocks_in_use_may_be_one_number():
+    assert parse(json.dumps(decode(block_table_valid_blocks=7)).encode()).cells()[VALID_BLOCKS] == "7"
+
+
+def test_the_shapes_that_the_operator_saw_count():
+    cells = {INPUT_SHAPES: "1,1;1,1;1,1", RUNTIME_PREFIX + "operator_input_shapes_raw": f'"{DECODE}"'}
+    key = row_key(cells)
+    assert key == JoinKey((3, 4, 128), (99, 128, 128), (99, 128, 128), 3, (2048, 2048), (3, 16))
+    assert row_key({INPUT_SHAPES: "a,b;1;1"}) is None
+
+
+@given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 10))
+def test_a_choice_does_not_depend_on_the_order(numbers, limit):
+    def chosen(order):
+        choice = DistinctRecords()
+        for number in order:
+            choice.add(dict.fromkeys(RUNTIME_IN_SIGNATURE, str(number)), limit)
+        choice.cut(limit)
+        return choice.cells.keys()
+
+    assert chosen(numbers) == chosen(sorted(numbers))
+    assert len(chosen(numbers)) == min(limit, len(set(numbers)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "capture"
+
+
+@pytest.fixture
+def ingest(tmp_path, folder):
+    database = Database(tmp_path / "database")
+
+    def run(*launches, place="rank_0"):
+        capture = write_capture(folder / place / "kernel_details.csv", launches, KERNEL_DETAILS)
+        assert not ingest_captures(database, [capture], IngestRequest(folder)).problems
+        return table(database.csv_path(ATTENTION))
+
+    return run
+
+
+def filled(row):
+    """The Runtime columns that are not empty."""
+    return {name.removeprefix("Runtime "): row[name] for name in RUNTIME if row[name]}
+
+
+def test_slots_5_6_and_14_give_the_shapes(ingest):
+    (row,) = ingest(attention())
+    assert filled(row) == {
+        "source_profile": "capture/rank_0/kernel_details.csv",
+        "actual_seq_lengths_shape": "128",
+        "actual_seq_lengths_kv_shape": "64",
+        "block_table_shape": "128,512",
+        "metadata_completeness": "shapes-only",
+    }
+
+
+def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):
+    ingest(attention(duration="10"))
+    database = Database(tmp_path / "database")
+    stored = database.read(ATTENTION)
+    # fill-runtime: one captured row that two distinct records match becomes two rows.
+    stored.frame = stored.frame.loc[[0, 0]].reset_index(drop=True)
+    stored.frame[RUNTIME_PREFIX + KV] = ["[128]", "[4096]"]
+    stored.frame["Runtime metadata_completeness"] = "complete"
+    rewrite(database, stored)
+    rows = ingest(attention(duration="30"), place="rank_1")
+    assert [row[PROFILING_AVERAGE] for row in rows] == ["20", "20"]
+    assert [row[RUNTIME_PREFIX + KV] for row in rows] == ["[128]", "[4096]"]
+    assert {row["Runtime metadata_completeness"] for row in rows} == {"complete"}
+    assert {row[SOURCE_PROFILE] for row in rows} == {
+        "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv"
+    }

@@ -1,0 +1,276 @@
+"""Mistakes in kernels of attention, of mixtures of experts and of FP8, and some that only a part of a result shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from opatlas.bench.implementations import torch as impl
+from sample_rows import E4M3, FP8_GROUPS, MASK, fia
+
+
+def keywords(name: str, **changes: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns a function of torch's with keyword arguments that functions change."""
+    right = getattr(impl, name)
+    return lambda *own, **named: right(*own, **{**named, **{key: of(named[key]) for key, of in changes.items()}})
+
+
+def call_with(name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Any]:
+    """Returns a function of torch's with keyword arguments that `change` makes of all of them."""
+    right = getattr(impl, name)
+    return lambda **call: right(**{**call, **change(call)})
+
+
+def arguments(name: str, change: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """Returns a function of torch's with other positional arguments."""
+    right = getattr(impl, name)
+    return lambda *own, **named: right(*change(*own), **named)
+
+
+def without(name: str, keyword: str) -> Callable[..., Any]:
+    right = getattr(impl, name)
+    return lambda *own, **named: right(*own, **{key: value for key, value in named.items() if key != keyword})
+
+
+def ones(tensor):
+    return torch.ones_like(tensor)
+
+
+def rolled(name):
+    """Returns a change of a call: an argument whose first axis is moved by one."""
+    return lambda call: {name: call[name].roll(1, 0)}
+
+
+def quantized_with(largest, dtype, scale_of=lambda scale: scale):
+    """Returns DynamicQuant with another largest number, or scales that `scale_of` makes of the right ones."""
+
+    def dynamic_quant(x, *, dst_type):
+        scale = scale_of(x.float().abs().amax(-1, keepdim=True) / largest)
+        return (x.float() / scale).to(dtype).to(dst_type), scale.squeeze(-1)
+
+    return dynamic_quant
+
+
+def truncated(x, *, dst_type):
+    """Cuts the last bits of E4M3 off rather than rounding."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 448
+    wide = x.float() / scale
+    return ((wide.view(torch.int32) >> 20) << 20).view(torch.float32).to(dst_type), scale.squeeze(-1)
+
+
+def blocks_of(size):
+    """Quantizes blocks of another size, with as many scales."""
+
+    def dynamic_block_quant(x, *, dst_type, row_block_size, col_block_size):
+        y, scale = impl.dynamic_block_quant(x, dst_type=dst_type, row_block_size=row_block_size, col_block_size=size)
+        return y, scale.repeat_interleave(-(-size // col_block_size), -1)[..., : -(-x.shape[-1] // col_block_size)]
+
+    return dynamic_block_quant
+
+
+FIA, RING, FLASH, FLASH_GRAD = (
+    "FusedInferAttentionScore",
+    "RINGMLAPrefillBF16Kernel",
+    "FlashAttentionScore",
+    "FlashAttentionScoreGrad",
+)
+INDEXER, SPARSE, LAYER, PRODUCT, GROUPED = (
+    "LightningIndexer",
+    "SparseFlashAttention",
+    "DispatchFFNCombine",
+    "QuantBatchMatmulV3",
+    "GroupedMatmul",
+)
+_ATTENTION, _LAYER, _PRODUCT = "fused_infer_attention_score", "dispatch_ffn_combine", "quant_matmul"
+_DISPATCH, _COMBINE = "moe_distribute_dispatch", "moe_distribute_combine"
+_FP8_PRODUCT = f"9,96;96,64;64;9 | {E4M3};FLOAT;FLOAT -> 9,64 | DT_BF16"
+_FP8_GROUPED = f"19,96;5,96,64;;5,64;;;;5;19 | {FP8_GROUPS} -> 19,64 | DT_BF16"
+_FP8_ROWS = "6,73 | DT_BF16 -> 6,73;6 | FLOAT8_{};FLOAT"
+_FP8_BLOCKS = "6,{0} | DT_BF16 -> 6,{0};6,{1} | FLOAT8_E4M3FN;FLOAT"
+
+#: Kernel type, the mistake, the wrong function, and the number of the sample row, or a row.
+MISTAKES: list[tuple[str, str, Callable[..., Any], int | str]] = [
+    (FIA, "no mask", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 0),
+    (FIA, "no mask, packed", keywords(_ATTENTION, sparse_mode=lambda mode: 0), 6),
+    (FIA, "no scale", keywords(_ATTENTION, scale=lambda scale: 1.0), 0),
+    (FIA, "pages in their order", keywords(_ATTENTION, block_table=lambda table: table.sort().values), 0),
+    (FIA, "last key left out", keywords(_ATTENTION, actual_seq_lengths_kv=lambda own: [kv - 1 for kv in own]), 1),
+    (FIA, "no rope part", keywords(_ATTENTION, query_rope=torch.zeros_like), 4),
+    (RING, "mask of a first step", keywords("ring_mla", mask_type=lambda mask: "no_mask"), 1),
+    (RING, "earlier step forgotten", keywords("ring_mla", pre_out=lambda out: None), 0),
+    (FLASH, "without its mask", keywords("flash_attention_score", atten_mask=lambda mask: None), 0),
+    (FLASH_GRAD, "without its mask", keywords("flash_attention_grad", atten_mask=lambda mask: None), 0),
+    (FLASH_GRAD, "without scale", keywords("flash_attention_grad", scale_value=lambda scale: 1.0), 0),
+    (FLASH_GRAD, "result forgotten", keywords("flash_attention_grad", attention_in=torch.zeros_like), 0),
+    (INDEXER, "other pages", keywords("lightning_indexer", block_table=lambda table: table.flip(0)), 0),
+    (INDEXER, "sizes of weights", arguments("lightning_indexer", lambda q, k, w: (q, k, w.abs())), 0),
+    (INDEXER, "no weights", arguments("lightning_indexer", lambda q, k, w: (q, k, ones(w))), 0),
+    (INDEXER, "other sign", arguments("lightning_indexer", lambda q, k, w: (-q, k, w)), 0),
+    (SPARSE, "no rope part", keywords("sparse_flash_attention", key_rope=torch.zeros_like), 0),
+    (SPARSE, "other pages", keywords("sparse_flash_attention", block_table=lambda table: table.flip(0)), 0),
+    (SPARSE, "next query", arguments("sparse_flash_attention", lambda q, k, v, at, s: (q, k, v, at.roll(1, 0), s)), 0),
+    # Expert parallelism.
+    (LAYER, "weights of experts left out", keywords(_LAYER, probs=ones), 0),
+    (LAYER, "scales of another expert", call_with(_LAYER, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}), 3),
+    (LAYER, "scales of another column", call_with(_LAYER, lambda call: {"scale2": [call["scale2"][0].roll(1, 1)]}), 3),
+    (LAYER, "scales are no bits", call_with(_LAYER, lambda call: {"scale2": [call["scale2"][0].float()]}), 3),
+    (LAYER, "matrices of another expert", keywords(_LAYER, weight2=lambda own: own[::-1]), 6),
+    ("MoeDistributeDispatch", "to the next expert", keywords(_DISPATCH, expert_ids=lambda ids: (ids + 1) % 5), 0),
+    ("MoeDistributeDispatch", "the next token", call_with(_DISPATCH, rolled("x")), 0),
+    ("MoeDistributeDispatch", "not scaled before", keywords(_DISPATCH, scales=lambda scales: None), 1),
+    ("MoeDistributeDispatch", "scaled for another expert", call_with(_DISPATCH, rolled("scales")), 1),
+    (
+        "MoeDistributeDispatchV2",
+        "a token left out",
+        keywords(f"{_DISPATCH}_v2", x_active_mask=lambda mask: torch.arange(7) > 0),
+        0,
+    ),
+    ("MoeDistributeCombine", "the result of another expert", call_with(_COMBINE, rolled("expand_x")), 0),
+    ("MoeDistributeCombine", "not weighted", keywords(_COMBINE, expert_scales=ones), 0),
+    ("MoeDistributeCombineV2", "weights of another token", call_with(f"{_COMBINE}_v2", rolled("expert_scales")), 0),
+    (
+        "MoeDistributeCombineV2",
+        "copies of another token",
+        keywords(f"{_COMBINE}_v2", assist_info_for_combine=lambda info: info.roll(128)),
+        0,
+    ),
+    # FP8.
+    (PRODUCT, "other blocks of the weight", arguments(_PRODUCT, lambda a, b, s: (a, b, s.flip(0))), 21),
+    (
+        PRODUCT,
+        "blocks of N for those of K",
+        arguments(_PRODUCT, lambda a, b, s: (a, b, s.flatten().view(3, 2).mT.contiguous())),
+        21,
+    ),
+    (PRODUCT, "one scale for a token", keywords(_PRODUCT, pertoken_scale=lambda own: own[:, :1].expand(-1, 2)), 21),
+    (PRODUCT, "no scale per token", without(_PRODUCT, "pertoken_scale"), _FP8_PRODUCT),
+    (
+        PRODUCT,
+        "one scale for all columns",
+        arguments(_PRODUCT, lambda a, b, s: (a, b, s[:1].expand(64))),
+        _FP8_PRODUCT,
+    ),
+    (
+        PRODUCT,
+        "E5M2 for E4M3",
+        arguments(_PRODUCT, lambda a, b, s: (a.view(torch.float8_e5m2), b, s)),
+        _FP8_PRODUCT,
+    ),
+    (PRODUCT, "last terms left out", arguments(_PRODUCT, lambda a, b, s: (a[:, :-4], b[:-4], s)), _FP8_PRODUCT),
+    (
+        GROUPED,
+        "blocks of the first group for all",
+        keywords("grouped_matmul", scale=lambda scale: [scale[0][:1].expand(5, -1, -1)]),
+        11,
+    ),
+    (
+        GROUPED,
+        "scales of the first group for all",
+        keywords("grouped_matmul", scale=lambda scale: [scale[0][:1].expand(5, 64)]),
+        _FP8_GROUPED,
+    ),
+    (GROUPED, "no scale per row", without("grouped_matmul", "per_token_scale"), _FP8_GROUPED),
+    (
+        GROUPED,
+        "groups begin a row late",
+        keywords("grouped_matmul", group_list=lambda ends: (ends + 1).clamp(max=19)),
+        _FP8_GROUPED,
+    ),
+    ("DynamicBlockQuant", "blocks of 64", blocks_of(64), _FP8_BLOCKS.format(300, 3)),
+    ("DynamicBlockQuant", "blocks of 256", blocks_of(256), _FP8_BLOCKS.format(256, 2)),
+    ("DynamicQuant", "the range of E4M3FNUZ", quantized_with(240, torch.float8_e4m3fn), _FP8_ROWS.format("E4M3FN")),
+    ("DynamicQuant", "the range of E4M3", quantized_with(448, torch.float8_e5m2), _FP8_ROWS.format("E5M2")),
+    ("DynamicQuant", "two bits of three", quantized_with(448, torch.float8_e5m2), _FP8_ROWS.format("E4M3FN")),
+    (
+        "DynamicQuant",
+        "scales as powers of two",
+        quantized_with(448, torch.float8_e4m3fn, lambda scale: scale.log2().ceil().exp2()),
+        _FP8_ROWS.format("E4M3FN"),
+    ),
+    ("DynamicQuant", "truncated to E4M3", truncated, _FP8_ROWS.format("E4M3FN")),
+]
+
+
+def one_line_of(other):
+    """A table or a list of matrices whose fourth line is another's."""
+
+    def change(lines):
+        lines = lines.clone()
+        lines[3] = lines[other]
+        return lines
+
+    return change
+
+
+def every_query_sees_one_more(query, key, value, **keywords):
+    """Of the keys of its sequence, in a packed call; the last one sees all anyway."""
+    ends, outs = keywords["actual_seq_lengths"], []
+    for start, end in zip([0, *ends], ends, strict=False):
+        q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
+        seen = torch.ones(end - start, end - start, dtype=torch.bool).tril(1)
+        attention = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
+        outs.append(attention.transpose(0, 1))
+    return torch.cat(outs), query.new_empty(0)
+
+
+def wrong_in_the_middle(x, dim):
+    y = torch.softmax(x, dim)
+    y[100:180] *= 1.2
+    return y
+
+
+def without_the_last_token(key, value, key_cache, value_cache, places):
+    impl.reshape_and_cache(key[:-1], value[:-1], key_cache, value_cache, places[:-1])
+
+
+_PAGED = fia("96,4,64", query="96,4,64", key="96,64,128", mask=MASK, query_lengths="6", kv_lengths="6", table="6,16")
+_PACKED = fia("1024,4,32", query="1024,4,32", key="1024,2,32", mask=MASK, query_lengths="3", kv_lengths="3")
+_CACHE = "16,2,64;16,2,64;200,32,2,64;200,32,2,64;16 | BF16;BF16;BF16;BF16;INT32 -> 200,32,2,64;200,32,2,64 | BF16;BF16"
+
+#: The same in rows whose results are too large to be checked in full.
+LARGE_MISTAKES: list[tuple[str, str, Callable[..., Any], int | str]] = [
+    (FIA, "one sequence's pages", keywords(_ATTENTION, block_table=one_line_of(2)), _PAGED),
+    (
+        FIA,
+        "last page left out",
+        keywords(_ATTENTION, actual_seq_lengths_kv=lambda own: [kv - 64 for kv in own]),
+        _PAGED,
+    ),
+    (FIA, "a scale 5 % off", keywords(_ATTENTION, scale=lambda scale: scale * 1.05), _PAGED),
+    (FIA, "a mask off by one", every_query_sees_one_more, _PACKED),
+    ("SoftmaxV2", "rows in the middle", wrong_in_the_middle, "256,4096 | FLOAT -> 256,4096 | FLOAT"),
+    ("ReshapeAndCacheNdKernel", "a token not written", without_the_last_token, _CACHE),
+    # 102 rows of 4096: among 4096 elements of the whole, hardly one of them.
+    ("ScatterNdUpdate", "a row not written", lambda x, at, new: impl.scatter_nd_update(x, at[:-1], new[:-1]), 1),
+    (
+        GROUPED,
+        "one group's matrix",
+        arguments("grouped_matmul", lambda x, weight: (x, [one_line_of(2)(weight[0])])),
+        "256,64;8,64,96;;;;;;8 | FLOAT16;FLOAT16;;;;;;INT64 -> 256,96 | FLOAT16",
+    ),
+    (
+        "MatMulV3",
+        "no bias",
+        lambda a, weight, bias: a @ weight.mT,
+        "96,4096;96,4096;96 | DT_BF16;DT_BF16;FLOAT -> 96,96 | DT_BF16",
+    ),
+    (
+        "Conv2D",
+        "no bias, many channels",
+        lambda image, weight, bias, *how: torch.conv2d(image, weight, None, *how),
+        "1,256,16,16;32,256,3,3;32 | DT_BF16;DT_BF16;FLOAT | NCHW;NCHW;ND -> 1,32,16,16 | DT_BF16 | NCHW",
+    ),
+    (
+        PRODUCT,
+        "no bias of integers",
+        keywords(_PRODUCT, bias=lambda bias: None),
+        "96,4096;4096,96;96;96 | INT8;INT8;FLOAT;INT32 -> 96,96 | DT_BF16",
+    ),
+    (
+        GROUPED,
+        "no bias of a group",
+        keywords("grouped_matmul", bias=lambda bias: None),
+        "96,2048;4,2048,96;4,96;4,96;;;;4 | INT8;INT8;INT32;FLOAT;;;;INT64 -> 96,96 | DT_BF16",
+    ),
+]
