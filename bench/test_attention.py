@@ -15,10 +15,11 @@ from opatlas.run.inputs.attention import (
     QUERY_ROPE,
     RANGE,
     VALUE,
+    assign_pages,
     read_attention,
+    split_evenly,
     with_operator_shapes,
 )
-from opatlas.run.inputs.sequences import assign_pages, expect_slots, lengths_tensor, split_evenly, spread_positions
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -56,7 +57,7 @@ def test_ring_mla(row, replay):
 
     A capture lacks the lengths of sequences, which are on the host: one sequence is assumed.
     """
-    expect_slots(row, range(5), (5, 13, 14))
+    row.expect_slots(range(5), (5, 13, 14))
     q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
     fits = len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1])
     problem = "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width"
@@ -78,7 +79,7 @@ def test_ring_mla(row, replay):
         *(row.tensor(slot, *RANGE) for slot in range(4)),
         row.tensor(4),
         mask,
-        lengths_tensor(row, [[q[0]], [k[0]]] if later else [q[0]], host=True),
+        row.lengths([[q[0]], [k[0]]] if later else [q[0]], host=True),
         q[1],
         k[1],
         pre_out=row.tensor(13) if later else None,
@@ -139,15 +140,15 @@ def test_lightning_indexer_vllm(row, replay, custom_opp):
 
 def _indexer_call(row):
     """Reads the slots queries (T, N, D), keys (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
-    expect_slots(row, range(6))
+    row.expect_slots(range(6))
     query, cache, weights = (row.shape(slot) for slot in range(3))
     fits = len(query) == 3 and weights == query[:2] and cache[2:] == (1, query[-1])
     problem = "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)"
     row.expect(fits, INPUT_SHAPES, problem, "correct their shapes; other layouts are not replayed")
     queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
     return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
-        "actual_seq_lengths_query": lengths_tensor(row, list(accumulate(queries)), host=False),
-        "actual_seq_lengths_key": lengths_tensor(row, keys, host=False),
+        "actual_seq_lengths_query": row.lengths(list(accumulate(queries)), host=False),
+        "actual_seq_lengths_key": row.lengths(keys, host=False),
         "block_table": table,
         "layout_query": "TND",
         "layout_key": "PA_BSND",
@@ -167,7 +168,7 @@ def test_sparse_flash_attention(row, replay):
     Slots: queries (T, N, D), keys and values in pages (blocks, block size, 1, D), indices (T, 1, K), block table,
     two lengths, and the rope parts of queries and keys.
     """
-    expect_slots(row, range(9))
+    row.expect_slots(range(9))
     query, cache, values, indices, _, _, _, query_rope, key_rope = (row.shape(slot) for slot in range(9))
     row.expect(
         len(query) == 3
@@ -188,11 +189,11 @@ def test_sparse_flash_attention(row, replay):
         row.tensor(0, *RANGE),
         key,
         key,
-        spread_positions(row, indices, seen),
+        row.spread_positions(indices, seen),
         1 / math.sqrt(query[-1] + query_rope[-1]),
         block_table=table,
-        actual_seq_lengths_query=lengths_tensor(row, list(accumulate(queries)), host=False),
-        actual_seq_lengths_kv=lengths_tensor(row, keys, host=False),
+        actual_seq_lengths_query=row.lengths(list(accumulate(queries)), host=False),
+        actual_seq_lengths_kv=row.lengths(keys, host=False),
         query_rope=row.tensor(7, *RANGE),
         key_rope=row.tensor(8, *RANGE),
         sparse_block_size=1,
@@ -239,7 +240,7 @@ def test_flash_attention(row, replay):
     """Reads slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
     if row.has(_DROPOUT):
         raise Unsupported(_DROPPED.format(_DROPOUT))
-    expect_slots(row, range(3), (6,))
+    row.expect_slots(range(3), (6,))
     call, scale = _training_call(row, row.output_shape(0), 6 if row.has(6) else None)
     replay(
         impl.flash_attention_score,
@@ -258,7 +259,7 @@ def test_flash_attention_grad(row, replay):
     Slots 0 to 3: queries, keys, values, gradient of the result; then perhaps a mask; then outputs of the forward
     kernel: largest scores, their sums, and the result as the last slot.
     """
-    expect_slots(row, range(4), range(4, len(row.input_slots)))
+    row.expect_slots(range(4), range(4, len(row.input_slots)))
     later = [slot for slot in range(4, len(row.input_slots)) if row.has(slot)]
     for slot in later:
         if row.input_slots[slot].dtype == "UINT8" and len(row.shape(slot)) == 1:

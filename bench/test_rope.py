@@ -7,7 +7,7 @@ from math import gcd
 from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
-from opatlas.run.inputs.sequences import expect_slots, split_evenly
+from opatlas.run.inputs.attention import split_evenly
 from opatlas.run.registry import replays
 
 from . import formulas
@@ -222,7 +222,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
     """
     if any(row.has(slot) for slot in range(7, len(row.input_slots))):
         raise Unsupported("quantized caches and separate values (slots 7 to 11) are not replayed")
-    expect_slots(row, range(7), range(7, 12))
+    row.expect_slots(range(7), range(7, 12))
     kv, gamma, cos = (row.shape(slot) for slot in range(3))
     fits = len(kv) == 4 and kv[1] == 1 and len(gamma) == 1 and gamma[0] < kv[3] and not (kv[3] - gamma[0]) % 2
     problem = "slot 0 (kv) must be (batch, 1, tokens, size), of which gamma (slot 1) leaves an even size to rotate"

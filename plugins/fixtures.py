@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, kind_named
 
-from .row_runner import RowRunner
 from .session import SESSION
+
+if TYPE_CHECKING:
+    from .row_runner import RowRunner
 
 
 @pytest.fixture(scope="session")

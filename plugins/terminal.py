@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,8 +24,10 @@ from opatlas.text import printable_lines, shortened
 
 from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, results_of
 from .reports import record_of, write_parts
-from .session import Session
 from .told import continuation, facts_of
+
+if TYPE_CHECKING:
+    from .session import Session
 
 _REASON_SHOWN = 100
 _SHOWN = 5

@@ -101,7 +101,7 @@ def duration_cells(record: Record) -> dict[str, str]:
 
 def _average_cells(record: Record, median_us: float) -> dict[str, str]:
     """Returns the stored duration; of a message with its bandwidths."""
-    if not row_kind(record.kernel_type).stores_median:
+    if not row_kind(record.kernel_type).is_message:
         return {AVERAGE: microseconds(stored_us(record)), MICROBENCH_MEDIAN: microseconds(median_us)}
     message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
     bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, median_us)

@@ -87,14 +87,10 @@ class MixedDatabase(OpAtlasError):
 
     Attributes:
         theirs: the origin of the database.
-        ours: the origin of the session.
-        evidence: the evidence for `theirs`.
     """
 
     def __init__(self, place: str, theirs: MeasurementOrigin, ours: MeasurementOrigin, evidence: str) -> None:
         self.theirs = theirs
-        self.ours = ours
-        self.evidence = evidence
         super().__init__(f"{place} is of {theirs} ({evidence}), and this session is on {ours}")
 
 

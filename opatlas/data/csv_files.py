@@ -87,7 +87,7 @@ def read_table(path: Path, kernel_type: str = "") -> pa.Table:
     """
     table = _read_text(path)
     expect_columns(path, table.column_names, kernel_type)
-    if not row_kind(kernel_type or path.stem).has_former_names:
+    if row_kind(kernel_type or path.stem).is_message:
         return table
     names = current_names(table.column_names)
     return table.rename_columns([names.get(name, name) for name in table.column_names]) if names else table

@@ -170,7 +170,8 @@ def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> N
     more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
     # With a suggestion the list of columns is not needed.
     there = "" if meant else f"; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}"
-    remedy = f"Correct the header; if this is not a {kind.table} CSV, move it out of the database"
+    table = "communication" if kind.is_message else "compute"
+    remedy = f"Correct the header; if this is not a {table} CSV, move it out of the database"
     raise TableError(path, f"no column {said}{there}", remedy, line=1)
 
 

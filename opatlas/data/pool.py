@@ -235,8 +235,7 @@ class Pooling:
                 own_run = cells.get(RUN_ID, "")
                 # No cell has the host.
                 own = replace(of_row[own_run], host=kept[own_run].host if own_run in kept else "")
-                runs = {**of_row, **kept, own_run: own}
-                row = _pool_row(RowName(fold.kernel_type, name), cells, own_run, runs, self.manifests, self._machines)
+                row = self._pooled(RowName(fold.kernel_type, name), cells, {**of_row, **kept, own_run: own})
                 pooled.append(row)
                 now = pooled_cells(row)
                 if row.representative != own_run:
@@ -248,42 +247,34 @@ class Pooling:
             is_changed |= fold.rows.set_cells(position, now)
         return pooled, is_changed
 
-
-def _pool_row(
-    name: RowName,
-    cells: Mapping[str, str],
-    own_run: str,
-    runs: Mapping[str, RunDuration],
-    manifests: Mapping[str, Manifest],
-    known_machines: _Machines,
-) -> PooledRow:
-    own, software = runs[own_run], _software(manifests.get(own_run))
-    alike = {
-        run_id: run
-        for run_id, run in sorted(runs.items())
-        if run.conditions == own.conditions
-        and (run.implementation == own.implementation or not (run.implementation and own.implementation))
-        and _software(manifests.get(run_id)) in (software, None)
-    }
-    of_machine: dict[str, list[float]] = {}
-    for run_id, run in alike.items():
-        of_machine.setdefault(known_machines.of(run_id, run.host), []).append(run.median_us)
-    machines = [median(each) for each in of_machine.values()]
-    median_us = median(run.median_us for run in alike.values())
-    representative = min(
-        (run_id for run_id in reversed(alike) if alike[run_id].cells is not None),
-        key=lambda run_id: (alike[run_id].is_noisy, abs(alike[run_id].median_us - median_us)),
-    )
-    return PooledRow(
-        name.kernel_type,
-        name.signature,
-        cells.get(INPUT_SHAPES, ""),
-        median_us,
-        len(machines),
-        (max(machines) - min(machines)) / median_us if len(machines) > 1 else None,
-        {run_id: run.median_us for run_id, run in alike.items()},
-        representative,
-    )
+    def _pooled(self, name: RowName, cells: Mapping[str, str], runs: Mapping[str, RunDuration]) -> PooledRow:
+        """Pools the runs of a row that were measured as the run of its duration was."""
+        own_run = cells.get(RUN_ID, "")
+        own, software = runs[own_run], _software(self.manifests.get(own_run))
+        alike = {
+            run_id: run
+            for run_id, run in sorted(runs.items())
+            if run.conditions == own.conditions
+            and (run.implementation == own.implementation or not (run.implementation and own.implementation))
+            and _software(self.manifests.get(run_id)) in (software, None)
+        }
+        of_machine: dict[str, list[float]] = {}
+        for run_id, run in alike.items():
+            of_machine.setdefault(self._machines.of(run_id, run.host), []).append(run.median_us)
+        machines = [median(each) for each in of_machine.values()]
+        median_us = median(run.median_us for run in alike.values())
+        return PooledRow(
+            *name,
+            cells.get(INPUT_SHAPES, ""),
+            median_us,
+            len(machines),
+            (max(machines) - min(machines)) / median_us if len(machines) > 1 else None,
+            {run_id: run.median_us for run_id, run in alike.items()},
+            representative=min(
+                (run_id for run_id in reversed(alike) if alike[run_id].cells is not None),
+                key=lambda run_id: (alike[run_id].is_noisy, abs(alike[run_id].median_us - median_us)),
+            ),
+        )
 
 
 def _software(manifest: Manifest | None) -> tuple[frozenset[str], str] | None:
@@ -331,9 +322,6 @@ def pooled_cells(row: PooledRow) -> dict[str, str]:
     }
 
 
-_DISAGREEMENT_HEADER = ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID)
-
-
 def write_disagreements(database: Database, pooled: Sequence[PooledRow], at: float) -> Path | None:
     """Writes the rows whose machines disagree to `reports/`, the worst first; returns the path, or None without any.
 
@@ -344,13 +332,9 @@ def write_disagreements(database: Database, pooled: Sequence[PooledRow], at: flo
     if not rows:
         return None
     path = database.new_report_path("pool_disagreements", at)
-    write_rows(path, _DISAGREEMENT_HEADER, map(_disagreement_cells, rows))
+    cells = ((row.kernel_type, row.input_shapes, *pooled_cells(row).values(), row.representative) for row in rows)
+    write_rows(path, ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID), cells)
     return path
-
-
-def _disagreement_cells(row: PooledRow) -> tuple[str, ...]:
-    cells = pooled_cells(row)
-    return (row.kernel_type, row.input_shapes, *(cells[name] for name in POOLED), row.representative)
 
 
 def disagreeing(pooled: Sequence[PooledRow]) -> list[PooledRow]:

@@ -28,7 +28,6 @@ from opatlas.row.columns import (
     TOPOLOGY_TIER,
     is_microbench_column,
 )
-from opatlas.row.quality import typical_mean
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.text import parse_whole
 
@@ -126,30 +125,28 @@ class RowKind:
     """A kind of rows. All rows of a table have one kind.
 
     Attributes:
-        table: noun for the tables of this kind.
+        is_message: whether the rows are messages. The stored duration of a message is the median of its samples, that
+            of a kernel their mean without outliers. All ranks of a group begin a message at once, so that the slowest
+            rank is the same in all samples.
         identity_columns: the columns of a new table.
         required_columns: a file without these columns is not a table of this kind.
         duration_columns: columns that may hold the duration of a row; replays write the first one.
         known_columns: candidates for a misspelt column. MicroBench columns may be named after any counter, and are not
             among the candidates.
-        has_former_names: whether older tools wrote some columns under other names.
-        stores_median: whether the stored duration is the median of the samples, and not their mean without outliers.
-        starts_together: whether all ranks of a group begin a call at once, so that the slowest rank is the same in all
-            samples.
     """
 
-    table: str
+    is_message: bool
     identity_columns: tuple[str, ...]
     required_columns: tuple[str, ...]
     duration_columns: tuple[str, ...]
     known_columns: tuple[str, ...]
-    has_former_names: bool
-    stores_median: bool
-    starts_together: bool
 
     def duration_us(self, samples_us: Sequence[float]) -> float:
         """Returns the stored duration of a row in microseconds."""
-        return median(samples_us) if self.stores_median else typical_mean(samples_us)
+        # It imports numpy, which those who name collectives do without.
+        from opatlas.row.quality import typical_mean
+
+        return median(samples_us) if self.is_message else typical_mean(samples_us)
 
     def is_measured(self, column: str) -> bool:
         """Returns whether replays write a column: durations, how they were measured, status."""
@@ -160,13 +157,13 @@ class RowKind:
         if column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
             return column in self.known_columns
         # Other tools write the average of a message.
-        is_captured_average = column == AVERAGE and self.stores_median
+        is_captured_average = column == AVERAGE and self.is_message
         return is_microbench_column(column) and not is_captured_average
 
 
 #: Rows of kernels: the call of a kernel on tensors of some shapes and dtypes.
 CALL = RowKind(
-    table="compute",
+    is_message=False,
     identity_columns=BASE,
     required_columns=REQUIRED,
     duration_columns=(AVERAGE, PROFILING_AVERAGE),
@@ -174,20 +171,14 @@ CALL = RowKind(
         *(*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *SUITE, *TASK),
         *(name for name in OWN if not name.startswith("Micro")),
     ),
-    has_former_names=True,
-    stores_median=False,
-    starts_together=False,
 )
 #: Rows of collectives: a message between the devices of a group.
 MESSAGE_ROW = RowKind(
-    table="communication",
+    is_message=True,
     identity_columns=MESSAGE,
     required_columns=(MESSAGE_BYTES, NUM_DEVICES),
     duration_columns=(DURATION, AVERAGE, PROFILING_AVERAGE),
     known_columns=(*MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH),
-    has_former_names=False,
-    stores_median=True,
-    starts_together=True,
 )
 
 

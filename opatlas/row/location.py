@@ -202,7 +202,7 @@ def default_path(device: str, versions: Versions) -> Path:
     """
     kind = kind_of(device)
     folder = _folder(kind.compute or kind.software, versions)
-    return ROOT / _directory_name(device, "device") / kind.stack / _directory_name(folder, "version")
+    return _place(device, kind.stack, folder)
 
 
 def _is_of_torch(library: str) -> bool:
@@ -223,8 +223,7 @@ def beside(database: Path, place: Path) -> Path:
 
 def suite_path(device: str, suite: str, versions: Versions) -> Path:
     """Returns the path of the database of a suite of operators on a device. Raises OpAtlasError as `tasks_path`."""
-    tasks = tasks_path(device, versions)
-    return tasks.parents[1] / _directory_name(f"{_SUITE}{suite}", "suite") / tasks.name
+    return _place(device, f"{_SUITE}{suite}", _folder(kind_of(device).software, versions))
 
 
 def tasks_path(device: str, versions: Versions) -> Path:
@@ -234,7 +233,7 @@ def tasks_path(device: str, versions: Versions) -> Path:
         OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
     """
     folder = _folder(kind_of(device).software, versions)
-    return ROOT / _directory_name(device, "device") / _TASKS / _directory_name(folder, "version")
+    return _place(device, _TASKS, folder)
 
 
 def implementation_path(device: str, name: str, version: str, versions: Versions) -> Path:
@@ -248,8 +247,7 @@ def implementation_path(device: str, name: str, version: str, versions: Versions
     """
     if name in {kind.stack for kind in kinds().values()} | _libraries() or _is_of_torch(name):
         raise OpAtlasError(f"an implementation cannot be called {name}, the name of other databases: rename its folder")
-    folder = f"{name}{version}_{_folder(kind_of(device).software, versions)}"
-    return ROOT / _directory_name(device, "device") / _directory_name(name, "name") / _directory_name(folder, "version")
+    return _place(device, name, f"{name}{version}_{_folder(kind_of(device).software, versions)}")
 
 
 def shipped_note(database: Path) -> str:
@@ -274,8 +272,7 @@ def communication_path(device: str, version: str) -> Path:
         OpAtlasError: a name cannot be a folder.
     """
     kind = kind_of(device)
-    name = FIELD.sub(lambda found: _written(found[1], version), kind.library_version)
-    return ROOT / _directory_name(device, "device") / kind.library / _directory_name(name, "version")
+    return _place(device, kind.library, FIELD.sub(lambda found: _written(found[1], version), kind.library_version))
 
 
 def _folder(template: str, versions: Versions) -> str:
@@ -328,10 +325,12 @@ def _require(components: Iterable[Component], versions: Versions) -> None:
         raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
 
 
-def _directory_name(name: str, part: str) -> str:
-    if not _DIRECTORY_NAME.fullmatch(name):
-        raise OpAtlasError(f"the {part} {name!r} cannot name a folder: use letters, digits and . _ + - only")
-    return name
+def _place(*names: str) -> Path:
+    """Returns the folder of a device, a stack and a version. Raises OpAtlasError where a name cannot be a folder."""
+    for name, part in zip(names, ("device", "name", "version"), strict=True):
+        if not _DIRECTORY_NAME.fullmatch(name):
+            raise OpAtlasError(f"the {part} {name!r} cannot name a folder: use letters, digits and . _ + - only")
+    return ROOT.joinpath(*names)
 
 
 def database_folder(place: Path | str) -> Path:

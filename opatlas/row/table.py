@@ -205,7 +205,7 @@ class RowTable:
         return Durations(
             Source.REPLAYED,
             self.durations_us(column),
-            none if kind.stores_median else self.durations_us(MICROBENCH_MEDIAN),
+            none if kind.is_message else self.durations_us(MICROBENCH_MEDIAN),
             self.durations_us(MICROBENCH_MIN),
             _not_negative(self.numbers(MICROBENCH_STD)),
             self.numbers(MICROBENCH_SAMPLES),
@@ -236,7 +236,7 @@ class RowTable:
     @cached_property
     def durations(self) -> Sequence[Durations]:
         """All durations, in the order in which they answer: replayed, for a message that of other tools, captured."""
-        others = [self._replayed(AVERAGE)] if self.kind.stores_median else []
+        others = [self._replayed(AVERAGE)] if self.kind.is_message else []
         return [self.replayed, *others, self.captured]
 
     @cached_property

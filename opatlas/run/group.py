@@ -376,6 +376,6 @@ def slowest_us(kernel_type: str, rank_samples_us: Sequence[Sequence[float]]) -> 
         rank_samples_us: the samples of each rank, equally many for all ranks.
     """
     slowest = max(range(len(rank_samples_us)), key=lambda rank: median(rank_samples_us[rank]))
-    if row_kind(kernel_type).starts_together:
+    if row_kind(kernel_type).is_message:
         return slowest, tuple(rank_samples_us[slowest])
     return slowest, tuple(map(max, zip(*rank_samples_us, strict=True)))

@@ -9,7 +9,6 @@ import torch
 
 from opatlas.row.errors import WrongResult
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.inputs.sequences import spread_positions
 from opatlas.run.result_check import Comparison, Largest, check
 
 
@@ -57,7 +56,7 @@ class FormulaOf:
 def test_positions_are_ascending_and_seen():
     row = ReplayRow("SparseFlashAttention", {}, torch.device("cpu"))
     seen = [1, 3, 8, 9, 500, 100_000]
-    positions = spread_positions(row, (len(seen), 1, 8), seen)
+    positions = row.spread_positions((len(seen), 1, 8), seen)
     for line, count in zip(positions[:, 0].tolist(), seen, strict=True):
         there = [position for position in line if position >= 0]
         assert there == sorted(set(there))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from functools import partial
 
 import pytest
+import torch
 from replaying import job_of, runner
 from sample_rows import ROWS
 
 from opatlas.row.status import Status
 from opatlas.run.implementation import KernelSource
-
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler for the CPU"
-)
 
 
 def run(kernel_type, function="wrap"):
@@ -23,23 +21,36 @@ def run(kernel_type, function="wrap"):
     return runner().run(dataclasses.replace(job_of(kernel_type, ROWS[kernel_type][1]), source=source, timeout_s=300))
 
 
-@pytest.mark.parametrize(
-    ("kernel_type", "function"),
-    [
-        ("AddRmsNorm", "wrap"),
-        ("InterleaveRope", "interleave_rope"),
-        ("_triton_rope", "rotary_embedding"),
-    ],
-)
-def test_compiled_functions_are_measured(kernel_type, function):
-    outcome = run(kernel_type, function)
+def assert_measured(outcome):
     assert outcome.status is Status.MEASURED, outcome.reason
     # Its process runs further rows.
     assert outcome.changed == ()
     assert outcome.measurement.execution.outputs_missing == ()
 
 
-def test_a_function_whose_graph_breaks_is_unsupported():
+@pytest.fixture
+def graphs_only(monkeypatch):
+    """A graph is run by the operators of torch: a compiler of C++ takes 10 s for the first one."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "function"),
+    [("AddRmsNorm", "wrap"), ("InterleaveRope", "interleave_rope"), ("_triton_rope", "rotary_embedding")],
+)
+def test_functions_are_one_graph(graphs_only, kernel_type, function):
+    assert_measured(run(kernel_type, function))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler for the CPU"
+)
+def test_a_compiled_function_is_measured():
+    assert_measured(run("AddRmsNorm"))
+
+
+def test_a_function_whose_graph_breaks_is_unsupported(graphs_only):
     outcome = run("GroupedMatmul")
     assert outcome.status is Status.UNSUPPORTED
     assert "\n" not in outcome.reason

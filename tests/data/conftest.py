@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,11 @@ def run_combine(capsys: pytest.CaptureFixture[str]) -> RunCombine:
         return status, json.loads(out) if out else {}, err
 
     return run
+
+
+@pytest.fixture(scope="module")
+def no_sync() -> Iterator[None]:
+    """Files reach the disk when the system likes: what is tested is not what a power cut leaves."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.fsync", lambda handle: None)
+        yield

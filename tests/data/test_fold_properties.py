@@ -32,6 +32,7 @@ from opatlas.row.columns import AVERAGE, INPUT_SHAPES, RUN_ID
 from opatlas.row.quality import valid_duration
 
 Rows = Sequence[dict[str, str]]
+pytestmark = pytest.mark.usefixtures("no_sync")
 #: Examples of a property: OPATLAS_FOLD_EXAMPLES=250 draws more, and others each time.
 ASKED_EXAMPLES = os.environ.get("OPATLAS_FOLD_EXAMPLES")
 EXAMPLES = int(ASKED_EXAMPLES or "10")

@@ -12,21 +12,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import captures
-import pandas as pd
 from decode_timelines import MOE_LAYER, collective, decode_steps, launches_of, write_timeline
-from frames import write_frame
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, split_findings
 from opatlas.capture.cases import Aggregate
-from opatlas.data.csv_files import read_text_csv
 from opatlas.data.database import Database
 from opatlas.data.write_back import recover
-from opatlas.row.columns import BASE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
-from opatlas.row.signature import signature, signatures
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
 
-from .readers import CELLS, HEADER, OF_JOURNALS, ROWS, RUN, csv_text, journals
-from .target import Target, command, expect, files_of, packed, refusing, tables_of
+from .readers import CELLS, OF_JOURNALS, RUN, csv_text, journals
+from .target import Target, command, expect, files_of, packed, tables_of
 
 
 def _write_table(path: Path, *rows: Mapping[str, str]) -> None:
@@ -201,56 +197,6 @@ def _write_back(data: bytes, folder: Path) -> None:
     expect(sorted(path.name for path in folder.iterdir()) == ["one", "two"], "a file outside of the database")
 
 
-#: Between cells, and between rows, of a table that is to be written.
-_CELL_END, _ROW_END = "\x1e", "\x1d"
-
-
-def _written_tables() -> Iterator[bytes]:
-    for rows in ([HEADER, *ROWS], [HEADER[:3], *[row[:3] for row in ROWS]]):
-        yield _ROW_END.join(_CELL_END.join(row) for row in rows).encode()
-
-
-def _round_trip(data: bytes, folder: Path) -> None:
-    header, *rows = (row.split(_CELL_END) for row in data.decode(errors="replace").split(_ROW_END))
-    # A table has more than one column.
-    names = list(dict.fromkeys([*header, "Remark", "Note"]))
-    rows = [(row + [""] * len(names))[: len(names)] for row in rows]
-    # Both ways of writing: row by row, and by columns.
-    for times in (1, 201):
-        path = folder / f"MatMulV{times}.csv"
-        with refusing(path):
-            write_frame(pd.DataFrame(rows * times, columns=names, dtype=str), path)
-        if not path.exists():
-            continue
-        with open(path, encoding="utf-8", newline="") as file:
-            expect(list(csv.reader(file)) == [names, *rows * times], "csv.reader reads something else than was written")
-        again = read_text_csv(path)
-        expect([str(name) for name in again.columns] == names, "the header is another one when it is read")
-        expect(again.to_numpy().tolist() == rows * times, "cells are others when they are read")
-
-
-_SIGNED = ("MatMulV3", "Slice", "Index", "DispatchFFNCombine", "FusedInferAttentionScore", "hcom_allReduce_")
-
-
-def _signed_rows() -> Iterator[bytes]:
-    for kernel_type in _SIGNED:
-        yield _CELL_END.join([kernel_type, *CELLS.values(), "8", "3,5", "TND"]).encode()
-
-
-def _signature(data: bytes, folder: Path) -> None:
-    del folder
-    kernel_type, *cells = data.decode(errors="replace").split(_CELL_END)
-    names = [*CELLS, "EP Size", "Runtime actual_seq_lengths_values", "Runtime input_layout"]
-    row = dict(zip(names, cells, strict=False))
-    one = signature(kernel_type, row)
-    full = {**dict.fromkeys(BASE, ""), **row}
-    (of_column,) = signatures(kernel_type, pd.DataFrame([full]))
-    expect(signature(kernel_type, full) == of_column, "of one row, and by columns, the signature differs")
-    expect(one == of_column, "columns that are empty change the signature")
-    quoted = {name: f'"{cell}"' if name.startswith(("Input", "Output")) else cell for name, cell in row.items()}
-    expect(signature(kernel_type, quoted) == one, "the quotes of a profiler change the signature")
-
-
 _MEASURED = {
     "Average Duration(us)": "9.5",
     "MicroBench Median Duration(us)": "9.4",
@@ -371,7 +317,6 @@ _OF_TIMES = (
     b"-1",
     b"1e300",
 )
-_OF_CELLS = (_CELL_END.encode(), _ROW_END.encode(), b"DT_UNDEFINED", b"FORMAT_ND", b"N/A", b";;", b"NULL")
 _OF_CHECKS = (b"1e308", b"nan", b"-inf", b"999999999999999999", b";", b"0", b"cold", b"failed", b"bimodal")
 COMMANDS = (
     Target("capture", "every row accounted for, others' cells kept, again no change", _captures, _ingest, _OF_CAPTURES),
@@ -379,8 +324,6 @@ COMMANDS = (
     Target("attention-records", "others' columns kept, again no change", packed(_records), _fill, _OF_RECORDS),
     Target("trace", "rows of the header's columns, no file left", packed(_traces), _trace, _OF_TRACES),
     Target("write-back", "journal to CSV: twice the same, others' rows kept", journals, _write_back, OF_JOURNALS),
-    Target("round-trip", "cells are read as they were written", _written_tables, _round_trip, _OF_CELLS),
-    Target("signature", "the same of a row and of a table, quoted or not", _signed_rows, _signature, _OF_CELLS),
     Target("checks", "every check looks at a table with any cells", _checked_tables, _checks, _OF_CHECKS),
     Target("diagnosis", "no launch lost, none loses more than it takes", _diagnosed, _diagnosis, _OF_TIMES),
     Target("timeline", "nested counts, nothing saved but gaps", _timelines, _timeline, _OF_TIMES),

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from moods import Mood
 from sessions import HANG_S, Sessions, row
-from stand_in_npus import SAMPLES, StandInNpus, measured_right
+from stand_in_npus import StandInNpus, measured_right
 
 #: Gives the first row a limit of pytest-timeout, whose signal the test sends itself. The row that the batch waits for
 #: goes on when the first one has failed.
@@ -37,30 +37,12 @@ def pytest_runtest_logreport(report):
 """
 
 
-def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(
-    sessions: Sessions, npus: StandInNpus
-) -> None:
-    sessions.write("Toy", [row(size) for size in (1, 2, 7, 300, 5)])
-    done = npus.run("-s", "--instrument=msprof:L2Cache", SESSION_ROWS="3")
-    assert done.code == 0, done.output
-    (manifest,) = (sessions.database / "runs").glob("*.json")
-    assert json.loads(manifest.read_text())["options"]["aic_metrics"] == "L2Cache"
-    assert done.ledger() == {"measured": 5}
-    assert measured_right(sessions) == {1, 2, 7, 300, 5}
-    # Of three rows at most.
-    assert done.output.count("Start profiling") == 2
-    (first, *_) = sessions.read("Toy")
-    assert first["Instrument"] == "msprof"
-    assert first["MicroBench Samples"] == str(SAMPLES)
-    assert first["MicroBench Device Kernels"] == "1"
-    assert float(first["MicroBench aicore_time(us)"]) * 2 == pytest.approx(
-        float(first["Average Duration(us)"]), abs=2e-3
-    )
-    assert not (sessions.database / "profiles").exists()
+#: Each costs a session of msprof, and a device process.
+FAULTS = ("exit-1", "no-marks", "slices", "two-devices", "older-header", "exit-1-with-summary", "older-marks")
 
 
-def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus) -> None:
-    faults = ("slices", "two-devices", "exit-1", "no-marks", "older-header", "exit-1-with-summary", "older-marks")
+@pytest.mark.parametrize("faults", [FAULTS[:2], pytest.param(FAULTS[2:], marks=pytest.mark.slow)])
+def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus, faults: tuple[str, ...]) -> None:
     sizes = range(1, 1 + len(faults))
     sessions.write("Toy", [row(size) for size in sizes])
     by_session = {str(number): fault for number, fault in enumerate(faults, start=1)}
@@ -71,18 +53,18 @@ def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus) -> No
     assert [done.output.count(f"body of ({size},)") for size in sizes] == [1] * len(faults)
 
 
+@pytest.mark.parametrize(
+    ("fault", "ran"),
+    [("cut", {3: 1, 5: 2}), pytest.param("no-export", {3: 2, 4: 2, 5: 2}, marks=pytest.mark.slow)],
+)
 def test_rows_whose_samples_are_missing_are_run_again_in_a_smaller_session(
-    sessions: Sessions, npus: StandInNpus
+    sessions: Sessions, npus: StandInNpus, fault: str, ran: dict[int, int]
 ) -> None:
-    sizes = (1, 2, 7, 3, 4, 5, 6)
-    sessions.write("Toy", [row(size) for size in sizes])
-    # Sessions of three rows: those of the first are tried again one by one, of the second those after the cut.
-    done = npus.run("-s", faults={"1": "no-export", "5": "cut"}, SESSION_ROWS="3")
-    assert done.ledger() == {"measured": len(sizes)}, done.output
-    assert measured_right(sessions) == set(sizes)
-    ran = [done.output.count(f"body of ({size},)") for size in sizes]
-    assert ran[:3] == [2, 2, 2]
-    assert (ran[3], ran[5], ran[6]) == (1, 2, 1)
+    sessions.write("Toy", [row(size) for size in (3, 4, 5)])
+    done = npus.run("-s", faults={"1": fault}, SESSION_ROWS="3")
+    assert done.ledger() == {"measured": 3}, done.output
+    assert measured_right(sessions) == {3, 4, 5}
+    assert {size: done.output.count(f"body of ({size},)") for size in ran} == ran
 
 
 def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(
@@ -196,8 +178,10 @@ def test_a_database_whose_path_msprof_refuses_is_profiled_among_the_temporary_fi
 ) -> None:
     sessions.database = sessions.database.rename(sessions.folder / "a'b;$c R&D 100 %")
     sessions.write("Toy", [row(size) for size in (1, 2)])
-    done = npus.run(TMPDIR=str(tmp_path))
+    done = npus.run("--instrument=msprof:L2Cache", TMPDIR=str(tmp_path))
     assert done.ledger() == {"measured": 2}, done.output
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["options"]["aic_metrics"] == "L2Cache"
     assert measured_right(sessions) == {1, 2}
     assert not list(tmp_path.glob("opatlas-profiles-*"))
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
+from .._layouts import differences, int32
 from .matmul import may_prepare
 
 #: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
@@ -106,7 +107,7 @@ def _packed_flash_attention(
 
     `torch.nn.attention.varlen` has the same operator, which it follows with a second kernel.
     """
-    steps = [torch.tensor([0, *ends], dtype=torch.int32, device=query.device) for ends in (q_ends, kv_ends)]
+    steps = [int32([0, *ends], query.device) for ends in (q_ends, kv_ends)]
     longest = [max(differences(ends)) for ends in (q_ends, kv_ends)]
 
     def call() -> tuple[Tensor, Tensor | None]:
@@ -285,10 +286,6 @@ def _corner(q: Tensor, k: Tensor) -> Tensor:
 
         return causal_lower_right(q.shape[2], k.shape[2])
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(k.shape[2] - q.shape[2])
-
-
-def differences(ends: Sequence[int]) -> list[int]:
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _pack(tokens: Tensor, positions: Tensor) -> Tensor:

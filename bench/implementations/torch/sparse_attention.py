@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import differences, length_batches, pages, stretches
+from .._layouts import differences
+from .attention import length_batches, pages, stretches
 from .matmul import needs_float32
 
 #: Elements that are computed at a time: 128 MiB in half precision.

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
@@ -54,39 +54,32 @@ BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
 _RANDOM_CASES = 20
 
 
+@dataclass
 class ShapeProbe:
     """Tries cases on a group of ranks.
 
     Attributes:
+        executor: runs the cases; its caller closes it.
+        spec: the group of ranks.
+        weights: dtype of the weights, a key of BLOCKS.
+        weight_format: "ND" or "FRACTAL_NZ".
+        case_timeout_s: time limit of a case.
+        replay: module and function that replay a case.
         trials: the cases and their outcomes, in order.
     """
 
-    def __init__(
-        self,
-        executor: Scheduler,
-        spec: GroupSpec,
-        weights: str,
-        weight_format: str,
-        case_timeout_s: float,
-        replay: tuple[str, str] = _REPLAY,
-    ) -> None:
-        """
-        Args:
-            executor: runs the cases; its caller closes it.
-            spec: the group of ranks.
-            weights: dtype of the weights, a key of BLOCKS.
-            weight_format: "ND" or "FRACTAL_NZ".
-            case_timeout_s: time limit of a case.
-            replay: module and function that replay a case.
-        """
-        self.trials: list[Trial] = []
-        self._executor = executor
-        self._kernel = MoeKernel(spec.ranks, weights)
-        self._spec = spec
-        self._format = weight_format
-        self._case_timeout_s = case_timeout_s
-        self._replay = replay
-        self._run_id = new_run_id()
+    executor: Scheduler
+    spec: GroupSpec
+    weights: str
+    weight_format: str
+    case_timeout_s: float
+    replay: tuple[str, str] = _REPLAY
+    trials: list[Trial] = field(default_factory=list)
+    run_id: str = field(default_factory=new_run_id)
+
+    @property
+    def kernel(self) -> MoeKernel:
+        return MoeKernel(self.spec.ranks, self.weights)
 
     def run(
         self,
@@ -95,7 +88,6 @@ class ShapeProbe:
         most: MoeShape,
         budget_s: float,
         random_cases: int = _RANDOM_CASES,
-        clock: Callable[[], float] = time.monotonic,
     ) -> Path:
         """Tries cases until the time limit, and returns the file with the results.
 
@@ -103,7 +95,7 @@ class ShapeProbe:
             path: the database.
             start: the case from which the sizes vary.
             most: the largest size of each axis.
-            budget_s: time limit of all cases, in seconds of `clock`.
+            budget_s: time limit of all cases, in seconds.
             random_cases: the number of random cases in which all sizes differ.
 
         Raises:
@@ -111,52 +103,52 @@ class ShapeProbe:
             DeviceGone: the device process ended for good.
         """
         path.mkdir(parents=True, exist_ok=True)
-        began, end = time.time(), clock() + budget_s
-        search = ShapeSearch(self._try, self._axes(start, most), lambda: clock() >= end)
+        began, end = time.time(), time.monotonic() + budget_s
+        search = ShapeSearch(self._try, self._axes(start, most), lambda: time.monotonic() >= end)
         with progress(f"probe, cases, at most {budget_s:g} s", None) as self._advance:
             try:
                 search.run(start, random_cases)
             except KeyboardInterrupt:
                 print_note("interrupted: the results so far are kept")
         manifest = Manifest(
-            self._run_id,
+            self.run_id,
             began,
             {
                 "command": "probe-dispatch-ffn-combine",
-                **asdict(self._kernel),
-                "format": self._format,
+                **asdict(self.kernel),
+                "format": self.weight_format,
                 "start": asdict(start),
                 "most": asdict(most),
                 "time_budget_s": budget_s,
-                "case_timeout_s": self._case_timeout_s,
+                "case_timeout_s": self.case_timeout_s,
             },
             code_digest(measuring_code()),
-            device=asdict(self._executor.describe()) if self.trials else {},
+            device=asdict(self.executor.describe()) if self.trials else {},
             finished_at=time.time(),
             statuses=dict(Counter(trial.status.value for trial in self.trials)),
             **this_machine(),
         )
         manifest.write(Database(path))
-        return save_constraints(path, self._kernel, self.trials)
+        return save_constraints(path, self.kernel, self.trials)
 
     def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, range]:
-        rows, columns = BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
+        rows, columns = BLOCKS[self.kernel.weights] if self.weight_format == "FRACTAL_NZ" else (1, 1)
         # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
         units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
         for name, unit in units.items():
             if getattr(start, name) % unit:
-                raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self._format}")
+                raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self.weight_format}")
         return {axis: range(units.get(axis, 1), getattr(most, axis) + 1, units.get(axis, 1)) for axis in AXES}
 
     def _try(self, shape: MoeShape) -> bool:
-        module, function = self._replay
+        module, function = self.replay
         cells = self._cells(shape)
-        spec = replace(self._spec, hccl_buffer_mib=hccl_buffer_mib(needed_bytes(cells)))
-        outcome = self._executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self._case_timeout_s, spec))
+        spec = replace(self.spec, hccl_buffer_mib=hccl_buffer_mib(needed_bytes(cells)))
+        outcome = self.executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self.case_timeout_s, spec))
         if outcome.status is Status.SKIPPED:
             # A precondition of all cases is missing.
             raise OpAtlasError(outcome.reason)
-        trial = Trial(self._kernel, shape, not self.trials, outcome.status, outcome.reason, self._run_id)
+        trial = Trial(self.kernel, shape, not self.trials, outcome.status, outcome.reason, self.run_id)
         self.trials.append(trial)
         self._advance(1)
         return trial.accepted
@@ -164,21 +156,21 @@ class ShapeProbe:
     def _cells(self, shape: MoeShape) -> dict[str, str]:
         m, h, n, experts, k = astuple(shape)
         up, down = self._weight(experts, h, n), self._weight(experts, n // 2, h)
-        weights = self._kernel.weights
+        weights = self.kernel.weights
         return {
             "Input Shapes": f"{m},{h};{up};{down};{m},{k};{experts},{n};{experts},{h};{m},{k}",
             "Input Data Types": f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
-            "Input Formats": f"ND;{self._format};{self._format};ND;ND;ND;ND",
+            "Input Formats": f"ND;{self.weight_format};{self.weight_format};ND;ND;ND;ND",
             "Output Shapes": f"{m},{h};{experts}",
             "Output Data Types": "DT_BF16;INT32",
             "Output Formats": "ND;ND",
-            EP_SIZE: str(self._spec.ranks),
+            EP_SIZE: str(self.spec.ranks),
         }
 
     def _weight(self, experts: int, rows: int, columns: int) -> str:
-        if self._format == "ND":
+        if self.weight_format == "ND":
             return f"{experts},{rows},{columns}"
-        block_rows, block_columns = BLOCKS[self._kernel.weights]
+        block_rows, block_columns = BLOCKS[self.kernel.weights]
         return f"{experts},{columns // block_columns},{rows // block_rows},{block_rows},{block_columns}"
 
 
@@ -190,20 +182,20 @@ class OutOfTimeError(Exception):
     """The time limit of the search has passed. The results so far are kept."""
 
 
+@dataclass
 class ShapeSearch:
-    """Searches the limits of a kernel's sizes, and remembers the answers."""
+    """Searches the limits of a kernel's sizes, and remembers the answers.
 
-    def __init__(self, accepts: Try, axes: Mapping[str, range], is_over: Callable[[], bool]) -> None:
-        """
-        Args:
-            accepts: tells whether the kernel accepts a case; called at most once for each case.
-            axes: the sizes of each axis that may be tried.
-            is_over: returns whether the search has to stop.
-        """
-        self._accepts = accepts
-        self._axes = axes
-        self._is_over = is_over
-        self._known: dict[MoeShape, bool] = {}
+    Attributes:
+        accepts: tells whether the kernel accepts a case; called at most once for each case.
+        axes: the sizes of each axis that may be tried.
+        is_over: returns whether the search has to stop.
+    """
+
+    accepts: Try
+    axes: Mapping[str, range]
+    is_over: Callable[[], bool]
+    known: dict[MoeShape, bool] = field(default_factory=dict)
 
     def run(self, base: MoeShape, random_cases: int) -> None:
         """Tries cases until the search is complete or `is_over` returns True.
@@ -223,7 +215,7 @@ class ShapeSearch:
 
     def _along(self, base: MoeShape, name: str) -> range:
         """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
-        axis, middle = self._axes[name], getattr(base, name)
+        axis, middle = self.axes[name], getattr(base, name)
 
         def accepts(size: int) -> bool:
             return self._try(replace(base, **{name: size}))
@@ -266,11 +258,11 @@ class ShapeSearch:
             yield MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()})
 
     def _try(self, shape: MoeShape) -> bool:
-        if shape not in self._known:
-            if self._is_over():
+        if shape not in self.known:
+            if self.is_over():
                 raise OutOfTimeError
-            self._known[shape] = self._accepts(shape)
-        return self._known[shape]
+            self.known[shape] = self.accepts(shape)
+        return self.known[shape]
 
 
 #: The sizes of a large model in decoding, which every known version accepts.

@@ -4,7 +4,7 @@ A capture has the shapes of the sequence lengths, and not their values, on which
 Runtime columns come first. For empty Runtime columns, equal lengths are assumed:
 
 - queries (TND), and keys without a block table: the tokens are split evenly between the sequences;
-- keys in pages: see `opatlas.run.inputs.sequences.assign_pages`.
+- keys in pages: see `assign_pages`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
-from opatlas.run.inputs.sequences import assign_pages, runtime_number, runtime_numbers, split_evenly
+from opatlas.row.columns import ATTENTION_TYPES, INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 
 if TYPE_CHECKING:
     from opatlas.run.inputs.replay_row import ReplayRow
@@ -70,6 +69,35 @@ class AttentionCall:
     mask_dtype: str
     table: tuple[int, int] | None
     used_blocks: list[int]
+
+
+def split_evenly(total: int, count: int) -> list[int]:
+    """Returns `count` shares of `total`, as equal as whole numbers can be, the larger shares first."""
+    return [total // count + (i < total % count) for i in range(count)]
+
+
+def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: int) -> list[int]:
+    """Returns assumed lengths of the sequences of a block table.
+
+    The first possible choice: the blocks of `Runtime block_table_valid_blocks`, all full; `avg_seq_len` tokens for
+    every sequence (the column may have the prefix); an equal share of the blocks of the cache, all full, at most a
+    line of the table.
+    """
+    count, width = table
+    valid = row.runtime_numbers("block_table_valid_blocks")
+    if valid is not None:
+        row.assume(f"sequences fill their {valid} blocks of {block_size} tokens")
+        return [number * block_size for number in valid * (count if len(valid) == 1 else 1)]
+    average = row.runtime_number("avg_seq_len") or row.runtime_number("avg_seq_len", prefix="")
+    if average is not None and average > 0:
+        row.assume(f"every sequence has {average} keys, the recorded average")
+        return [average] * count
+    length = max(min(width, blocks // count), 1) * block_size
+    known_by = RUNTIME_PREFIX + "block_table_valid_blocks"
+    if row.kernel_type in ATTENTION_TYPES:
+        known_by = f"{RUNTIME_PREFIX}actual_seq_lengths_kv_values, which opatlas ingest --attention-records fills,"
+    row.assume(f"every sequence has {length} keys, its share of the cache ({known_by} would tell)")
+    return [length] * count
 
 
 def with_operator_shapes(row: ReplayRow) -> ReplayRow:
@@ -171,7 +199,7 @@ class _AttentionReader:
     def table(self) -> tuple[int, int] | None:
         shape = self.shape(BLOCK_TABLE)
         if shape is None:
-            recorded = runtime_numbers(self.row, "block_table_shape")
+            recorded = self.row.runtime_numbers("block_table_shape")
             if recorded is None:
                 return None
             shape = tuple(recorded)
@@ -219,7 +247,7 @@ class _AttentionReader:
         return of_query[-1]
 
     def recorded_mode(self) -> int | None:
-        return runtime_number(self.row, "sparse_mode")
+        return self.row.runtime_number("sparse_mode")
 
     def sparse_mode(self, layout: str) -> int:
         mask, recorded = self.shape(MASK), self.recorded_mode()
@@ -261,8 +289,8 @@ class _AttentionReader:
         """Returns the number of sequences; refuses slots and columns that disagree."""
         counts = {}
         for slot, name in ((QUERY_LENGTHS, "actual_seq_lengths"), (KV_LENGTHS, "actual_seq_lengths_kv")):
-            values = runtime_numbers(self.row, f"{name}_values")
-            shape = self.shape(slot) or tuple(runtime_numbers(self.row, f"{name}_shape") or ())
+            values = self.row.runtime_numbers(f"{name}_values")
+            shape = self.shape(slot) or tuple(self.row.runtime_numbers(f"{name}_shape") or ())
             if values is not None:
                 counts[f"{RUNTIME_PREFIX}{name}_values"] = len(values)
             elif shape:
@@ -278,7 +306,7 @@ class _AttentionReader:
 
     def query_lengths(self, layout: str, query: Shape, count: int) -> list[int]:
         """Returns the number of queries of each sequence."""
-        recorded = runtime_numbers(self.row, "actual_seq_lengths_values")
+        recorded = self.row.runtime_numbers("actual_seq_lengths_values")
         if layout == "TND":
             return self.lengths("actual_seq_lengths_values", recorded, query[0], count, QUERY)
         fits = recorded is None or set(recorded) == {query[2]}
@@ -288,7 +316,7 @@ class _AttentionReader:
 
     def kv_lengths(self, table: tuple[int, int] | None, key: Shape, block_size: int, count: int) -> list[int]:
         """Returns the number of keys of each sequence."""
-        lengths = runtime_numbers(self.row, "actual_seq_lengths_kv_values")
+        lengths = self.row.runtime_numbers("actual_seq_lengths_kv_values")
         if table is None:
             return self.lengths("actual_seq_lengths_kv_values", lengths, key[0], count, KEY)
         column = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
@@ -321,7 +349,7 @@ class _AttentionReader:
         return lengths
 
     def agreed(self, name: str, inferred: int, words: str) -> int:
-        recorded = runtime_number(self.row, name)
+        recorded = self.row.runtime_number(name)
         fits = recorded in (None, inferred)
         self.row.expect(fits, RUNTIME_PREFIX + name, words.format(inferred), "correct one of the two")
         return inferred

@@ -229,6 +229,24 @@ class ReplayRow(RowSlots):
             first += count
         return table.to(self.device)
 
+    def lengths(self, lengths: Sequence[int] | Sequence[Sequence[int]], *, host: bool) -> torch.Tensor:
+        """Returns lengths as calls take them, int32: on the host, or on the device of the row."""
+        return torch.tensor(lengths, dtype=torch.int32, device="cpu" if host else self.device)
+
+    def spread_positions(self, shape: tuple[int, ...], seen: Sequence[int]) -> torch.Tensor:
+        """Returns the positions that each query reads, int32 and ascending, below `seen[i]` for query i.
+
+        The positions are at even distances, from a random first one on. `shape` is (queries, ..., count); -1 fills the
+        end of a line where a query sees fewer than `count` tokens.
+        """
+        count, generator = shape[-1], torch.Generator().manual_seed(self.seed)
+        drawn = torch.rand((*shape[:-1], 1), dtype=torch.float64, generator=generator)
+        visible = torch.tensor(seen, dtype=torch.int64).reshape(-1, *[1] * (len(shape) - 1))
+        position = torch.arange(count)
+        spread = ((position + drawn) * visible / count).floor().to(torch.int64)
+        few = torch.where(position < visible, position, -1)
+        return torch.where(visible > count, spread.minimum(visible - 1), few).to(torch.int32).to(self.device)
+
     def group_list(self, slot: int, total: int) -> torch.Tensor:
         """Returns the end of each group of rows, for a grouped product of `total` rows in balanced groups."""
         groups = math.prod(self.shape(slot))

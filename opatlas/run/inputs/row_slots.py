@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from opatlas.errors import CellError
-from opatlas.row.columns import INPUT_DTYPES, INPUT_SHAPES, INPUT_SLOTS, OUTPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_SLOTS
+from opatlas.row.columns import (
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OUTPUT_DTYPES,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+    RUNTIME_PREFIX,
+)
 from opatlas.row.errors import InvalidRow, Unsupported
 from opatlas.row.slots import (
     DTYPE_NAMES,
@@ -164,6 +172,33 @@ class RowSlots:
         self.expect(common is not None, INPUT_SHAPES, problem, "correct one of them")
         problem, remedy = f"the inputs broadcast to {_cell(common or ())}", "correct this cell or the inputs' shapes"
         self.expect(common == self.output_shape(), OUTPUT_SHAPES, problem, remedy)
+
+    def expect_slots(self, needed: Sequence[int], optional: Sequence[int] = ()) -> None:
+        """Refuses a row that lacks a `needed` input slot, or has a slot that is neither needed nor `optional`."""
+        for slot in range(max(len(self.input_slots), max(needed) + 1)):
+            missing, unused = slot in needed and not self.has(slot), f"slot {slot} is used, which is not replayed"
+            self.expect(not missing, INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
+            known = slot in needed or slot in optional or not self.has(slot)
+            self.expect(known, INPUT_SHAPES, unused, "correct it, if it is wrong")
+
+    def runtime_number(self, name: str, *, prefix: str = RUNTIME_PREFIX) -> int | None:
+        """Returns the whole number of a Runtime column; None for an empty cell. Raises InvalidRow."""
+        numbers = self.runtime_numbers(name, prefix=prefix) or []
+        self.expect(len(numbers) <= 1, prefix + name, f"{len(numbers)} numbers instead of one", "correct the cell")
+        return numbers[0] if numbers else None
+
+    def runtime_numbers(self, name: str, *, prefix: str = RUNTIME_PREFIX) -> list[int] | None:
+        """Returns the numbers of a Runtime column (`40,998` or `[40, 998]`); None for an empty cell.
+
+        Raises:
+            InvalidRow: the cell does not hold numbers.
+        """
+        words = self.cells.get(prefix + name, "").translate({ord(c): " " for c in "[](){}\"',;"}).split()
+        try:
+            # pandas writes 16.0 for 16, and an average may have a fraction.
+            return [round(float(word)) for word in words] or None
+        except (OverflowError, ValueError):
+            raise self.refuse(prefix + name, "not numbers", "correct the cell, or empty it") from None
 
     def expect(self, fits: object, column: str, problem: str, remedy: str = "correct what does not fit") -> None:
         """Refuses a row whose cell in `column` does not fit: `problem` describes the cell."""
