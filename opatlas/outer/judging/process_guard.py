@@ -31,7 +31,7 @@ import torch
 
 import opatlas
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.run.process_state import ProcessState, changes
+from opatlas.run.runner import ProcessState, changes
 
 
 class ProcessGuard:
