@@ -11,9 +11,7 @@ import ast
 import gzip
 import io
 import os
-import shutil
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,10 +190,15 @@ class TemporaryFolder:
 
     def __init__(self, purpose: str) -> None:
         """`purpose` is part of the name. Raises OSError if there is no room for a folder."""
+        # Few commands need what takes 4 ms to import.
+        import tempfile
+
         self.path = Path(tempfile.mkdtemp(prefix=f"opatlas-tmp-{purpose}-"))
 
     def remove(self) -> None:
         """Removes the folder with all that is in it. A second call does nothing."""
+        import shutil
+
         shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Path:

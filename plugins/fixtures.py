@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest, msprof: Path | None) -> Iterator[RowR
     except DeviceGone as error:
         session.context.end_without_device(str(error))
     yield rows
-    rows.close()
+    rows.release()
 
 
 @pytest.fixture

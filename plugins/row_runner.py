@@ -110,6 +110,13 @@ class RowRunner:
             self._samples = ProfileMatcher(profile, rows, self._context.settings.ep_size)
         return self._samples
 
+    def begin(self) -> None:
+        """Lets the process of the device import torch while pytest collects; it inherits the present output."""
+        settings = self._context.settings
+        if not settings.in_process and settings.ray is None and settings.prof_path is None:
+            with contextlib.suppress(DeviceGone):
+                self.scheduler().begin()
+
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for the next row, if the row runs on one device. The time of opening belongs to no row."""
         self._items = item.session.items
@@ -250,8 +257,15 @@ class RowRunner:
 
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Ends what runs ahead, and yields the outcomes of rows that pytest did not reach."""
-        self.close()
+        self.release()
         return ((item, self._ready[item.nodeid][0]) for item in items if item.nodeid in self._ready)
+
+    def release(self) -> None:
+        """Waits for the rows that run. The process of a device ends while the records are merged."""
+        if self._scheduler is not None and self._scheduler.at_once == 1:
+            self._scheduler.release()
+        else:
+            self.close()
 
     def close(self) -> None:
         """Waits for the rows that run, and releases the device."""

@@ -136,6 +136,8 @@ class Session:
         if context.plan is None:
             context.plan = plan_session(context) if not context.is_worker else context.shared.load_plan()
             context.plan = context.plan or Plan(error=_NO_PLAN)
+            if context.runs_rows and not context.is_controller and of_fate(context.plan.cases, Fate.TO_RUN):
+                self.runner.begin()
         return context.plan
 
     def publish_plan(self) -> None:

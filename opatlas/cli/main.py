@@ -78,6 +78,9 @@ def _run(words: Sequence[str]) -> int:
         # All options belong to pytest, --help among them.
         return run_session(name, command.tests, command.about, words[1:])
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+    if command is not None and command.group == "Ask":
+        # The threads of numpy's BLAS take 30 ms to start, and predictions use one (opatlas/ask/query/predictor.py).
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # cyclopts takes 60 ms to import, which sessions and --version do without.
     from opatlas.cli.app import make_app, run_app
 

@@ -20,18 +20,8 @@ from opatlas.data.origin import are_one_device
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.formats import microseconds
 from opatlas.progress import note_after, track
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-)
-from opatlas.row.communication import (
-    BY_NAME,
-    is_communication,
-)
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.row.communication import BY_NAME, is_communication
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.show.parameters import Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
@@ -74,40 +64,25 @@ def query(
     with note_after(f"fitting models to the rows: some seconds, once ({folder()} keeps them)"):
         if file is not None:
             return _answer_file(opened, kernel_type, file, implementation)
-        ask = _message if kernel_type in BY_NAME else _call
-        answer = ask(opened, kernel_type, shapes, dtypes, implementation)
+        answer = _answer(opened, kernel_type, shapes, dtypes, implementation)
     return Result(list(_parts(answer)), json=_plain(answer))
 
 
-def _call(
-    database: OpenDatabase,
-    kernel_type: str,
-    shapes: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    implementation: tuple[str, ...],
-) -> QueryResult:
-    return database.query(kernel_type, shapes, dtypes=list(dtypes), implementation=implementation)
-
-
-def _message(
+def _answer(
     database: OpenDatabase,
     name: str,
     words: tuple[str, ...],
     dtypes: tuple[str, ...],
     implementation: tuple[str, ...],
 ) -> QueryResult:
+    if name not in BY_NAME:
+        return database.query(name, words, dtypes=list(dtypes), implementation=implementation)
     if implementation:
         raise UsageError("--implementation does not choose a library of collectives: leave it out")
     numbers = [parse_whole(word) or 0 for word in words]
     if len(numbers) != 2 or min(numbers) < 1:
-        raise UsageError(
-            f"{name} {' '.join(words)}: give two whole numbers above 0, the bytes of the message and the devices, such "
-            "as 1048576 2"
-        )
-    size, devices = numbers
-    if dtypes:
-        return database.collective(name, bytes=size, devices=devices, dtype=dtypes[0])
-    return database.collective(name, bytes=size, devices=devices)
+        raise UsageError(f"{name} {' '.join(words)}: give the bytes of the message and the devices, such as 1048576 2")
+    return database.collective(name, bytes=numbers[0], devices=numbers[1], dtype=(*dtypes, "BF16")[0])
 
 
 def _plain(answer: QueryResult) -> dict[str, object]:
@@ -169,11 +144,13 @@ def _answer_file(database: OpenDatabase, kernel_type: str, file: Path, implement
     return Result([Table(columns, rows, title=kernel_type), told], status=1 if (answers["How"] == "").any() else 0)
 
 
+#: The cells of tensors, with the names of their columns in the long table.
+_SLOTS = [f"{side}_{what}" for side in ("input", "output") for what in ("shapes", "dtypes", "formats")]
+_CELLS = dict(zip(_SLOTS, (*INPUT_SLOTS, *OUTPUT_SLOTS), strict=True))
 #: The columns of the long table, with their pandas dtypes; columns of tensors have the text of the CSVs.
 COLUMNS: Mapping[str, str] = {
     **dict.fromkeys(("kernel_type", "implementation", "id"), "string"),
-    **dict.fromkeys(("input_shapes", "input_dtypes", "input_formats"), "string"),
-    **dict.fromkeys(("output_shapes", "output_dtypes", "output_formats"), "string"),
+    **dict.fromkeys(_SLOTS, "string"),
     **dict.fromkeys(("dtype", "format"), "string"),
     **dict.fromkeys(("batch", "m", "n", "k"), "Int64"),
     **dict.fromkeys(("sequences", "queries", "keys", "pairs", "heads", "kv_heads", "head_size", "pages"), "Int64"),
@@ -183,14 +160,6 @@ COLUMNS: Mapping[str, str] = {
     "machine_spread": "Float64",
     "composed": "boolean",
     **dict.fromkeys(("quality", "device", "source", "cache", "instrument", "run_id"), "string"),
-}
-_CELLS = {
-    "input_shapes": INPUT_SHAPES,
-    "input_dtypes": INPUT_DTYPES,
-    "input_formats": INPUT_FORMATS,
-    "output_shapes": OUTPUT_SHAPES,
-    "output_dtypes": OUTPUT_DTYPES,
-    "output_formats": OUTPUT_FORMATS,
 }
 
 

@@ -122,15 +122,12 @@ class GroupSpec:
             shared_cores: cores of a node whose ranks share them; None if each rank has a device of its own.
         """
         members = self.members or ()
-        there = per_node * self.nnodes
-        if max(members) >= there and shared_cores is not None:
-            nodes = f" of {self.nnodes} nodes" if self.nnodes > 1 else ""
-            cores = f"{shared_cores * self.nnodes} core{'s' * (there > per_node or shared_cores > 1)}{nodes}"
-            hold = "holds" if cores == "1 core" else "hold"
-            return f"needs {max(members) + 1} ranks; {cores} {hold} {there} ({per_node // shared_cores} a core)"
-        if max(members) >= there:
-            which = "" if max(members) < self.ranks else f" (its ranks own {', '.join(map(str, members))}, from 0)"
-            return f"needs {max(members) + 1} devices{which}, {there} {'is' if there == 1 else 'are'} there"
+        needed, there = max(members) + 1, per_node * self.nnodes
+        if needed > there and shared_cores is not None:
+            cores, each = shared_cores * self.nnodes, per_node // shared_cores
+            return f"needs {needed} ranks: {cores} cores hold {there} ({each} each)"
+        if needed > there:
+            return f"needs {needed} devices, {there} {'is' if there == 1 else 'are'} there"
         shares = [sum(member // per_node == node for member in members) for node in range(self.nnodes)]
         if len(set(shares)) > 1:
             return (

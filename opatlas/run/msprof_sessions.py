@@ -134,6 +134,10 @@ class MsprofSession:
         self._outputs.append(output)
         return command
 
+    def begin(self) -> None:
+        """Begins to start the process."""
+        self._process.begin()
+
     def describe(self) -> DeviceDescription:
         return self._process.describe()
 
@@ -262,6 +266,10 @@ class MsprofBatches(Scheduler):
             self._session = self._session or self._new_session()
             self._description = self._session.describe()
         return self._description
+
+    def begin(self) -> None:
+        self._session = self._session or self._new_session()
+        self._session.begin()
 
     def prepare(self) -> None:
         # Opens the first session only; each later batch starts its own.

@@ -279,7 +279,8 @@ def errors_of(comparison: Comparison, name: str, formula: str) -> Errors:
             if comparison.nan_is_right:
                 right |= own.isnan() & want.isnan()
             # Any other NaN is wrong, even where the formula gives NaN.
-            off, share = off.nan_to_num(nan=torch.inf).masked_fill(right, 0.0), share.masked_fill(right, 0.0)
+            numbers = (each.nan_to_num(nan=torch.inf, posinf=torch.inf) for each in (off, share))
+            off, share = (each.masked_fill(right, 0.0) for each in numbers)
             is_wrong = ~right & ~(share <= 1)
             worst, far = float(share.max()), float(off.max())
             if count := int(is_wrong.sum()):

@@ -63,6 +63,10 @@ class Scheduler(Protocol):
     def describe(self) -> DeviceDescription:
         """Returns the device of the last job; opens one if necessary. Raises DeviceGone if that fails."""
 
+    def begin(self) -> None:
+        """Begins to start the process of the device, and does not wait for it."""
+        return
+
     def prepare(self) -> None:
         """Opens the device if necessary, so that no job's deadline includes it. Raises DeviceGone if that fails."""
         return
@@ -82,6 +86,10 @@ class Scheduler(Protocol):
     @abstractmethod
     def cancel(self) -> Sequence[Job]:
         """Forgets the jobs that have not begun, and returns them. May be called while `completed` yields."""
+
+    def release(self) -> None:
+        """Lets the process of the device end, where no job runs, and does not wait for its end."""
+        return
 
     def close(self) -> None:
         """Ends after the running jobs, and releases the device."""
@@ -246,7 +254,7 @@ class Relay(Scheduler):
             except DeviceGone as error:
                 self._waiting.extendleft(reversed(self._given.values()))
                 self._given.clear()
-                self._release()
+                self._close_current()
                 if self._gives_up(error):
                     refused = self._refused(error)
                     is_done |= refused.job.id == wanted
@@ -286,10 +294,14 @@ class Relay(Scheduler):
         self._waiting.clear()
         return jobs
 
-    def close(self) -> None:
-        self._release()
+    def release(self) -> None:
+        if self._current is not None:
+            self._current.release()
 
-    def _release(self) -> None:
+    def close(self) -> None:
+        self._close_current()
+
+    def _close_current(self) -> None:
         if self._current is not None:
             self._current.close()
             self._current = None
@@ -368,6 +380,11 @@ class OnDevices(Relay):
     def describe(self) -> DeviceDescription:
         return self._on_a_device(lambda scheduler: scheduler.describe())
 
+    def begin(self) -> None:
+        # That no device is left is reported when one is needed.
+        with contextlib.suppress(DeviceGone):
+            self._opened().begin()
+
     def prepare(self) -> None:
         self._on_a_device(lambda scheduler: scheduler.prepare())
 
@@ -379,7 +396,7 @@ class OnDevices(Relay):
             except DeviceGone as error:
                 if self._current is None:
                     raise
-                self._release()
+                self._close_current()
                 self._gives_up(error)
 
     def _opened(self) -> Scheduler:
@@ -416,6 +433,9 @@ class SingleOrGroup(Relay):
     def describe(self) -> DeviceDescription:
         return self._current.describe()
 
+    def begin(self) -> None:
+        self._current.begin()
+
     def prepare(self) -> None:
         self._current.prepare()
 
@@ -430,5 +450,5 @@ class SingleOrGroup(Relay):
     def _suits(self, job: Job) -> bool:
         return (job.group is None) == (self._current is self._single)
 
-    def _release(self) -> None:
+    def _close_current(self) -> None:
         self._current.close()

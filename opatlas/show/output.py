@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,6 +59,8 @@ class Output:
 def output_width(stream: TextIO) -> int:
     """Returns the columns of a terminal, or COLUMNS; without both, no limit: a row is one line."""
     if stream.isatty() or os.environ.get("COLUMNS"):
+        import shutil
+
         return shutil.get_terminal_size().columns
     return UNLIMITED
 

@@ -102,6 +102,20 @@ def test_an_odd_answer_costs_its_row_at_most(
         assert not Path("/proc", (tmp_path / "orphan").read_text()).exists()
 
 
+def test_a_process_that_has_begun_takes_the_first_job_and_ends_where_there_is_none(
+    devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody waits so long.
+    monkeypatch.setattr("opatlas.run.process.device_process._END_TIMEOUT_S", 600.0)
+    device, launcher = odd(devices, "answers_half")
+    device.begin()
+    device.close()
+    device.begin()
+    device.begin()
+    assert sample(device.run(job(1))) == 1
+    assert launcher.starts == 2
+
+
 class Interrupted(BaseException):
     """As a second Ctrl-C, or pytest-timeout, raises it in the middle of a wait."""
 

@@ -23,12 +23,11 @@ from opatlas.data import log as history
 from opatlas.data.csv_files import read_frame, read_text_csv
 from opatlas.data.database import Database
 from opatlas.data.op_mapping import MAPPING
-from opatlas.outer.experiment.command import make_report, report_as_json
-from opatlas.outer.experiment.outcomes import read_experiment
-from opatlas.outer.generation.answers import RecordedAnswers, read_exchange
 from opatlas.outer.generation.attempts import ATTEMPTS, attempt_line
-from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest
+from opatlas.outer.generation.endpoint import ChatAnswer, ChatMessage, ChatRequest, RecordedAnswers, read_exchange
 from opatlas.outer.generation.models_file import cost_of, read_models
+from opatlas.outer.generation.outcomes import read_experiment
+from opatlas.outer.generation.score_command import make_report, report_as_json
 from opatlas.outer.suites.texts import read_arguments, read_traces
 from opatlas.row.record import LaunchedCase, Measurement, Record
 from opatlas.row.signature import signature

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from chat_server import ChatServer, Fault, chat_server
 
-from opatlas.outer.generation.answers import RecordedAnswers
-from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest, Endpoint, EndpointError
+from opatlas.outer.generation.endpoint import ChatMessage, ChatRequest, Endpoint, EndpointError, RecordedAnswers
 
 KEY = "sk-0123456789-secret"
 VARIABLE = "OPATLAS_TEST_KEY"
@@ -56,21 +55,12 @@ def test_a_question_is_posted_and_its_answer_and_tokens_come_back(
     ("written", "text"),
     [
         ("x = '\ud800'", "x = '?'"),
-        ("\udc00\ud83d\ude00\ud83d", "?\U0001f600?"),
-        (r"'\ud800'", r"'\ud800'"),
         ("\\\ud800", "\\?"),
     ],
 )
 def test_half_a_character_costs_no_more_than_itself(server: ChatServer, written: str, text: str) -> None:
     server.answer = lambda body: written
     assert Endpoint(server.url).ask(REQUEST).text == text
-
-
-@pytest.mark.parametrize("count", [-1, -(10**12)])
-def test_a_negative_number_of_tokens_lowers_no_cost(server: ChatServer, count: int) -> None:
-    server.usage = {"prompt_tokens": count, "completion_tokens": 34}
-    answer = Endpoint(server.url).ask(REQUEST)
-    assert (answer.tokens_in, answer.tokens_out) == (None, 34)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +157,6 @@ def test_a_redirect_is_told_and_does_not_get_the_key(
             Endpoint(server.url, VARIABLE).ask(REQUEST)
         assert not other.headers
     assert server.elsewhere in str(caught.value)
-
-
-def test_a_port_that_nobody_listens_to_is_an_error(no_waits: list[float]) -> None:
-    with chat_server() as gone:
-        url = gone.url
-    with pytest.raises(EndpointError) as caught:
-        Endpoint(url, attempts=2).ask(REQUEST)
-    assert (caught.value.status, len(no_waits)) == (None, 1)
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,9 @@ FAILURES: list[tuple[str, Phase, str, str, dict[str, Any]]] = [
     ("syntax/syntax_error", IMPORT, "SyntaxError", "invalid syntax", {}),
     ("import/missing_module", IMPORT, "ModuleNotFoundError", "No module named 'x'", {}),
     ("import/import_error", IMPORT, "ImportError", "cannot import name 'f' from 'torch'", {}),
-    ("runtime/NameError", IMPORT, "NameError", "name 'tl' is not defined", {}),
     ("init-args", MADE, "TypeError", "ModelNew.__init__() missing 1 required positional argument", {}),
     ("init-args", MADE, "TypeError", "__init__() takes 1 positional argument but 2 were", {"functions": ("__init__",)}),
     ("runtime/TypeError", MADE, "TypeError", "g() missing 1 required", {"functions": ("__init__", "build")}),
-    ("runtime/TypeError", MADE, "TypeError", "'int' object is not iterable", {}),
     ("interface/arguments", CALL, "TypeError", "forward() takes 2 positional arguments but 3 were given", {}),
     ("compile/dtype", CALL, "CompilationError", "at 3:4: unsupported ptr type <['256'], i64>", {}),
     ("compile/other", CALL, "UnsupportedLanguageConstruct", "at 2:1: lambda", {}),
@@ -36,20 +34,16 @@ FAILURES: list[tuple[str, Phase, str, str, dict[str, Any]]] = [
     ("compile/shared-memory", CALL, "OutOfResources", "out of resource: shared memory, Required: 294912", {}),
     ("compile/ub-overflow", CALL, "MLIRCompilationError", "ub overflow, requires 39 bits while 15 bits available!", {}),
     ("compile/dtype", CALL, "RuntimeError", "///---[ERROR][Triton][BEG]---\nUnsupported data type: fp64", {}),
-    ("compile/other", CALL, "Exception", "bishengir encounters error:\nunknown", {}),
     ("compile/other", IMPORT, "RuntimeError", "Error building extension 'norm'", {}),
     ("compile/other", CALL, "CalledProcessError", "Command '['ptxas', '-v']' returned non-zero exit status 255.", {}),
-    ("runtime/CalledProcessError", CALL, "CalledProcessError", "Command '['ls']' returned non-zero exit status", {}),
     ("compile/assertion", CALL, "", "", {"signal": "SIGABRT", "stderr": "F.cpp:12: Assertion `n > 0' failed."}),
     ("compile/assertion", CALL, "", "", {"signal": "SIGSEGV", "stderr": "LLVM ERROR: cannot select\n"}),
     ("crash/SIGSEGV", CALL, "", "", {"signal": "SIGSEGV", "stderr": "Segmentation fault"}),
-    ("crash/exit 0", CALL, "", "", {"exit_code": 0}),
     ("timeout/later call", LATER, "", "", {"timed_out": True, "signal": "SIGKILL"}),
     ("runtime/Ascend 507035", CALL, "RuntimeError", VECTOR_CORE, {}),
     ("runtime/other", CALL, "RuntimeError", "ACL stream synchronize failed", {}),
     ("runtime/CUDA 700", CALL, "AcceleratorError", "CUDA error: an illegal memory access was encountered", {}),
     ("oom", CALL, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", {}),
-    ("runtime/RuntimeError", CALL, "RuntimeError", "mat1 and mat2 shapes cannot be multiplied", {}),
 ]
 
 
@@ -122,7 +116,3 @@ def test_the_sub_class_of_a_mismatch(result: np.ndarray, expected: str) -> None:
 def test_one_of_many_elements_that_is_slightly_off_is_no_permutation() -> None:
     expected = np.linspace(-1, 1, 100_001)
     assert mismatch_sub_class(expected + 2e-4 * (np.arange(100_001) == 70_000), expected, 1e-4) == "precision"
-
-
-def test_a_result_that_lacks_a_nan_is_wrong_in_another_way() -> None:
-    assert mismatch_sub_class(np.ones(1), np.full(1, np.nan), 1e-4) == "other"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from opatlas.outer.judging.input_sets import MARGIN_BYTES, InputSets, Variant
+from opatlas.outer.judging.input_sets import InputSets, Variant
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.process_guard import (
     FunctionTable,
-    PackageFiles,
     PersistingCache,
-    ProcessGuard,
 )
 from opatlas.outer.judging.results import (
     Compared,
@@ -98,40 +95,6 @@ def test_a_variant_differs_in_one_percent_of_the_floating_point_elements() -> No
     assert bool((x == 1).all())
 
 
-def test_zeros_and_signs_stay_in_a_variant() -> None:
-    """A candidate may rely on a triangular matrix, and on inputs between 0 and 1."""
-    inputs = InputSets(lambda seed: [torch.rand(64, 64).triu()], (1, 2))
-    for seed in range(20):
-        inputs.write(Variant(1, seed))
-        (x,) = inputs.arguments
-        assert torch.equal(x, x.triu())
-        assert float(x.min()) >= 0
-        assert float(x.max()) < 1
-
-
-def test_weights_change_with_the_set() -> None:
-    weight = torch.randn(64, 64)
-    original = weight.clone()
-    inputs = InputSets(lambda seed: [torch.zeros(4)], (1, 2), {"weight": weight})
-    inputs.write(Variant(1))
-    assert not torch.equal(weight, original)
-    _, weights = inputs.values(Variant(1))
-    assert torch.equal(weights["weight"], weight)
-    inputs.write(Variant(0))
-    assert torch.equal(weight, original)
-
-
-def test_a_store_outside_an_input_is_found() -> None:
-    inputs = InputSets(lambda seed: [torch.randn(16)], (1, 2))
-    (x,) = inputs.arguments
-    memory = torch.empty(0).set_(x.untyped_storage())
-    assert bool(memory[: MARGIN_BYTES // 4].isnan().all())
-    inputs.expect_margins()
-    memory[MARGIN_BYTES // 4 + 16] = 0.0
-    with pytest.raises(CandidateRejected):
-        inputs.expect_margins()
-
-
 def test_memory_without_values_is_poisoned() -> None:
     with PoisonedAllocations():
         made = [
@@ -168,11 +131,7 @@ def test_memory_that_holds_nan_of_an_earlier_call_is_no_result() -> None:
         (torch.float32, 1.01, False),
         (torch.bfloat16, 1.01, True),
         (torch.bfloat16, 1.1, False),
-        (torch.float8_e4m3fn, 1.0, True),
         (torch.complex64, 1.01, False),
-        (torch.complex64, 1 + 1e-5, True),
-        (torch.complex128, 1 + 1e-5, False),
-        (torch.int64, 1, True),
         (torch.int64, 2, False),
     ],
 )
@@ -186,12 +145,6 @@ def test_results_are_the_same_within_two_tolerances(dtype: torch.dtype, factor: 
     assert not bool(same_results((one,), (one[1:],)))
 
 
-def test_nan_and_infinity_are_the_same_only_at_the_same_places() -> None:
-    one, other = torch.tensor([torch.nan, torch.inf, 1.0]), torch.tensor([1.0, torch.inf, 1.0])
-    assert bool(same_results((one,), (one.clone(),)))
-    assert not bool(same_results((one,), (other,)))
-
-
 def test_other_code_in_the_same_function_is_named() -> None:
     from opatlas.run.result_check import check
 
@@ -201,21 +154,6 @@ def test_other_code_in_the_same_function_is_named() -> None:
         assert "opatlas.run.result_check.check" in table.replaced()
     finally:
         check.__code__ = code
-
-
-def test_a_changed_file_is_found(tmp_path: Path) -> None:
-    own = tmp_path / "task.py"
-    own.write_text("one")
-    files = PackageFiles([own])
-    files.expect_same()
-    own.write_text("two")
-    with pytest.raises(CandidateRejected, match=r"task\.py"):
-        files.expect_same()
-    own.write_text("one")
-    files.expect_same()
-    own.unlink()
-    with pytest.raises(CandidateRejected):
-        files.expect_same()
 
 
 class _Runtime:
@@ -245,14 +183,6 @@ def test_a_part_of_the_cache_that_was_set_aside_is_given_back() -> None:
     assert len(cache.reset()) == 1
     assert (runtime.limit, runtime.resets) == (0, 1)
     assert PersistingCache(CPU, runtime).reset() == []
-
-
-def test_a_process_that_nothing_has_changed_passes() -> None:
-    guard = ProcessGuard(CPU)
-    for step in ("its import", "its first call", "its timed calls"):
-        guard.examine(step)
-    guard.expect_files()
-    assert guard.notes == []
 
 
 def _relu_trial(candidate: Callable[..., Any], seed: int) -> tuple[CandidateTrial, Callable[..., Any]]:

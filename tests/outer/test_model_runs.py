@@ -13,7 +13,6 @@ import pytest
 from opatlas.plugins.cases import CaseTable, Fate, SessionCase, row_of
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.generation.attempts import AttemptLog, ModelAttempt
 from opatlas.outer.generation.session_models import model_settings
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks
@@ -134,13 +133,6 @@ def test_a_model_that_fails_is_not_run_again(tmp_path: Path) -> None:
     assert len(rows.ran) == 3
 
 
-def test_a_task_without_a_recorded_answer_is_skipped(tmp_path: Path) -> None:
-    (tmp_path / "answers").mkdir()
-    rows = Rows(tmp_path, [])
-    assert rows.run().status is Status.SKIPPED
-    assert not rows.ran
-
-
 def test_a_candidate_is_judged_on_all_rows_of_its_task(tmp_path: Path) -> None:
     rows = Rows(tmp_path, [passed(), failed(), passed(), passed()], inputs=2)
     rows.answer(0, block("y = 1"))
@@ -170,27 +162,6 @@ def test_a_row_that_cannot_run_is_no_attempt(tmp_path: Path) -> None:
     assert rows.ran == [("1", 0), ("1", 0)]
 
 
-@pytest.mark.parametrize(
-    ("status", "error_class"), [(Status.CRASHED, ErrorClass.CRASH), (Status.TIMEOUT, ErrorClass.TIMEOUT)]
-)
-def test_a_process_that_ends_is_an_attempt(tmp_path: Path, status: Status, error_class: ErrorClass) -> None:
-    rows = Rows(tmp_path, [RowOutcome(status, "its process ended")])
-    rows.answer(0, block("y = 1"))
-    rows.run(attempts=1)
-    (attempt,) = _attempts(tmp_path)
-    assert attempt.judgement.error_class is error_class
-
-
-def test_the_summary_counts_all_sessions(tmp_path: Path) -> None:
-    rows = Rows(tmp_path, [passed()])
-    rows.answer(0, block("y = 1"))
-    rows.run()
-    models = model_settings(tmp_path / "models.yaml", "cpu")
-    (table,) = models.scores(models.folder(tmp_path))
-    (found,) = table.rows
-    assert found[1:3] == (1, 1)
-
-
 _SERVER = {"endpoint": "http://h"}
 
 
@@ -216,7 +187,3 @@ def test_a_file_of_models_that_cannot_work_is_refused(given: dict[str, Any], nam
         model_settings(models_file(tmp_path, **given), "cpu")
     assert named in str(caught.value)
     assert "models.yaml" in str(caught.value) or "OPATLAS_NOT_SET" in str(caught.value) or named == "'h'"
-
-
-def _attempts(folder: Path) -> list[ModelAttempt]:
-    return AttemptLog(folder / "generated" / "torch").attempts("tasks", "relu", "demo")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,14 +16,11 @@ from opatlas.outer.suites.case import SuiteRow
 from opatlas.outer.suites.operators import (
     _LEFT_OUT,
     Call,
-    derive,
     find_overload,
     functional_of,
     is_no_operator,
     name_of,
-    variants_of,
 )
-from opatlas.outer.suites.opinfo import recorded
 from opatlas.outer.suites.texts import folder_of, overload_of
 from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
 from opatlas.row.status import Status
@@ -83,21 +79,6 @@ def test_the_list_has_variants_dtypes_and_samples_of_all_kinds(rows: listing.Row
     assert rows["add__Tensor"][0][INPUT_DTYPES] == "FLOAT;FLOAT"
 
 
-def test_inputs_are_signed_and_have_infinities_and_nan() -> None:
-    calls = [recorded("nn.functional.relu", "float32", number) for number in range(1)]
-    values = torch.cat([each.flatten() for call in calls if call is not None for each in call.tensors()])
-    assert bool((values < 0).any())
-    extreme = next(
-        call for number in itertools.count() if (call := recorded("abs", "float32", number)) and not _is_finite(call)
-    )
-    (tensor,) = extreme.tensors()
-    assert bool(tensor.isnan().any() or tensor.isinf().any())
-
-
-def _is_finite(call: Call) -> bool:
-    return all(bool(each.isfinite().all()) for each in call.tensors())
-
-
 def test_torch_itself_is_right_in_every_case(rows: listing.Rows, runner: Runner) -> None:
     found = [(name, run(runner, name, cells)) for name, cells in cases(rows)]
     wrong = [
@@ -120,37 +101,6 @@ def test_a_sample_of_another_torch_is_refused(rows: listing.Rows, runner: Runner
 def test_an_operator_that_torch_lacks_is_unsupported(rows: listing.Rows, runner: Runner) -> None:
     assert run(runner, "no_such__default", rows["mm__default"][0]).status is Status.UNSUPPORTED
     assert run(runner, "bernoulli__default", rows["mm__default"][0]).status is Status.UNSUPPORTED
-
-
-def test_variants_are_found_by_the_schema() -> None:
-    def names(functional: str) -> list[str | None]:
-        overload = find_overload(functional)
-        assert overload is not None
-        found = variants_of(overload)
-        return [name_of(each) if each is not None else None for each in (found.in_place, found.out)]
-
-    assert names("add.Tensor") == ["add_.Tensor", "add.out"]
-    assert names("mean.dim") == [None, "mean.out"]
-    assert names("div.Tensor_mode") == ["div_.Tensor_mode", "div.out_mode"]
-    assert names("sort.default") == [None, "sort.values"]
-    # Its result is a list of tensors.
-    assert names("split_with_sizes_copy.default") == [None, None]
-    for variant, functional in (("add_.Tensor", "add.Tensor"), ("sort.values", "sort.default"), ("add.Tensor", None)):
-        overload = find_overload(variant)
-        assert overload is not None
-        found = functional_of(overload)
-        assert (name_of(found) if found is not None else None) == functional
-
-
-def test_a_variant_is_derived_from_a_functional_kernel() -> None:
-    x, out = torch.tensor([1.0, 2.0]), torch.zeros(2)
-    in_place, into = find_overload("add_.Tensor"), find_overload("add.out")
-    assert in_place is not None
-    assert into is not None
-    assert derive(into, lambda a, b: a + 10 * b)(x, x, out=out) is out
-    assert out.tolist() == [11.0, 22.0]
-    assert derive(in_place, lambda a, b: a + 10 * b)(x, x) is x
-    assert x.tolist() == [11.0, 22.0]
 
 
 def test_operators_that_cannot_be_checked_are_no_operators_of_a_suite() -> None:
@@ -308,13 +258,6 @@ def test_a_folder_that_cannot_override_is_refused(tmp_path: Path, kernels: Mappi
     with pytest.raises(opatlas.OpAtlasError):
         opatlas.use(folder, device=device)
     assert torch.relu(torch.ones(1)).item() == 1.0
-
-
-def test_a_folder_without_operators_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "Add.py").write_text("def kernel(a, b): ...\n")
-    for place in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(opatlas.OpAtlasError, match=place.name):
-            opatlas.use(place, device="cpu")
 
 
 def test_an_in_place_case_does_not_resize_its_first_argument(rows: listing.Rows, runner: Runner) -> None:

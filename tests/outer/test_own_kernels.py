@@ -52,10 +52,6 @@ def test_the_share_is_that_of_the_time(names: list[str], durations_us: list[floa
     assert bool(share_notes(share)) == (share is not None and share <= 0.5)
 
 
-def test_a_candidate_without_kernels_has_no_share() -> None:
-    assert own_share(["softmax_warp_forward"], [1.0], _source("import torch").own_kernels()) == 0.0
-
-
 @pytest.mark.parametrize("durations_us", [[0.0], [1.0, -2.0], [math.nan], [math.inf, 3.0], []])
 def test_durations_that_are_no_times_are_refused(durations_us: list[float]) -> None:
     with pytest.raises(CandidateRejected):

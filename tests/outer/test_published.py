@@ -10,9 +10,9 @@ import pytest
 import yaml
 from simulated_attempts import loop, write_run
 
-from opatlas.outer.experiment.command import ExperimentReport, make_report
-from opatlas.outer.experiment.outcomes import read_experiment
 from opatlas.outer.generation.attempts import ModelAttempt
+from opatlas.outer.generation.outcomes import read_experiment
+from opatlas.outer.generation.score_command import ExperimentReport, make_report
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 
 PUBLISHED: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text("utf-8"))

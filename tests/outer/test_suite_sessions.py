@@ -19,8 +19,6 @@ from opatlas.outer.suites.listing import suite_name, suite_rows
 from opatlas.outer.suites.score import SuiteScore, read_score
 from opatlas.outer.suites.texts import overload_of
 from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
-from opatlas.row.location import implementation_of, implementation_path, parse_path, suite_path
-from opatlas.row.versions import CUDA, TORCH, Versions
 
 pytestmark = pytest.mark.usefixtures("forks")
 TRACE = """\
@@ -154,14 +152,6 @@ def test_a_new_folder_has_right_kernels(
     assert done.outcomes() == {"passed": 12}
 
 
-@pytest.mark.parametrize("options", [("--suite=calls.txt", "--tasks=.")])
-def test_wrong_options_are_refused(suite: tuple[Sessions, Finished, Path], options: tuple[str, ...]) -> None:
-    sessions, *_ = suite
-    done = sessions.run(*options, "test_suites.py")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert done.has_line("--suite")
-
-
 def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:
     rows = suite_rows("traces", "cpu")
     assert len(rows) > 20
@@ -172,14 +162,6 @@ def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:
     assert suite_name("opinfo") == "opinfo"
     with pytest.raises(OpAtlasError, match="no/such"):
         suite_name("no/such")
-
-
-def test_the_path_of_a_suite_names_device_and_versions_and_no_implementation() -> None:
-    path = suite_path("NVIDIA_H100", "opinfo", Versions(torch="2.11.0+cu130", cuda="13.0"))
-    assert parse_path(path) == ("NVIDIA_H100", {TORCH.name: "2.11.0", CUDA.name: "13.0"})
-    assert implementation_of(path) == ("", "")
-    with pytest.raises(OpAtlasError):
-        implementation_path("cpu", "suite_opinfo", "1", Versions(torch="2.11.0"))
 
 
 def scored(folder: Path, *cases: tuple[str, str, float, str, float]) -> SuiteScore:
@@ -194,15 +176,6 @@ def scored(folder: Path, *cases: tuple[str, str, float, str, float]) -> SuiteSco
             (folder / place).mkdir(exist_ok=True)
             write_table(folder / place / f"{name}.csv", rows)
     return read_score(Database(folder / "own"), Database(folder / "torch"))
-
-
-def test_a_score_has_a_denominator_and_no_nan(tmp_path: Path) -> None:
-    nothing = SuiteScore([])
-    assert (nothing.speed_up, nothing.cases, nothing.faster(1.0)) == (None, 0, 0)
-    assert set(nothing.figures().values()) == {None}
-    missing = scored(tmp_path, ("abs__default", "unsupported", 1.0, "", 1.0))
-    assert (missing.right, missing.cases, missing.speed_up) == (0, 1, None)
-    assert {name: count for name, (count, _) in missing.figures().items()} == {"right cases": 0, "right operators": 0}
 
 
 def test_speed_ups_are_of_right_cases_alone_and_weighted_by_count(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from chat_server import ChatServer, chat_server
 from sessions import ROOT, Sessions
 
-from opatlas.outer.generation.answers import read_exchange
 from opatlas.outer.generation.attempts import AttemptLog
+from opatlas.outer.generation.endpoint import read_exchange
 from opatlas.outer.judging.judgement import ErrorClass
 
 KEY = "sk-0123456789-secret"

@@ -20,9 +20,8 @@ from replaying import job_of
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.process_state import ProcessState, changes
 from opatlas.run.registry import replays
-from opatlas.run.runner import Runner
+from opatlas.run.runner import ProcessState, Runner, changes
 
 
 @contextmanager
@@ -73,7 +72,6 @@ CHANGES = {
     "torch threads": lambda: setting(torch.set_num_threads, torch.get_num_threads() + 1, torch.get_num_threads()),
     "default dtype": lambda: setting(torch.set_default_dtype, torch.float64, torch.get_default_dtype()),
     "default device": lambda: setting(torch.set_default_device, "meta", None),
-    "deterministic algorithms": lambda: setting(torch.use_deterministic_algorithms, True, False),
     "flushing of denormals": lambda: setting(torch.set_flush_denormal, True, False),
     "grad mode": lambda: setting(torch.set_grad_enabled, not torch.is_grad_enabled(), torch.is_grad_enabled()),
     "autocast of cpu": lambda: torch.autocast("cpu"),

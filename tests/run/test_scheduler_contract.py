@@ -200,6 +200,7 @@ def sample(outcome: RowOutcome) -> float | None:
 
 
 def test_jobs_run_in_their_order_and_each_has_one_outcome_its_own(scheduler: Scheduler, group: GroupSpec) -> None:
+    scheduler.begin()
     submitted = jobs(1, 2, 3, 4, group=group)
     for job in submitted:
         scheduler.submit(job)

@@ -30,7 +30,7 @@ from opatlas.row.columns import (
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Durations, Source
 from opatlas.row.signature import signatures
-from opatlas.row.slots import normal_words
+from opatlas.row.slots import SHAPES_OF, normal_words
 from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
 
@@ -174,7 +174,9 @@ class AnsweringRows:
 
     def words_at(self, place: int, column: str) -> tuple[str, ...]:
         """Returns the words of a cell of one row, which takes less time than those of a column."""
-        return normal_words(self.kernel_type, column, self.found[place].row.cells)
+        position = self.found[place].position
+        cells = {name: self.table.cells(name)[position] for name in (column, SHAPES_OF.get(column, column))}
+        return normal_words(self.kernel_type, column, cells)
 
     def _of_rows(self, values: Sequence[Any]) -> list[Any]:
         return [values[position] for position in self._places[1].tolist()]

@@ -7,6 +7,7 @@ Several processes of a session share the file. A line is written in one step und
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
@@ -26,14 +27,12 @@ from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.text import Word, cut_middle
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
-from .answers import ChatModel, NoRecordedAnswer
-from .endpoint import ChatAnswer, ChatRequest
+from .endpoint import ChatAnswer, ChatModel, ChatRequest, NoRecordedAnswer
 from .models_file import LoopLimits, Price, cost_of
 from .prompt import Prompts, error_text, read_answer, without_places
 
 #: The name of the file in the folder of a run.
 ATTEMPTS = "attempts.jsonl"
-_BLOCK_BYTES = 1 << 16
 #: Seconds and dollars in a file. Their sums are finite.
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
@@ -95,8 +94,6 @@ class AttemptLog:
     def __init__(self, folder: Path) -> None:
         self.path = folder / ATTEMPTS
         self.torn = False
-        self._read_bytes = self._lines = 0
-        self._attempts: list[ModelAttempt] = []
 
     def all(self) -> Sequence[ModelAttempt]:
         """Returns all attempts in their order; a last line without an end counts where it is whole.
@@ -104,57 +101,47 @@ class AttemptLog:
         Raises:
             OpAtlasError: the file cannot be read, or a line of it is no attempt: the error names line and field.
         """
-        rest = self._read()
-        try:
-            last = [self._decoded(rest, self._lines + 1)] if rest.strip() else []
-        except DecodeError:
-            last = []
-        self.torn = bool(rest.strip()) and not last
-        return [*self._attempts, *last]
+        attempts, rest = self._read()
+        with contextlib.suppress(DecodeError):
+            attempts += [decode(rest, ModelAttempt, str(self.path))] if rest.strip() else []
+            rest = b""
+        self.torn = bool(rest.strip())
+        return attempts
 
-    def _read(self) -> bytes:
-        """Reads the lines that were added since the last call, and returns the beginning of one without an end."""
+    def _read(self) -> tuple[list[ModelAttempt], bytes]:
+        """Returns the attempts of whole lines, and the beginning of one without an end."""
         try:
             with open_safely(self.path) as file:
-                file.seek(self._read_bytes)
                 *lines, rest = file.read().split(b"\n")
         except FileNotFoundError:
-            return b""
+            return [], b""
         except OSError as error:
             raise OpAtlasError(f"{self.path}: cannot be read ({error.strerror}): check its permissions") from None
-        for line in lines:
-            self._lines += 1
-            if line.strip():
-                self._attempts.append(self._decoded(line, self._lines))
-            self._read_bytes += len(line) + 1
-        return rest
-
-    def _decoded(self, line: bytes, number: int) -> ModelAttempt:
-        place = f"{self.path}:{number}"
-        try:
-            return decode(line, ModelAttempt, place)
-        except DecodeError as error:
-            raise DecodeError(place, f"{error.problem}: delete the line, or move the folder away") from None
+        attempts = []
+        for number, line in enumerate(lines, 1):
+            place = f"{self.path}:{number}"
+            try:
+                attempts += [decode(line, ModelAttempt, place)] if line.strip() else []
+            except DecodeError as error:
+                raise DecodeError(place, f"{error.problem}: delete the line, or move the folder away") from None
+        return attempts, rest
 
     def attempts(self, task_set: str, task: str, model: str) -> list[ModelAttempt]:
         """Returns the attempts of a model at a task, in their order. Raises OpAtlasError as `all` does."""
-        self._read()
         wanted = (task_set, task, model)
-        return [each for each in self._attempts if (each.task_set, each.task, each.model) == wanted]
+        return [each for each in self._read()[0] if (each.task_set, each.task, each.model) == wanted]
 
     def tasks_of(self, model: str) -> list[list[ModelAttempt]]:
         """Returns the attempts of a model at each task. Raises OpAtlasError as `all` does."""
-        self._read()
         found: dict[tuple[str, str], list[ModelAttempt]] = {}
-        for each in self._attempts:
+        for each in self._read()[0]:
             if each.model == model:
                 found.setdefault((each.task_set, each.task), []).append(each)
         return list(found.values())
 
     def cost_usd(self) -> float:
         """Returns what all attempts of the run cost. Raises OpAtlasError as `all` does."""
-        self._read()
-        return sum(attempt.cost_usd for attempt in self._attempts)
+        return sum(attempt.cost_usd for attempt in self._read()[0])
 
     def append(self, attempt: ModelAttempt) -> None:
         """Adds a line, and returns once it is on the disk. Raises OpAtlasError if it cannot be written."""
@@ -163,7 +150,7 @@ class AttemptLog:
             file = os.open(safe_file(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                whole = _end_of_lines(file)
+                whole = os.pread(file, os.fstat(file).st_size, 0).rfind(b"\n") + 1
                 # A killed process left a part of a line, whose attempt is made again.
                 os.ftruncate(file, whole)
                 try:
@@ -180,18 +167,6 @@ class AttemptLog:
             raise OpAtlasError(
                 f"{self.path} was not written ({error.strerror}): make room, or name another folder"
             ) from None
-
-
-def _end_of_lines(file: int) -> int:
-    """Returns the number of bytes up to the end of the last whole line."""
-    end = os.fstat(file).st_size
-    while end > 0:
-        start = max(end - _BLOCK_BYTES, 0)
-        found = os.pread(file, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 #: Judges the candidate in a file.

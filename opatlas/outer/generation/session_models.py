@@ -12,9 +12,15 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
-from opatlas.outer.generation.answers import RecordedAnswers, model_folder
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
-from opatlas.outer.generation.endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError
+from opatlas.outer.generation.endpoint import (
+    ChatAnswer,
+    ChatRequest,
+    Endpoint,
+    EndpointError,
+    RecordedAnswers,
+    model_folder,
+)
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, NamedModel, read_models
 from opatlas.outer.generation.prompt import Prompts
 from opatlas.outer.judging.judgement import ErrorClass, Judgement

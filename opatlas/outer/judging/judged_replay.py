@@ -203,7 +203,7 @@ class JudgedReplay(ABC):
         samples, failed = self._sample(trial)
         examine(guard, "its timed calls")
         if guard is not None:
-            guard.expect_files()
+            guard.files.expect_same()
         self._step(Phase.CHECK)
         trial.verify(self._expected, self._compare, self._own_results)
         if isinstance(failed, NoKernelLaunched) and guard is not None:

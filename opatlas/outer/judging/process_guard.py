@@ -31,7 +31,7 @@ import torch
 
 import opatlas
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.run.process_state import ProcessState, changes
+from opatlas.run.runner import ProcessState, changes
 
 
 class ProcessGuard:
@@ -39,12 +39,14 @@ class ProcessGuard:
 
     Attributes:
         notes: the restored settings, a phrase for each change.
+        files: those that decide about the row.
+        threads: those that may go on.
     """
 
     def __init__(self, device: torch.device, files: Iterable[Path] = ()) -> None:
         """`files` are those of the task and of the candidate."""
         self.notes: list[str] = []
-        self._files = PackageFiles(files)
+        self.files = PackageFiles(files)
         self._settings = TorchSettings(device.type)
         self._cache = PersistingCache(device)
         self.threads = ThreadWatch()
@@ -56,21 +58,13 @@ class ProcessGuard:
         Args:
             step: the step of the candidate meanwhile ("its import").
         """
-        self.restore(step)
+        restored = (*self._settings.restore(), *self._cache.reset())
+        self.notes += [note for phrase in restored if (note := f"{step} {phrase}") not in self.notes]
         if names := self._functions.replaced():
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             text = f"{step} replaced {', '.join(names[:_NAMED])}{more}: leave functions alone"
             raise CandidateRejected(ErrorClass.HACK, "patched", text)
         self.threads.expect_same()
-
-    def restore(self, step: str) -> None:
-        """Restores settings of torch and of the GPU that the candidate has changed."""
-        restored = (*self._settings.restore(), *self._cache.reset())
-        self.notes += [note for phrase in restored if (note := f"{step} {phrase}") not in self.notes]
-
-    def expect_files(self) -> None:
-        """Raises CandidateRejected if a file was changed. Takes some hundredths of a second."""
-        self._files.expect_same()
 
 
 #: Endings of the files that decide about a row. Data and pages are left out.

@@ -302,7 +302,7 @@ def compare_results(results: Sequence[Any], expected: Sequence[Any], limit: floa
         worst = max(worst, math.inf if found.wrong and found.largest is None else found.largest or 0.0)
         difference, elements = max(difference, found.difference), elements + result.numel()
         if found.wrong:
-            text = f"{name} is wrong in {found.wrong:,} of {result.numel():,} elements: {found.first}"
+            text = f"{name} is wrong in {found.wrong:,} of {comparison.actual.numel():,} elements: {found.first}"
             return Compared(worst, difference, elements, text, _sub_class(comparison))
     return Compared(worst, difference, elements)
 

@@ -33,10 +33,11 @@ from opatlas.outer.suites.texts import (
     OPINFO,
     TRACE,
     ArgumentsText,
-    ListedCase,
+    CaseRow,
     SlotText,
     TensorText,
     TorchConstant,
+    case_row,
     overload_of,
     read_arguments,
     read_traces,
@@ -284,7 +285,7 @@ def _index_bounds(operator: str, arguments: Mapping[str, Any]) -> dict[str, int]
     return {}
 
 
-def trace_cases(path: Path) -> Iterator[ListedCase]:
+def trace_cases(path: Path) -> Iterator[CaseRow]:
     """Yields the cases of the calls in a file or folder of traces. Raises OpAtlasError."""
     for call in read_traces(path):
         overload = find_overload(call.overload)
@@ -296,7 +297,7 @@ def trace_cases(path: Path) -> Iterator[ListedCase]:
         with suppress(Exception):
             if overload is not None:
                 outputs = slots_of(make_call(overload, call.arguments, torch.device("meta"), 0).results())
-        yield ListedCase(
+        yield case_row(
             call.overload,
             name_of(functional) if functional is not None else "",
             TRACE,

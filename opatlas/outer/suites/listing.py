@@ -26,27 +26,15 @@ from opatlas.outer.suites.score import read_score
 from opatlas.outer.suites.texts import (
     LARGEST_BYTES,
     OPINFO,
-    ListedCase,
     folder_of,
     overload_of,
-    text_digest,
     trace_files,
 )
 from opatlas.row.columns import (
-    ARGUMENTS,
     FUNCTIONAL,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    SAMPLE,
     SAMPLE_TORCH,
-    TRACE_COUNT,
 )
 from opatlas.row.location import default_database_of, suite_path
-from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementation import Implementation
 from opatlas.run.process.fresh_python import import_environment, module_command
@@ -238,29 +226,11 @@ def _main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        for case in trace_cases(Path(request)) if isinstance(request, str) else list_cases(*request):
-            print(json.dumps({"row": (folder_of(case.overload), _cells(case, torch.__version__))}))
+        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(*request)
+        for kernel_type, cells in cases:
+            print(json.dumps({"row": (kernel_type, {**cells, SAMPLE_TORCH: torch.__version__})}))
     except OpAtlasError as error:
         sys.exit(str(error))
-
-
-def _cells(case: ListedCase, torch_version: str) -> dict[str, str]:
-    cells = {
-        SAMPLE: f"{case.sample}/{text_digest(case.arguments)}",
-        ARGUMENTS: case.arguments,
-        FUNCTIONAL: case.functional and folder_of(case.functional),
-        TRACE_COUNT: "" if case.count is None else str(case.count),
-        SAMPLE_TORCH: torch_version,
-    }
-    for slots, (shapes, dtypes, formats) in (
-        (case.inputs, (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)),
-        (case.outputs, (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)),
-    ):
-        joined = ";".join(",".join(map(str, shape)) for shape, _ in slots)
-        cells[shapes] = joined or (EMPTY_SHAPE if slots else "")
-        cells[dtypes] = ";".join(dtype_of_torch(dtype) for _, dtype in slots)
-        cells[formats] = ";".join("ND" for _ in slots)
-    return cells
 
 
 if __name__ == "__main__":

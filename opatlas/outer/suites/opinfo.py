@@ -34,7 +34,7 @@ from opatlas.outer.suites.operators import (
     text_of_tensor,
     variants_of,
 )
-from opatlas.outer.suites.texts import OPINFO, ArgumentsText, ListedCase
+from opatlas.outer.suites.texts import OPINFO, ArgumentsText, CaseRow, case_row
 from opatlas.run.kernel_call import OperatorMode, flat_tensors
 
 #: Cases of an operator for each dtype: spread over the samples of OpInfo, which has up to 1,440 of one.
@@ -159,7 +159,7 @@ def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch
     return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
 
 
-def list_cases(device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Iterator[ListedCase]:
+def list_cases(device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Iterator[CaseRow]:
     """Yields the cases of all operators.
 
     Args:
@@ -250,7 +250,7 @@ def _spread(samples: Sequence[_Sample], most: int) -> list[_Sample]:
     return [samples[number * len(samples) // most] for number in range(most)]
 
 
-def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator[ListedCase]:
+def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator[CaseRow]:
     for sample in samples:
         yield _case(operator, "", dtype, sample, sample.call, sample.results)
     overload = find_overload(operator)
@@ -262,7 +262,7 @@ def _cases_of(operator: str, dtype: str, samples: Sequence[_Sample]) -> Iterator
         yield from itertools.islice(filter(None, made), _MOST_VARIANTS)
 
 
-def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> ListedCase | None:
+def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: _Sample) -> CaseRow | None:
     """Returns the case of a variant; None if torch refuses an in-place call with a larger result, or resizes `self`."""
     try:
         call = variant_call(variant, sample.call, sample.results)
@@ -284,6 +284,6 @@ def variant_call(variant: torch._ops.OpOverload, call: Call, results: Sequence[t
 
 def _case(
     operator: str, functional: str, dtype: str, sample: _Sample, call: Call, results: Sequence[torch.Tensor]
-) -> ListedCase:
+) -> CaseRow:
     name = f"{OPINFO}/{sample.opinfo}/{dtype}/{sample.number}"
-    return ListedCase(operator, functional, name, str(text_of(call)), slots_of(call.tensors()), slots_of(results))
+    return case_row(operator, functional, name, str(text_of(call)), slots_of(call.tensors()), slots_of(results))

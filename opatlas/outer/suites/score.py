@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from opatlas.ask.compare.comparison import FAST, geometric_mean
 from opatlas.data.database import Database
 from opatlas.formats import percent, ratio
 from opatlas.outer.suites.texts import is_folder, overload_of
@@ -19,8 +20,6 @@ from opatlas.text import parse_whole
 
 #: Statuses of a case whose result was right, and of one without a kernel.
 _RIGHT, _WITHOUT = frozenset({Status.MEASURED, Status.CHECKED}), frozenset({None, Status.UNSUPPORTED, Status.SKIPPED})
-#: perf@p is given for these p.
-FAST = (1.0, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class SuiteScore:
     @property
     def speed_up(self) -> float | None:
         """The geometric mean over the operators with a speed-up; None if there is none."""
-        return _geometric_mean((each.speed_up, 1) for each in self.operators)
+        return geometric_mean([each.speed_up for each in self.operators if each.speed_up is not None])
 
     def faster(self, least: float) -> int:
         """Returns the number of operators of which all cases are right and whose speed-up is above `least`."""
@@ -134,13 +133,17 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
             continue
         statuses = list(map(Status.from_cell, column_cells(frame, STATUS)))
         torchs = _durations(name, baseline)
-        cells = (column_cells(frame, each) for each in (AVERAGE, TRACE_COUNT))
-        speed_ups = (
-            (torchs[case] / us, parse_whole(count) or 1)
-            for case, status, cell, count in zip(signatures(name, frame), statuses, *cells, strict=True)
+        counts = [parse_whole(count) or 1 for count in column_cells(frame, TRACE_COUNT)]
+        logs = [
+            (math.log(torchs[case] / us), count)
+            for case, status, cell, count in zip(
+                signatures(name, frame), statuses, column_cells(frame, AVERAGE), counts, strict=True
+            )
             if status in _RIGHT and case in torchs and (us := valid_duration(cell)) is not None
-        )
-        operators.append(OperatorScore(overload_of(name), Counter(statuses), _geometric_mean(speed_ups)))
+        ]
+        total = sum(count for _, count in logs)
+        speed_up = math.exp(sum(log * count for log, count in logs) / total) if total else None
+        operators.append(OperatorScore(overload_of(name), Counter(statuses), speed_up))
     return SuiteScore(operators)
 
 
@@ -151,9 +154,3 @@ def _durations(kernel_type: str, database: Database | None) -> dict[str, float]:
     frame = database.read(kernel_type).frame
     found = zip(signatures(kernel_type, frame), map(valid_duration, column_cells(frame, AVERAGE)), strict=True)
     return {case: us for case, us in found if us is not None}
-
-
-def _geometric_mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
-    known = [(math.log(number), weight) for number, weight in weighted if number is not None and number > 0]
-    total = sum(weight for _, weight in known)
-    return math.exp(sum(log * weight for log, weight in known) / total) if total else None

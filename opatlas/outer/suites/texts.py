@@ -23,6 +23,19 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
+from opatlas.row.columns import (
+    ARGUMENTS,
+    FUNCTIONAL,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    SAMPLE,
+    TRACE_COUNT,
+)
+from opatlas.row.slots import EMPTY_SHAPE, dtype_of_torch
 from opatlas.text import shortened
 
 #: A kernel type that is the folder of an overload: the operator, then two underscores, then the overload.
@@ -329,13 +342,27 @@ def _read_file(path: Path) -> Iterator[TracedCall]:
 OPINFO, TRACE = "opinfo", "trace"
 #: A tensor of a call: shape, and the name of the dtype in torch.
 SlotText = tuple[Sequence[int], str]
+#: Kernel type and cells of a case.
+CaseRow = tuple[str, dict[str, str]]
 
 
-@dataclass(frozen=True)
-class ListedCase:
-    """A case of a suite, as the list of its rows has it.
+def text_digest(arguments: str) -> str:
+    """Returns the digest of the text of arguments, which is a part of the name of a sample."""
+    return blake2b(arguments.encode(), digest_size=6).hexdigest()
 
-    Attributes:
+
+def case_row(
+    overload: str,
+    functional: str,
+    sample: str,
+    arguments: str,
+    inputs: Sequence[SlotText],
+    outputs: Sequence[SlotText],
+    count: int | None = None,
+) -> CaseRow:
+    """Returns kernel type and cells of a case.
+
+    Args:
         overload: the operator ("add_.Tensor").
         functional: the functional operator of which `overload` is a variant; "" if `overload` is no variant.
         sample: the sample ("opinfo/add/float32/3"), or TRACE.
@@ -343,16 +370,18 @@ class ListedCase:
         inputs, outputs: the tensors.
         count: how often models make the call; None: unknown.
     """
-
-    overload: str
-    functional: str
-    sample: str
-    arguments: str
-    inputs: Sequence[SlotText]
-    outputs: Sequence[SlotText]
-    count: int | None = None
-
-
-def text_digest(arguments: str) -> str:
-    """Returns the digest of the text of arguments, which is a part of the name of a sample."""
-    return blake2b(arguments.encode(), digest_size=6).hexdigest()
+    cells = {
+        SAMPLE: f"{sample}/{text_digest(arguments)}",
+        ARGUMENTS: arguments,
+        FUNCTIONAL: functional and folder_of(functional),
+        TRACE_COUNT: "" if count is None else str(count),
+    }
+    for slots, (shapes, dtypes, formats) in (
+        (inputs, (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)),
+        (outputs, (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)),
+    ):
+        joined = ";".join(",".join(map(str, shape)) for shape, _ in slots)
+        cells[shapes] = joined or (EMPTY_SHAPE if slots else "")
+        cells[dtypes] = ";".join(dtype_of_torch(dtype) for _, dtype in slots)
+        cells[formats] = ";".join("ND" for _ in slots)
+    return folder_of(overload), cells

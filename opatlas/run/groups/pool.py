@@ -159,7 +159,7 @@ class GroupPool(Relay):
         if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
             raise MissingPrecondition(f"not tried again: {given_up}")
         if self._current is None or not self._group.serves(spec):
-            self._release()
+            self._close_current()
             devices = self._nodes.devices_of(spec, self._working)
             self._group = spec
             self._current = self._scheduler_of(spec, devices, self._settings_for(devices[0].kind))

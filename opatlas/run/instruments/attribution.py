@@ -110,7 +110,7 @@ def _carries(launch: Launch) -> bool:
     return any(carrier in text for carrier in _CARRIERS)
 
 
-_BEGIN, _END = dimensions(BEGIN_MARK), dimensions(END_MARK)
+_BEGIN, _END = (",".join(map(str, shape)) for shape in (BEGIN_MARK, END_MARK))
 #: Assumption of samples that were assigned without marks.
 BY_ORDER = "the profile holds no marks: their order and number separates samples from warm-up"
 
@@ -365,18 +365,23 @@ def whole_call(found: ProfiledSamples) -> OwnKernel | NoSamples:
     if len(names) > 1:
         several = " and ".join(sorted(" + ".join(each) for each in names))
         return NoSamples(f"equal calls launched different kernels: {several}")
-    counters: dict[str, list[float]] = defaultdict(list)
-    for launch in (launch for call in calls for launch in call):
-        for counter, value in launch.counters.items():
-            counters[counter].append(value)
     return OwnKernel(
         durations_us=tuple(sum(launch.duration_us for launch in call) for call in calls),
-        counters={counter: fmean(values) for counter, values in counters.items()},
+        counters=_mean_counters(calls),
         device_kernels=len(calls[0]),
         helper_kernels={},
         assumptions=(found.assumption,) if found.assumption else (),
         kernel_names=next(iter(names)),
     )
+
+
+def _mean_counters(calls: Iterable[Iterable[Launch]]) -> dict[str, float]:
+    """Returns the mean of each hardware counter over all launches that have it."""
+    counters: dict[str, list[float]] = defaultdict(list)
+    for launch in (launch for call in calls for launch in call):
+        for counter, value in launch.counters.items():
+            counters[counter].append(value)
+    return {counter: fmean(values) for counter, values in counters.items()}
 
 
 _Compared: TypeAlias = "Sequence[tuple[Launch, LaunchComparison]]"
@@ -412,14 +417,10 @@ def _samples(
         for launch in call:
             if id(launch) not in own_ids:
                 helpers[normalized_kernel_type(launch.kernel_type)].append(launch.duration_us)
-    counters: dict[str, list[float]] = defaultdict(list)
-    for launch in (launch for its_own in launches for launch in its_own):
-        for counter, value in launch.counters.items():
-            counters[counter].append(value)
     several = f"the call launches the row's case {len(launches[0])} times: each sample is their mean"
     return OwnKernel(
         durations_us=tuple(fmean(launch.duration_us for launch in its_own) for its_own in launches),
-        counters={counter: fmean(values) for counter, values in counters.items()},
+        counters=_mean_counters(launches),
         device_kernels=len(calls[0]),
         helper_kernels={helper: sum(values) / len(calls) for helper, values in helpers.items()},
         assumptions=(*assumptions, *comparison.assumptions, *([several] if len(launches[0]) > 1 else [])),

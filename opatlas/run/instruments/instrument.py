@@ -383,19 +383,13 @@ class UnthrottledInstrument:
             reasons = self._wait(pauses) if sum(samples.durations_us) < _OWN_THROTTLING_US else ()
             samples = self._instrument.sample(call, before_each, again)
             reasons = self._throttles() or reasons
-        return replace(samples, notes=(*samples.notes, *_notes(dropped)), throttled=_throttled(reasons))
+        were = "sample was" if dropped == 1 else "samples were"
+        notes = [f"{dropped} {were} dropped: the device was throttled"] if dropped else []
+        throttled = f"the device was throttled ({', '.join(reasons)})" if reasons else ""
+        return replace(samples, notes=(*samples.notes, *notes), throttled=throttled)
 
     def _wait(self, pauses: list[float]) -> tuple[str, ...]:
         """Waits until the device is not throttled, or no pause is left. Returns why it is still throttled."""
         while (reasons := self._throttles()) and pauses:
             self._sleep(pauses.pop())
         return reasons
-
-
-def _notes(dropped: int) -> list[str]:
-    were = "sample was" if dropped == 1 else "samples were"
-    return [f"{dropped} {were} dropped: the device was throttled"] if dropped else []
-
-
-def _throttled(reasons: tuple[str, ...]) -> str:
-    return f"the device was throttled ({', '.join(reasons)})" if reasons else ""

@@ -6,11 +6,13 @@ process ends when the other end is closed, and with its parent, unless the paren
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import socket
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from opatlas.errors import OpAtlasError
@@ -36,10 +38,16 @@ def main(fd: int, *, under_launcher: bool) -> None:
     # Only pytest handles Ctrl-C: it decides about the current row.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:
-        start: Start = channel.receive()
-        sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
         # torch creates half a million permanent objects: garbage collection ignores them during import and timing.
         gc.disable()
+        # Imported while pytest collects. Where pytest's import path is needed for it, the import below reports that.
+        with contextlib.suppress(ImportError):
+            import_module("opatlas.run.runner")
+        try:
+            start: Start = channel.receive()
+        except EOFError:
+            return
+        sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
         try:
             from opatlas.run.runner import Runner
 

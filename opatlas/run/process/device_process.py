@@ -7,6 +7,7 @@ device is probed first.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -111,14 +112,23 @@ class DeviceProcess(Opened):
         """`launcher` is the program under which the process runs; None: no program."""
         super().__init__(waits)
         self._launcher = launcher
-        self._start_message = Start(spec, settings, import_paths())
+        self._spec = spec
+        self._settings = settings
         self._child: Child | None = None
+        #: Whether the process has opened its device.
+        self._is_ready = False
         self._exit_code: int | None = None
+
+    def begin(self) -> None:
+        with self._end_if_interrupted, contextlib.suppress(OSError, DeviceGone):
+            # A failure is reported when the device is opened.
+            if self._child is None:
+                self._spawn()
 
     def _run(self, job: Job) -> RowOutcome:
         with self._end_if_interrupted, self._waits:
             for attempt in range(TRIES):
-                child = self._child or self._open()
+                child = self._child if self._child is not None and self._is_ready else self._open()
                 try:
                     self._expect_idle(child)
                     child.channel.send(Run.of(job))
@@ -151,11 +161,16 @@ class DeviceProcess(Opened):
                 return outcome
         raise DeviceGone(f"its process {how} before it took a row, {TRIES} times")
 
+    def release(self) -> None:
+        # The next job would get a new process.
+        if self._child is not None:
+            self._child.channel.close()
+
     def close(self) -> None:
         """Waits until the process ends, or ends the process after a limit; then ends all its descendants."""
         if self._child is not None:
             self._child.channel.close()
-        self._kill(_END_TIMEOUT_S)
+        self._kill(_END_TIMEOUT_S if self._is_ready else 0.0)
 
     def _await(self, child: Child, job: Job) -> RowOutcome:
         """Waits for the outcome of a job.
@@ -201,7 +216,7 @@ class DeviceProcess(Opened):
             raise ChannelBroken("an unexpected answer came over the connection")
 
     def _is_open(self) -> bool:
-        return self._child is not None
+        return self._is_ready
 
     def _open(self) -> Child:
         """Starts a process and waits until its device passes the probe. Raises DeviceGone after the last attempt."""
@@ -209,7 +224,7 @@ class DeviceProcess(Opened):
             answer = self._start()
             if isinstance(answer, Ready):
                 assert self._child is not None
-                self._device = answer.device
+                self._device, self._is_ready = answer.device, True
                 return self._child
             failure = answer or NotReady(f"it ended before it was ready, {TRIES} times")
             how = f" (it {self._kill(_END_TIMEOUT_S)})" if answer is None else ""
@@ -218,19 +233,24 @@ class DeviceProcess(Opened):
                 # The device has never been available: further attempts are useless.
                 break
             time.sleep(pause_s)
-        spec = self._start_message.spec
         if failure.unhealthy:
-            raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
-        raise DeviceGone(f"the {spec} device process did not start: {failure.reason}{how}")
+            raise DeviceGone(f"{self._spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
+        raise DeviceGone(f"the {self._spec} device process did not start: {failure.reason}{how}")
+
+    def _spawn(self) -> Child:
+        """Starts a process, which imports torch and waits for its device. Raises OSError, DeviceGone."""
+        self._child = Child(self._command, device_environment(self._spec))
+        return self._child
 
     def _start(self) -> Ready | NotReady | None:
-        """Starts a process and returns its first answer; None if the process ended without an answer."""
+        """Starts a process, if none has begun, and returns its first answer; None if it ended without an answer."""
         try:
-            child = self._child = Child(self._command, device_environment(self._start_message.spec))
+            child = self._child or self._spawn()
         except OSError as error:
             return NotReady(f"no process can be started: {error}")
         try:
-            child.channel.send(self._start_message)
+            # Not before: the collection of pytest may add to the path.
+            child.channel.send(Start(self._spec, self._settings, import_paths()))
             answer = child.channel.receive(_START_TIMEOUT_S, child.ends)
         except ChannelBroken as broken:
             return NotReady(str(broken))
@@ -264,4 +284,5 @@ class DeviceProcess(Opened):
             self._exit_code = self._child.end(patience_s)
             how = self._child.describe_end(self._exit_code)
         self._child = None
+        self._is_ready = False
         return how

@@ -1,4 +1,4 @@
-"""The rules on the source of a candidate: what fails, what is a note, what is neither."""
+"""The rules on the source of a candidate: what fails, what is a note, what is neither; docs/candidates.md has each."""
 
 from __future__ import annotations
 
@@ -140,11 +140,6 @@ def test_the_language_that_was_asked_for_is_required() -> None:
     assert rule_of(TRITON + LAUNCH, "triton") == rule_of(CUDA, "cuda") == ""
 
 
-def test_the_classes_come_in_their_order() -> None:
-    """A hack in a file with a missing module is of class import, whatever the lines."""
-    assert rule_of("import os\nos._exit(0)\nModelNew = Model\nimport absent\n") == "import: missing_module"
-
-
 def test_modules_beside_the_candidate_are_there(tmp_path: Path) -> None:
     (tmp_path / "_beside_candidate.py").write_text("", "utf-8")
     source = "from _beside_candidate import kernel\nimport given\n"
@@ -175,15 +170,6 @@ def test_a_failed_candidate_keeps_its_notes() -> None:
     assert any(note.startswith("precision:") for note in judgement.notes)
 
 
-def test_an_odd_escape_warns_nobody(recwarn: pytest.WarningsRecorder) -> None:
-    assert rule_of("import torch\ntext = '\\d'\n") == ""
-    assert not recwarn.list
-
-
-def test_every_rule_has_a_name_of_its_own() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
-
-
 ENDS = "import sys\nimport torch\nclass ModelNew(torch.nn.Module):\n    pass\n"
 GUARD = 'if __name__ == "__main__":\n    sys.exit(0)\n'
 
@@ -211,3 +197,17 @@ GUARD = 'if __name__ == "__main__":\n    sys.exit(0)\n'
 )
 def test_rules_judge_the_code_that_an_import_runs(source: str, rule: str) -> None:
     assert rule_of(ENDS + source) == rule
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "candidates.md").read_text("utf-8").splitlines()
+
+
+def test_the_table_of_rules_is_that_of_the_code() -> None:
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in PAGE if line.startswith("| `")]
+    on_page = [tuple(row[:4]) for row in cells if len(row) > 3 and row[1] in {"note", *map(str, ErrorClass)}]
+    assert on_page == [(f"`{rule.name}`", str(rule.error_class or "note"), rule.source, rule.finds) for rule in RULES]
+
+
+@pytest.mark.parametrize("error_class", list(ErrorClass))
+def test_each_class_has_a_line(error_class: ErrorClass) -> None:
+    assert any(line.startswith(f"| `{error_class}` | L") for line in PAGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +19,27 @@ from opatlas.row.location import default_database_of
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.text import suggest
 
+from .figures import (
+    ErrorGroup,
+    ErrorShare,
+    ModelFigures,
+    PassRate,
+    Selection,
+    Selector,
+    SpeedUps,
+    Strategy,
+    StrategyResult,
+    error_group,
+    error_shares,
+    figures_by,
+    speed_ups,
+    strategy_results,
+)
 from .outcomes import Experiment, TaskOutcome, read_experiment
-from .strategies import Selection, Selector, Strategy, StrategyResult, strategy_results
-from .tables import ErrorGroup, ErrorShare, ModelFigures, SpeedUps, error_group, error_shares, figures_by, speed_ups
 
 #: The operators of a suite that are shown.
 _SHOWN = 20
-_ALL = "all"
+_ALL, _OF_ALL = "all", ("group", "complexity", "model")
 _STRATEGIES = {
     Strategy.BEST: "one model",
     Strategy.CHEAPEST: "cheapest",
@@ -33,8 +47,35 @@ _STRATEGIES = {
     Strategy.ORACLE: "oracle",
 }
 
-#: The columns of a table: each with the value that it has of a row.
-_Columns = Mapping[Column | str, Callable[[Any], Any]]
+#: The columns of the tables, by what they show of a line: its attributes, with those of the pass rate.
+_COLUMNS: Mapping[str, Column] = {
+    "group": Column("set"),
+    "model": Column("model"),
+    "complexity": Column("complexity"),
+    "strategy": Column("strategy", lambda each: f"{each} {_STRATEGIES[each]}"),
+    "error": Column("error"),
+    "passed": Column("passed"),
+    "of": Column("tasks"),
+    "rate": Column("rate", percent),
+    "low": Column("95 % from", percent),
+    "high": Column("to", percent),
+    "lower_bound": Column("80 % from", percent),
+    "passed_first": Column("first"),
+    "fixes": Column("fixes"),
+    "cost_usd": Column("cost($)", lambda usd: f"{usd:,.0f}" if usd >= 1000 else f"{usd:.3g}"),
+    "cost_per_pass_usd": Column("a pass($)", lambda usd: f"{usd:,.0f}" if usd >= 1000 else f"{usd:.3g}"),
+    "generation_s": Column("answers(s)", "{:,.0f}".format),
+    "run_s": Column("runs(s)", "{:,.0f}".format),
+    "tokens": Column("tokens"),
+    "attempts": Column("attempts"),
+    "attempts_share": Column("of the attempts", percent),
+    "tasks": Column("tasks"),
+    "tasks_share": Column("of the tasks", percent),
+    "timed": Column("timed"),
+    "own": Column("own kernels"),
+    "geometric_mean": Column("mean", ratio),
+    **{f"{p:g}": Column(f"> {p:g}x", percent) for p in FAST},
+}
 
 
 def score(*paths: Annotated[Path, Parameter(name="PATH")], baseline: str = "") -> Result:
@@ -177,78 +218,45 @@ def _outcome(experiment: Experiment, outcome: TaskOutcome) -> dict[str, object]:
 
 def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
     yield Fields(_counts(experiment))
-    rate: _Columns = {
-        "passed": lambda each: each.passed.passed,
-        "tasks": lambda each: each.passed.of,
-        Column("rate", percent): lambda each: each.passed.rate,
-    }
-    interval: _Columns = {
-        Column("95 % from", percent): lambda each: each.passed.low,
-        Column("to", percent): lambda each: each.passed.high,
-    }
-    costs: _Columns = {
-        Column("cost($)", _dollars): lambda each: each.cost_usd,
-        Column("a pass($)", _dollars): lambda each: each.cost_per_pass_usd,
-        Column("answers(s)", _seconds): lambda each: each.generation_s,
-        Column("runs(s)", _seconds): lambda each: each.run_s,
-    }
-    of_model: _Columns = {"model": lambda each: each.model or _ALL}
-    of_set: _Columns = {"set": lambda each: each.group or _ALL} if len(experiment.task_sets) > 1 else {}
     figures = sorted(report.task_sets, key=lambda each: (each.group is None, each.group, -(each.passed.rate or 0)))
     of_all = [each for each in figures if each.group is None]
-    first: _Columns = {"first": lambda each: each.passed_first, "fixes": lambda each: each.fixes}
-    shown = figures if of_set else of_all
-    yield _table("passed tasks", shown, {**of_set, **of_model, **rate, **interval, **first})
-    yield _table("costs of all tasks", of_all, {**of_model, **costs, "tokens": lambda each: each.tokens})
+    several = len(experiment.task_sets) > 1
+    names = f"{'group ' * several}model passed of rate low high passed_first fixes"
+    yield _table("passed tasks", figures if several else of_all, names)
+    costs = "cost_usd cost_per_pass_usd generation_s run_s"
+    yield _table("costs of all tasks", of_all, f"model {costs} tokens")
     yield _by_complexity(experiment, report)
-    for title, of, shares in (
-        ("error classes", "all", report.classes),
-        ("groups of errors", "failed", report.groups),
-    ):
-        yield _table(
-            title,
-            sorted((each for each in shares if each.model is None), key=lambda each: -each.attempts),
-            {
-                "error": lambda each: each.error,
-                "attempts": lambda each: each.attempts,
-                Column(f"of {of} attempts", percent): lambda each: each.attempts_share,
-                "tasks": lambda each: each.tasks,
-                Column(f"of {of} tasks", percent): lambda each: each.tasks_share,
-            },
-        )
-    yield _table(
-        "speed-ups of the passed tasks",
-        report.speed_ups,
-        {
-            **of_model,
-            "passed": lambda each: each.passed,
-            "timed": lambda each: each.timed,
-            "own kernels": lambda each: each.own,
-            Column("mean", ratio): lambda each: each.geometric_mean,
-            **{Column(f"> {p:g}x", percent): _fast(f"{p:g}") for p in FAST},
-        },
-    )
+    for title, shares in (("error classes", report.classes), ("groups of errors, of what failed", report.groups)):
+        found = sorted((each for each in shares if each.model is None), key=lambda each: -each.attempts)
+        yield _table(title, found, "error attempts attempts_share tasks tasks_share")
+    fast = " ".join(f"{p:g}" for p in FAST)
+    yield _table("speed-ups of the passed tasks", report.speed_ups, f"model passed timed own geometric_mean {fast}")
     if len(experiment.models) > 1:
         yield _table(
-            "model to choose",
+            "model to choose, with the mean cost of a task",
             report.selection,
-            {
-                "complexity": lambda each: _ALL if each.complexity is None else each.complexity,
-                **of_model,
-                **rate,
-                Column("80 % from", percent): lambda each: each.lower_bound,
-                Column("a task($)", _dollars): lambda each: each.cost_usd,
-            },
+            "complexity model passed of rate lower_bound cost_usd",
         )
-        name: _Columns = {"strategy": lambda each: f"{each.strategy} {_STRATEGIES[each.strategy]}"}
         title = f"strategies, at the {len(experiment.common_tasks):,} tasks that all models tried"
-        yield _table(title, report.strategies, {**name, **rate, **interval, **costs})
+        yield _table(title, report.strategies, f"strategy passed of rate low high {costs}")
         chosen = [
-            (f"{each.strategy} {_STRATEGIES[each.strategy]}", model, tasks, tasks / each.passed.of)
+            (each.strategy, model, tasks, tasks / each.passed.of)
             for each in report.strategies
             for model, tasks in each.models.items()
         ]
-        yield Table(("strategy", "model", "tasks", Column("share", percent)), chosen, title="models that they choose")
+        columns = (_COLUMNS["strategy"], "model", "tasks", Column("share", percent))
+        yield Table(columns, chosen, title="models that they choose")
+
+
+def _table(title: str, lines: Iterable[Any], names: str) -> Table:
+    """Returns a table of lines; a line is of all models, sets or complexities where it names none."""
+    columns, rows = names.split(), []
+    for line in lines:
+        values = {**vars(line), **getattr(line, "fast", {})}
+        if isinstance(rate := values.get("passed"), PassRate):
+            values |= vars(rate)
+        rows.append([_ALL if values[name] is None and name in _OF_ALL else values[name] for name in columns])
+    return Table([_COLUMNS[name] for name in columns], rows, title=title)
 
 
 def _counts(experiment: Experiment) -> dict[str, Any]:
@@ -281,19 +289,3 @@ def _by_complexity(experiment: Experiment, report: ExperimentReport) -> Table:
         [(model, *(rates[model, group] for group in groups)) for model in experiment.models],
         title="pass rate by complexity",
     )
-
-
-def _table(title: str, rows: Iterable[Any], columns: _Columns) -> Table:
-    return Table(list(columns), [[value(row) for value in columns.values()] for row in rows], title=title)
-
-
-def _fast(p: str) -> Callable[[SpeedUps], float | None]:
-    return lambda each: each.fast[p]
-
-
-def _dollars(cost: float) -> str:
-    return f"{cost:,.0f}" if cost >= 1000 else f"{cost:.3g}"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f}"
