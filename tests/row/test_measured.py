@@ -12,7 +12,7 @@ from opatlas.data.cells import duration_cells, status_cells
 from opatlas.data.database import Database
 from opatlas.data.write_back import write_back
 from opatlas.row import columns as schema
-from opatlas.row.record import Execution, LaunchedCase, Measurement, Record
+from opatlas.row.record import Execution, LaunchedCase, Measurement, Record, Rounds
 from opatlas.row.signature import signature
 from opatlas.row.status import Status, UpdateMode
 
@@ -45,6 +45,8 @@ def full(kernel_type: str, cells: Mapping[str, str], ran_as: LaunchedCase | None
         execution=Execution(
             "flashinfer 0.5.3", ("gemm", "cast"), 3.5, (1, 2), ("bf16 to fp8",), set_up_s=1.5, max_error=0.25
         ),
+        against="torch 2.13.0",
+        rounds=(Rounds((10.0, 10.0), (11.0, 11.0), (11.0, 11.0)), Rounds((10.0,), (10.5,))),
     )
     name = signature(kernel_type, cells)
     return Record(kernel_type, name, cells, Status.MEASURED, "one dtype assumed", "run-1", 0.0, measurement)
@@ -84,3 +86,11 @@ def test_what_a_reader_of_the_duration_should_know_has_columns_of_its_own() -> N
     assert row[schema.QUALITY_REASON].startswith("noisy: ")
     assert "65 %" in row[schema.QUALITY_REASON]
     assert (row[schema.ASSUMPTIONS], row[schema.CHECKED_ELEMENTS]) == ("even lengths; no mask", "4/8")
+
+
+def test_the_cells_of_a_comparison_are_what_both_processes_say() -> None:
+    row = all_cells(full("MatMulV2", PRODUCT, None))
+    ratio = [row[name] for name in (schema.SPEED_UP, schema.SPEED_UP_LOW, schema.SPEED_UP_HIGH)]
+    assert ratio == ["1.0500", "1.0500", "1.1000"]
+    assert (row[schema.SPEED_UP_ROUNDS], row[schema.SPEED_UP_AGAINST]) == ("2;1", "torch 2.13.0")
+    assert row[schema.CONTROL_RATIO] == "1.0000"
