@@ -32,6 +32,9 @@ def longer(x, y, **keywords):
         pass
     return functions.add(x, y, **keywords)
 
+def broken(x, y, **keywords):
+    raise RuntimeError("not today")
+
 def wrong(x, y, **keywords):
     return functions.add(x, y, **keywords) + 1
 """
@@ -139,3 +142,11 @@ def test_a_kernel_without_a_baseline_is_measured_alone(runner: Runner, rival: Ca
     measurement = runner.run(replace(job_of("Add", ADD), source=rival("same"))).measurement
     assert measurement is not None
     assert (measurement.against, measurement.rounds) == ("", ())
+
+
+def test_a_baseline_that_fails_costs_the_rounds_alone(runner: Runner, rival: Callable[[str], KernelSource]) -> None:
+    against = Against(rival("broken"))
+    outcome = runner.run(replace(job_of("Add", ADD), source=rival("same"), against=against))
+    assert outcome.measurement is not None
+    assert (outcome.measurement.against, outcome.measurement.rounds) == ("", ())
+    assert "not today" in outcome.reason
