@@ -28,7 +28,7 @@ class Turns:
         self.made: list[int] = []
         self._calls = calls
         self._prepare = prepare
-        self._order = [*range(len(calls)), *reversed(range(len(calls)))]
+        self._order: list[int] = [*range(len(calls)), *reversed(range(len(calls)))]
 
     def __len__(self) -> int:
         return len(self._calls)
