@@ -80,7 +80,7 @@ def test_rounds_end_with_an_answer_or_with_the_time() -> None:
     swing = [100.0 * (1 + 0.2 * (i % 3 - 1)) for i in range(200)]
     assert rounds_until_enough(level, level) == 20
     assert rounds_until_enough([1.5 * us for us in level], level) == 20
-    assert rounds_until_enough(swing, level) == 80
+    assert rounds_until_enough(swing, level) == 60
     assert rounds_until_enough(swing, level, clock=[0.0] * 50 + [2.0] * 500) < 30
 
 
