@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from opatlas.ask.compare.calls import RowCall
-from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures, RowComparison, compare_databases
+from opatlas.ask.compare.calls import CallPair, RowCall
+from opatlas.ask.compare.comparison import DatabaseComparison, Evidence, RivalFigures, RowComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
 from opatlas.ask.compare.states import compared_states, pairs_below
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
@@ -63,8 +63,8 @@ def compare(
         baseline: implementation, or database, that speed-ups refer to (default: torch, or torch_npu on an NPU, else
             the first).
         ops: compare only these kernel types, named exactly, or these collectives, such as all_reduce.
-        fail_slower: exit with 1 if a rival is slower in a row by more than this, such as 5%, and by more than chance
-            explains; or if no row compares.
+        fail_slower: exit with 1 if a rival is SLOW in a row, and its whole interval lies beyond this, such as 5%; or
+            if no row compares.
     """
     with usage_errors():
         comparisons = _comparisons(databases, baseline, ops)
@@ -126,6 +126,7 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
         "rivals": [
             {
                 **_database(rival),
+                "evidence": _evidence(comparison.evidence(rival.name)),
                 "all": _figures(comparison.total(rival.name)),
                 "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
             }
@@ -148,9 +149,23 @@ def _database(database: ComparedDatabase) -> Mapping[str, object]:
     }
 
 
+def _evidence(evidence: Evidence) -> Mapping[str, object]:
+    return {
+        "pairs": {str(basis): count for basis, count in evidence.pairs.items()},
+        "controls": [{**asdict(each), "threshold": each.threshold} for each in evidence.controls],
+        "default_spreads": evidence.spreads,
+    }
+
+
 def _figures(figures: RivalFigures) -> Mapping[str, object]:
-    counts = {name: getattr(figures, name) for name in ("measured", "unsupported", "wrong", "crashed", "missing")}
-    return {**asdict(figures), **counts}
+    content = asdict(figures)
+    for name in ("covered", "deployed", "composed"):
+        mean = content.pop(name)
+        content |= {f"{name}_rows": mean["rows"], name: mean["ratio"]}
+        content |= {f"{name}_{end}": mean[end] for end in ("low", "high")}
+    return content | {
+        name: getattr(figures, name) for name in ("measured", "unsupported", "wrong", "crashed", "missing")
+    }
 
 
 def _row(row: RowComparison) -> Mapping[str, object]:
@@ -161,10 +176,15 @@ def _row(row: RowComparison) -> Mapping[str, object]:
         "fastest": row.fastest,
         "composition_baseline": row.is_composition,
         "calls": {name: _call(call) for name, call in row.calls.items()},
-        "pairs": {
-            name: {**asdict(pair), "margin": pair.margin, "speed_up": pair.speed_up} for name, pair in row.pairs.items()
-        },
+        "pairs": {name: _pair(pair) for name, pair in row.pairs.items()},
     }
+
+
+def _pair(pair: CallPair) -> Mapping[str, object]:
+    content = asdict(pair)
+    ratios = content.pop("ratios")
+    ends = {"speed_up": ratios["ratio"], "speed_up_low": ratios["low"], "speed_up_high": ratios["high"]}
+    return {**content, **ends, "rounds": ratios["rounds"]}
 
 
 def _call(call: RowCall) -> Mapping[str, object]:

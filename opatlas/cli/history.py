@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from opatlas.ask.compare.regressions import LEAST_RUNS, Regressions, find_regressions
+from opatlas.ask.compare.regressions import Regressions, find_regressions
+from opatlas.ask.compare.steps import LEAST_RUNS, LEAST_SIDE
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
 from opatlas.data.database import Database
@@ -41,7 +42,8 @@ def history(
 ) -> Result:
     """The rows that became slower or faster from some run on; with ROW what it took in each run.
 
-    A change needs three runs that compare: of one device, cache state, instrument and implementation.
+    A step needs three runs on both sides that compare: of one device, cache state, instrument and implementation.
+    Runs with disturbances in their manifests do not decide, and a change of all rows together is told as the machine's.
 
     Exit status: 0 done; 1 a row is slower (--fail-slower), a file could not be read or written, or there is no such
     row; 2 wrong usage, and nothing was done.
@@ -85,11 +87,15 @@ def _changes(path: Path, found: Regressions | None, output: Output) -> Result:
     assert found is not None
     content = {
         "runs": found.runs,
+        "disturbed": found.disturbed,
         "facts": found.facts,
         "rows": found.rows,
         "searched": len(found.series),
         "left_out": found.left_out,
         "spread": found.spread,
+        "shifts": [
+            {**asdict(each), "differences": found.differences(each.before_run, each.after_run)} for each in found.shifts
+        ],
         "changes": [
             {
                 **asdict(each),
@@ -104,10 +110,13 @@ def _changes(path: Path, found: Regressions | None, output: Output) -> Result:
 
 
 def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Part]:
-    runs = len(found.runs)
+    runs, disturbed = len(found.runs), len(found.disturbed)
+    few = runs - disturbed < LEAST_RUNS
+    told = f"{LEAST_RUNS} are needed, {LEAST_SIDE} on both sides of a step" if few else ""
     yield Fields(
         {
-            "runs": (runs, f"{LEAST_RUNS} are needed" if runs < LEAST_RUNS else ""),
+            "runs": (runs, told),
+            "disturbed": (disturbed, "runs left out: their manifests have disturbances") if disturbed else None,
             "rows": (found.rows, f"{len(found.series):,} with {LEAST_RUNS} runs that compare"),
             "left out": (found.left_out, "durations of bimodal, throttled or noisy samples")
             if found.left_out
@@ -118,6 +127,20 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
     )
     if not found.series and runs > 1:
         yield "next: opatlas compare DB@RUN DB compares two runs"
+    if found.shifts:
+        shifts = [
+            (
+                each.before_run,
+                each.after_run,
+                each.percent / 100,
+                each.rows,
+                "; ".join(found.differences(*runs)) or None,
+            )
+            for each in found.shifts
+            for runs in [(each.before_run, each.after_run)]
+        ]
+        columns = ("from run", "to run", Column("all rows", change), "rows", "what differs")
+        yield Table(columns, shifts, "changes of the machine, left out below").without_empty_columns()
     by_runs = found.by_runs()
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [

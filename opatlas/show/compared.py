@@ -7,18 +7,30 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from opatlas.ask.compare.calls import MISSING, STANDARD_ERRORS, CallPair, PairVerdict
+from opatlas.ask.compare.calls import MISSING, Basis, CallPair
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.compare.student import Mean
 from opatlas.formats import microseconds, percent, ratio
+from opatlas.row.rounds import PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.show.result import Column, Fields, Part, Table
+from opatlas.text import pluralize
 
 #: Rows of a verdict, and reasons of rows without a duration.
 _ROWS_SHOWN = 10
 _REASONS_SHOWN = 5
 _NAMES_SHOWN = 5
+#: An end of an interval that is so many times the ratio says nothing.
+_WIDE = 10
 _REPEAT = "next: opatlas bench --where 'noise > 0.05' measures noisy rows again"
+
+#: The remark of a row, by `CallPair.composition`.
+_COMPOSED = {
+    "baseline": "the baseline is a composition",
+    "rival": "the rival is a composition",
+    "both": "both are compositions",
+}
 
 #: A column of figures.
 _Figure = tuple[Column | str, Callable[[RivalFigures], Any]]
@@ -33,12 +45,18 @@ def _verdict(verdict: PairVerdict) -> _Figure:
 
 
 def _mean(name: str, header: str = "") -> _Figure:
-    """A mean; no figure where half of the rows that compare, or more, are AMBIGUOUS: it is a mean of noise."""
-    return Column(header or name, ratio), lambda figures: None if is_noise(figures) else getattr(figures, name)
+    return Column(header or name, mean), lambda figures: found if (found := getattr(figures, name)).rows else None
+
+
+def mean(found: Mean) -> str:
+    """Returns `1.10x (1.02x to 1.19x)`; the mean of one row has no interval."""
+    assert found.ratio is not None
+    ends = "" if found.low is None or found.high is None else f" ({ratio(found.low)} to {ratio(found.high)})"
+    return f"{ratio(found.ratio)}{ends}"
 
 
 def _fast(p: float) -> _Figure:
-    return Column(f">= {p:g}x", percent), lambda figures: None if is_noise(figures) else figures.fast[p]
+    return Column(f">= {p:g}x", percent), lambda figures: figures.fast[p]
 
 
 _ROWS = _count("rows")
@@ -61,6 +79,7 @@ def parts(comparison: DatabaseComparison, name: str) -> Iterator[Part]:
     if not all(rival.runs_as(comparison.baseline) for rival in shown):
         yield _figures_table(comparison, shown, (*_STATUSES, _count("missing")), "rows")
     yield figures_table(comparison, shown)
+    yield from filter(None, (evidence(comparison, rival) for rival in shown))
     for rival in shown:
         yield _kernel_types(comparison, rival)
         yield rows_table(comparison, rival)
@@ -70,15 +89,33 @@ def parts(comparison: DatabaseComparison, name: str) -> Iterator[Part]:
         rows = sum(len(comparison.by_kernel_type[each]) for each in without)
         names = [*without[:_NAMES_SHOWN], *(["..."] if len(without) > _NAMES_SHOWN else [])]
         yield Fields({"kernel types that no rival measured": (len(without), f"{rows:,} rows: {', '.join(names)}")})
-    if any(is_noise(comparison.total(rival.name)) for rival in shown):
+    if any(_is_noise(comparison.total(rival.name)) for rival in shown):
         yield _REPEAT
 
 
-def is_noise(figures: RivalFigures) -> bool:
+def _is_noise(figures: RivalFigures) -> bool:
     """Returns whether half of the rows that compare, or more, are AMBIGUOUS."""
-    told = (PairVerdict.SLOW, PairVerdict.FAST, PairVerdict.SAME)
     ambiguous = figures.verdicts.get(PairVerdict.AMBIGUOUS.value, 0)
-    return ambiguous > 0 and ambiguous >= sum(figures.verdicts.get(each.value, 0) for each in told)
+    told = sum(count for verdict, count in figures.verdicts.items() if PairVerdict(verdict).counts)
+    return ambiguous > 0 and ambiguous >= told
+
+
+def evidence(comparison: DatabaseComparison, rival: ComparedDatabase) -> Fields | None:
+    """Returns what the verdicts of a rival rest on: rounds and their controls, pooled runs, or defaults."""
+    found = comparison.evidence(rival.name)
+    details = {
+        Basis.ROUNDS: "; ".join(
+            pluralize(each.rows, "control")
+            + ("" if each.spread is None else f" spread by {percent(each.spread)}")
+            + f": differences from {percent(math.expm1(each.threshold))} on count"
+            for each in found.controls[:_NAMES_SHOWN]
+        ),
+        Basis.POOLED_RUNS: "other sessions: the spread between sessions is that of the pooled runs",
+        Basis.DEFAULT: "other sessions, or not in rounds: the spread between sessions is assumed to be "
+        + " or ".join(map(percent, found.spreads)),
+    }
+    counts = {f"by {basis}": (found.pairs[basis], details[basis]) for basis in Basis if found.pairs.get(basis)}
+    return Fields(counts, f"{rival.label}: verdicts") if counts else None
 
 
 def figures_table(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:
@@ -101,7 +138,7 @@ def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table
         rows += (_row(comparison, rival, *each) for each in found[:_ROWS_SHOWN])
         left_out += len(found[_ROWS_SHOWN:])
     ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
-    columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("±", _spread), "remark", "row")
+    columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("interval", _interval), "remark", "row")
     return Table(columns, rows, f"{rival.label}: rows", left_out).without_empty_columns()
 
 
@@ -152,7 +189,7 @@ def _row(
 ) -> tuple[Any, ...]:
     remarks = {
         "partial": row.is_partial(comparison.baseline.name, rival.name),
-        "composition": row.is_composition,
+        _COMPOSED.get(pair.composition, ""): bool(pair.composition),
         "host-bound": pair.host_bound,
         pair.reason: bool(pair.reason),
     }
@@ -161,14 +198,16 @@ def _row(
         pair.baseline_us,
         pair.rival_us,
         pair.speed_up,
-        math.expm1(STANDARD_ERRORS * pair.standard_error),
+        pair.ratios,
         ", ".join(name for name, holds in remarks.items() if holds) or None,
         row.case_id,
     )
 
 
-def _spread(share: float) -> str:
-    return percent(share) if share < 1 else "> 100 %"
+def _interval(ratios: RatioInterval) -> str:
+    if ratios.high > _WIDE * ratios.ratio:
+        return f"wider than {_WIDE}x"
+    return f"{ratio(ratios.low)} to {ratio(ratios.high)}"
 
 
 def _losses(comparison: DatabaseComparison, rivals: Sequence[ComparedDatabase]) -> Table:

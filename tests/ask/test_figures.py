@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from opatlas.ask.compare.calls import RowCall
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, compare_row
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.row.columns import CACHE_STATE
+from opatlas.ask.compare.student import Mean
+from opatlas.row.rounds import PairVerdict
 from opatlas.row.status import Status
 
 COMPOSITION = "composition of 2 torch operators (pow, mean)"
@@ -54,18 +55,20 @@ def test_every_row_counts_once(rows: list[tuple[RowCall, RowCall]]) -> None:
     found = figures_of(rows)
     assert found.rows == len(rows)
     assert found.measured + found.unsupported + found.wrong + found.crashed + found.missing == len(rows)
-    assert found.covered_rows <= sum(found.verdicts.values()) <= found.measured
-    assert found.covered_rows <= found.deployed_rows <= len(rows)
+    assert found.covered.rows <= sum(found.verdicts.values()) <= found.measured
+    assert found.covered.rows <= found.deployed.rows <= len(rows)
+    told = sum(count for verdict, count in found.verdicts.items() if PairVerdict(verdict).counts)
+    assert found.covered.rows + found.composed.rows == told
 
 
 @given(pairs_of_calls)
 def test_a_dispatcher_is_between_the_rival_and_the_baseline(rows: list[tuple[RowCall, RowCall]]) -> None:
     found = figures_of(rows)
-    assert (found.covered is None) == (found.covered_rows == 0)
-    assert (found.deployed is None) == (found.deployed_rows == 0)
-    if found.deployed is not None:
-        low, high = sorted((1.0, 1.0 if found.covered is None else found.covered))
-        assert low * (1 - 1e-9) <= found.deployed <= high * (1 + 1e-9)
+    for mean in (found.covered, found.deployed):
+        assert (mean.ratio is None) == (mean.rows == 0)
+    if found.deployed.ratio is not None:
+        low, high = sorted((1.0, 1.0 if found.covered.ratio is None else found.covered.ratio))
+        assert low * (1 - 1e-9) <= found.deployed.ratio <= high * (1 + 1e-9)
 
 
 @given(pairs_of_calls)
@@ -92,21 +95,20 @@ def test_the_fastest_compares_with_the_baseline(ours: RowCall, theirs: RowCall) 
     (row,) = comparison_of([(ours, theirs)]).rows
     if ours.sum_us is None or theirs.sum_us is None:
         assert row.fastest == ("a" if ours.sum_us is not None else "b" if theirs.sum_us is not None else "")
-    elif ours.cell(CACHE_STATE) != theirs.cell(CACHE_STATE):
-        assert row.fastest == "a"
     else:
-        assert row.fastest == ("a" if ours.sum_us <= theirs.sum_us else "b")
+        verdict = row.pairs["b"].verdict
+        assert row.fastest == ("b" if verdict is PairVerdict.FAST else "a" if verdict.counts else "")
 
 
 def test_a_row_of_the_rival_alone_counts_in_no_mean() -> None:
     found = figures_of([(RowCall(), call(1.0))])
-    assert (found.rows, found.measured, found.covered, found.deployed) == (1, 1, None, None)
+    assert (found.rows, found.measured, found.covered, found.deployed) == (1, 1, Mean(), Mean())
 
 
 def test_the_fastest_has_the_largest_speed_up() -> None:
     """A rival of overlapping kernels against a host-bound baseline: the sums compare, and not the rival's span."""
-    host_bound = call(10.0, span="30", kernels="3")
-    rival = call(9.5, span="11", kernels="2")
+    host_bound = call(10.0, span="30", kernels="3", noise=0.01, instrument="cupti")
+    rival = call(8.5, span="11", kernels="2", noise=0.01, instrument="cupti")
     row = compare_row("Sort", "1|BF16||1|BF16", {"a": host_bound, "b": rival}, "a")
     assert row.pairs["b"].speed_up > 1
     assert row.fastest == "b"

@@ -14,24 +14,44 @@ from compared import call, lost_call
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opatlas.ask.compare.calls import CallPair, PairVerdict, RowCall, compare_calls
-from opatlas.ask.compare.comparison import geometric_mean
+from opatlas.ask.compare.calls import (
+    LEAST_SPREAD,
+    SPREAD_OF_WALL_CLOCK,
+    SPREAD_ON_DEVICE,
+    Basis,
+    CallPair,
+    Controls,
+    RowCall,
+    compare_calls,
+    controls_by_run,
+)
+from opatlas.ask.compare.student import mean_of, two_sided_t
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.row.quality import Quality
+from opatlas.row.rounds import PairVerdict
 
 SWAPPED = {PairVerdict.FAST: PairVerdict.SLOW, PairVerdict.SLOW: PairVerdict.FAST}
 durations = st.floats(0.1, 1e7)
 spreads = {"samples": st.just(nan) | st.integers(1, 1000)}
-quiet = st.builds(call, durations, noise=st.just(nan) | st.floats(0, 0.2), **spreads)
+quiet = st.builds(call, durations, noise=st.just(nan) | st.floats(0, 0.2), instrument=st.just("cupti"), **spreads)
+in_rounds = st.sampled_from([{}, {"ratio": "1.2", "low": "1.1", "high": "1.3", "rounds": "40;40", "against": "torch"}])
+
+
+def any_call(rounds: dict[str, str], **others: object) -> RowCall:
+    return call(**others, **rounds)  # type: ignore[arg-type]
+
+
 any_calls = st.builds(
-    call,
-    durations,
+    any_call,
+    in_rounds,
+    us=durations,
     span=st.just("") | durations.map(str),
     kernels=st.sampled_from(["", *"12345"]),
     noise=st.just(nan) | st.floats(0, 1),
     quality=st.sampled_from(["", "quiet", "noisy", "bimodal", "throttled"]),
     cache=st.sampled_from(["", "cold", "warm"]),
     instrument=st.sampled_from(["", "cupti", "kineto"]),
+    implementation=st.sampled_from(["torch", "liger"]),
     runs=st.sampled_from([(), (3.0, 3.1), (2.0, 2.5, 2.2)]),
     **spreads,
 )
@@ -50,14 +70,18 @@ def pair_of(baseline: RowCall, rival: RowCall) -> CallPair:
 
 @given(any_calls, any_calls)
 def test_swapped_calls_have_the_opposite_verdict(one: RowCall, other: RowCall) -> None:
+    # Of one run only one of the two is the baseline of the other's rounds.
+    assume(not (one.rounds and other.rounds))
     forth, back = pair_of(one, other), pair_of(other, one)
     assert back.verdict is SWAPPED.get(forth.verdict, forth.verdict)
     assert math.log(forth.speed_up) == pytest.approx(-math.log(back.speed_up), abs=1e-9)
+    assert math.log(forth.ratios.low) == pytest.approx(-math.log(back.ratios.high), abs=1e-9)
     assert (forth.margin, forth.host_bound) == (pytest.approx(back.margin), back.host_bound)
 
 
 @given(any_calls)
 def test_a_call_is_the_same_as_itself(one: RowCall) -> None:
+    assume(not one.rounds)
     assert pair_of(one, replace(one)).verdict is PairVerdict.SAME
 
 
@@ -70,7 +94,7 @@ def test_other_conditions_never_compare(one: RowCall, other: RowCall) -> None:
 @given(quiet, quiet, durations)
 def test_the_margin_decides_between_quiet_calls(one: RowCall, other: RowCall, us: float) -> None:
     spread = sum((0.1 if call.noise is None else call.noise) ** 2 / (call.samples or 1) for call in (one, other))
-    margin = max(0.05, 3 * math.sqrt(spread))
+    margin = max(0.05, 3 * math.sqrt(spread + 2 * SPREAD_ON_DEVICE**2))
     within = PairVerdict.AMBIGUOUS if 0.99 * margin > 0.05 else PairVerdict.SAME
     for difference, verdict in (
         (1.01 * margin, PairVerdict.FAST),
@@ -119,18 +143,18 @@ def test_a_call_without_a_duration_makes_no_pair(lost: RowCall) -> None:
 
 def simulated_call(random: Random, us: float, spread_of_runs: float, runs: int) -> RowCall:
     medians = tuple(us * math.exp(random.gauss(0, spread_of_runs)) for _ in range(runs))
-    return call(median(medians), noise=0.01, samples=100, runs=medians if runs > 1 else ())
+    return call(median(medians), noise=0.01, samples=100, runs=medians if runs > 1 else (), instrument="cupti")
 
 
 @pytest.mark.parametrize("runs", [(4, 1), (2, 5), (3, 3)])
 def test_the_spread_of_pooled_runs_is_seldom_taken_for_a_difference(runs: tuple[int, int]) -> None:
-    """Equal kernels, whose runs differ by 5 %: told as faster or slower four times less often than by samples alone."""
-    random, wrong, by_samples = Random(27), 0, 0
+    """Equal kernels, whose runs differ by 5 %: told as faster or slower much less often than by a device's default."""
+    random, wrong, by_default = Random(27), 0, 0
     for _ in range(1000):
         calls = [simulated_call(random, 10.0, 0.05, count) for count in runs]
         wrong += pair_of(*calls).verdict in SWAPPED
-        by_samples += pair_of(*(changed(each, run_id="of another run") for each in calls)).verdict in SWAPPED
-    assert 4 * wrong < by_samples
+        by_default += pair_of(*(changed(each, run_id="of another run") for each in calls)).verdict in SWAPPED
+    assert 2 * wrong < by_default
     assert wrong < 80
 
 
@@ -143,19 +167,95 @@ def test_a_difference_of_pooled_runs_is_found(runs: tuple[int, int]) -> None:
     assert found[PairVerdict.FAST] >= 950
 
 
-def test_a_run_is_alone_unless_others_were_pooled() -> None:
-    """Without pooled runs nothing tells the spread of runs; one of two pooled calls tells it for both."""
+@pytest.mark.parametrize(
+    ("instrument", "spread"),
+    [("cupti", SPREAD_ON_DEVICE), ("npu-events", SPREAD_ON_DEVICE), ("wall-clock", 0.1), ("", SPREAD_OF_WALL_CLOCK)],
+)
+def test_sessions_without_pooled_runs_differ_by_the_default_of_their_instrument(instrument: str, spread: float) -> None:
+    one = call(10.0, noise=0.0, instrument=instrument)
+    pair = pair_of(one, changed(one, median_us=11.0))
+    assert (pair.basis, pair.spread) == (Basis.DEFAULT, spread)
+    assert math.log(pair.ratios.high / pair.speed_up) == pytest.approx(3 * spread * math.sqrt(2))
+
+
+def test_one_of_two_pooled_calls_tells_the_spread_for_both() -> None:
     one, pooled = call(10.0, noise=0.0), simulated_call(Random(1), 10.0, 0.2, 3)
-    assert pair_of(one, one).standard_error == 0
-    assert pair_of(one, pooled).standard_error > pair_of(pooled, pooled).standard_error > 0
+    alone, both = pair_of(one, pooled), pair_of(pooled, pooled)
+    assert alone.basis is both.basis is Basis.POOLED_RUNS
+    assert alone.margin > both.margin > LEAST_SPREAD
+
+
+BASELINE = call(10.0, implementation="torch 2.13.0", noise=0.5, quality="bimodal")
+
+
+def with_rounds(ratio: float, low: float, high: float, rounds: str = "40;40", **others: str) -> RowCall:
+    cells = {"ratio": f"{ratio}", "low": f"{low}", "high": f"{high}", "rounds": rounds, "against": "torch 2.13.0"}
+    return call(10.0, noise=0.5, **{**cells, **others})
+
+
+@pytest.mark.parametrize(
+    ("rival", "verdict", "reason"),
+    [
+        (with_rounds(1.2, 1.1, 1.3), PairVerdict.FAST, ""),
+        (with_rounds(0.8, 0.7, 0.9), PairVerdict.SLOW, ""),
+        (with_rounds(1.0, 0.98, 1.02), PairVerdict.SAME, ""),
+        (with_rounds(1.2, 0.9, 1.3), PairVerdict.AMBIGUOUS, "interval"),
+        (with_rounds(1.2, 1.1, 1.3, "40"), PairVerdict.AMBIGUOUS, "another process"),
+        (with_rounds(1.0, 0.98, 1.02, "40"), PairVerdict.SAME, ""),
+        (with_rounds(1.2, 1.1, 1.3, quality="bimodal"), PairVerdict.FAST, ""),
+        (with_rounds(1.2, 1.1, 1.3, quality="throttled"), PairVerdict.AMBIGUOUS, "throttled"),
+    ],
+)
+def test_rounds_decide_whatever_the_samples_are(rival: RowCall, verdict: PairVerdict, reason: str) -> None:
+    pair = pair_of(BASELINE, rival)
+    assert (pair.basis, pair.verdict, pair.spread) == (Basis.ROUNDS, verdict, None)
+    assert reason in pair.reason
+    assert bool(pair.reason) == bool(reason)
+    swapped = pair_of(rival, BASELINE)
+    assert (swapped.verdict, swapped.speed_up) == (SWAPPED.get(verdict, verdict), 1 / pair.speed_up)
+
+
+@pytest.mark.parametrize(
+    "rival",
+    [
+        changed(with_rounds(1.2, 1.1, 1.3), run_id="another"),
+        with_rounds(1.2, 1.1, 1.3, against="liger 0.8"),
+        call(10.0, ratio="1.2", low="damaged", high="1.3", rounds="40;40", against="torch 2.13.0"),
+        with_rounds(1.2, 1.1, 1.3, rounds=""),
+    ],
+)
+def test_rounds_of_another_run_or_baseline_decide_nothing(rival: RowCall) -> None:
+    assert pair_of(BASELINE, rival).basis is Basis.DEFAULT
+
+
+def test_the_controls_of_a_run_widen_its_threshold() -> None:
+    rival = with_rounds(1.15, 1.1, 1.3)
+    # Robust: one control that is far off decides nothing.
+    ratios = [1.04, 0.96, 1.05, 3.0, 0.99]
+    (found,) = controls_by_run([*(with_rounds(1, 1, 1, control=str(each)) for each in ratios), rival]).values()
+    assert (found.run_id, found.rows) == ("0", 5)
+    assert found.spread == pytest.approx(-math.log(0.96) / 0.6745)
+    pair = compare_calls(BASELINE, rival, {"0": found})
+    assert pair is not None
+    assert (pair.verdict, pair.margin) == (PairVerdict.AMBIGUOUS, found.threshold)
+    assert controls_by_run([rival]) == {"0": Controls("0")}
+    assert Controls("0").threshold == 0.05
 
 
 @given(st.lists(st.floats(1e-3, 1e3), max_size=20))
 def test_a_mean_of_nothing_is_none_and_others_lie_within(ratios: list[float]) -> None:
-    mean = geometric_mean(ratios)
-    if not ratios:
-        assert mean is None
-    else:
-        assert mean is not None
-        assert min(ratios) * (1 - 1e-9) <= mean <= max(ratios) * (1 + 1e-9)
-        assert geometric_mean([1 / ratio for ratio in ratios]) == pytest.approx(1 / mean)
+    mean, inverse = mean_of(ratios), mean_of([1 / ratio for ratio in ratios])
+    assert mean.rows == len(ratios)
+    if mean.ratio is None or inverse.ratio is None:
+        assert not ratios
+        return
+    assert min(ratios) * (1 - 1e-9) <= mean.ratio <= max(ratios) * (1 + 1e-9)
+    assert inverse.ratio == pytest.approx(1 / mean.ratio)
+    assert (mean.low is None) == (len(ratios) < 2)
+    if mean.low is not None and mean.high is not None:
+        assert mean.low <= mean.ratio <= mean.high
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (3, 3.182), (10, 2.228), (1000, 1.962)])
+def test_quantiles_of_student(freedom: int, t: float) -> None:
+    assert two_sided_t(0.05, freedom) == pytest.approx(t, abs=1e-3)

@@ -13,7 +13,9 @@ from opatlas.data.csv_files import text_table
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
+    CONTROL_RATIO,
     CONVERSIONS,
+    IMPLEMENTATION,
     INPUT_DTYPES,
     INPUT_SHAPES,
     INSTRUMENT,
@@ -28,6 +30,11 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
     SPAN,
+    SPEED_UP,
+    SPEED_UP_AGAINST,
+    SPEED_UP_HIGH,
+    SPEED_UP_LOW,
+    SPEED_UP_ROUNDS,
     STAND_IN,
     STATUS,
     STATUS_REASON,
@@ -78,6 +85,13 @@ _MORE = {
     "samples": MICROBENCH_SAMPLES,
     "run": RUN_ID,
     "pooled": POOLED_RUN_DURATIONS,
+    "implementation": IMPLEMENTATION,
+    "against": SPEED_UP_AGAINST,
+    "ratio": SPEED_UP,
+    "low": SPEED_UP_LOW,
+    "high": SPEED_UP_HIGH,
+    "rounds": SPEED_UP_ROUNDS,
+    "control": CONTROL_RATIO,
 }
 
 

@@ -8,17 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.ask.compare.regressions import (
-    Steps,
-    find_steps,
-    largest_probability,
-    probability_of_no_change,
-    spread_between_runs,
-)
+from opatlas.ask.compare.steps import search
 from opatlas.formats import percent
 
-#: As in `opatlas history`.
-_FALSE_SHARE, _LEAST_SIZE = 0.01, 0.05
 _ROWS, _DATABASES = 1000, 5
 _PLANTED = 50
 Values = npt.NDArray[np.float64]
@@ -26,10 +18,8 @@ Values = npt.NDArray[np.float64]
 
 def listed(values: Values) -> list[bool]:
     """Returns for each row whether a step or drift is listed; `values` are logarithms by row and run."""
-    spread = spread_between_runs(gap.tolist() for gap in np.diff(values, axis=1).T)
-    rows = values.tolist()
-    most_p = largest_probability((probability_of_no_change(row, spread) for row in rows), _FALSE_SHARE)
-    return [find_steps(row, spread, most_p, _LEAST_SIZE) != Steps() for row in rows]
+    rows = {each.row for each in search(values).changes}
+    return [row in rows for row in range(len(values))]
 
 
 def draw(kind: str, deviation: float, rows: int, runs: int, seed: int) -> Values:
@@ -54,7 +44,7 @@ def draw(kind: str, deviation: float, rows: int, runs: int, seed: int) -> Values
 
 def main() -> None:
     """Prints both tables in Markdown."""
-    counts = (3, 5, 10, 20, 40)
+    counts = (6, 10, 20, 40)
     print("| errors | " + " | ".join(f"{runs} runs" for runs in counts) + " |")
     print("| --- |" + " --- |" * len(counts))
     for kind in ("normal", "rows differ", "outliers", "wander"):
@@ -64,7 +54,7 @@ def main() -> None:
                 found = [sum(listed(draw(kind, deviation, _ROWS, runs, seed))) for seed in range(_DATABASES)]
                 cells.append(f"{sum(found) / _DATABASES:.1f}")
             print(f"| {kind}, {percent(deviation, 0)} | " + " | ".join(cells) + " |")
-    plans = ((5, 1), (5, 2), (10, 1), (10, 5), (20, 1), (20, 10))
+    plans = ((6, 3), (10, 3), (10, 5), (20, 3), (20, 10))
     print("\n| step | " + " | ".join(f"{after} of {runs} runs" for runs, after in plans) + " |")
     print("| --- |" + " --- |" * len(plans))
     for deviation in (0.01, 0.02, 0.05):

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from statistics import pvariance
+from statistics import median, pvariance
 
 from opatlas.formats import percent
 from opatlas.row.columns import (
     CACHE_STATE,
+    CONTROL_RATIO,
     CONVERSIONS,
+    IMPLEMENTATION,
     INSTRUMENT,
     MICROBENCH_DEVICE_KERNELS,
     OUTPUTS_MISSING,
     POOLED_RUN_DURATIONS,
     SPAN,
+    SPEED_UP,
+    SPEED_UP_AGAINST,
+    SPEED_UP_HIGH,
+    SPEED_UP_LOW,
+    SPEED_UP_ROUNDS,
     STATUS_REASON,
 )
 from opatlas.row.quality import AMBIGUOUS_LIMIT, NOISE_LIMIT, Duration, Quality, Source, run_medians, valid_duration
+from opatlas.row.rounds import LEAST_DIFFERENCE, PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.row.table import Row
 from opatlas.text import parse_whole
@@ -27,10 +36,14 @@ from opatlas.text import parse_whole
 MISSING = "missing"
 #: The least standard deviation of a run that is expected, whatever the rows of a database tell.
 LEAST_SPREAD = 0.02
-#: Smaller differences of logarithms count as none.
-LEAST_DIFFERENCE = 0.05
 #: A difference within this many standard errors may be chance.
 STANDARD_ERRORS = 3.0
+#: The standard deviation of a run's duration that is assumed where no pooled runs tell it: of instruments that time
+#: kernels on a device, by 1,260 rows of an H200 days apart; and of other clocks, by ten runs on a shared CPU.
+SPREAD_ON_DEVICE, SPREAD_OF_WALL_CLOCK = 0.015, 0.10
+_ON_DEVICE = frozenset({"cupti", "kineto", "msprof", "torch-npu-profiler"})
+#: The median absolute deviation of a normal distribution has this share of the standard deviation.
+_MAD_OF_NORMAL = 0.6745
 #: A call with a longer span, as a multiple of the sum of its kernels, waits for the host.
 _HOST_BOUND = 1.2
 
@@ -108,6 +121,37 @@ class RowCall:
         return bool(self.cell(OUTPUTS_MISSING) or self.cell(CONVERSIONS))
 
     @property
+    def run_id(self) -> str:
+        """The run that measured the duration; "" if unknown."""
+        return "" if self.duration is None else self.duration.run_id
+
+    @property
+    def ratios(self) -> RatioInterval | None:
+        """The baseline's duration / the call's, of rounds in one session; None without rounds."""
+        cells = (valid_duration(self.cell(column)) for column in (SPEED_UP, SPEED_UP_LOW, SPEED_UP_HIGH))
+        ratio, low, high = cells
+        if ratio is None or low is None or high is None or not self.rounds:
+            return None
+        return RatioInterval(ratio, low, high, min(self.rounds))
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The number of rounds in each process."""
+        return tuple(count for part in self.cell(SPEED_UP_ROUNDS).split(";") if (count := parse_whole(part)))
+
+    @property
+    def control(self) -> float | None:
+        """The baseline's duration / the baseline's, called once more in the same rounds; None without a control."""
+        return valid_duration(self.cell(CONTROL_RATIO))
+
+    @property
+    def spread_of_runs(self) -> float:
+        """The standard deviation of a run's duration, as a share, that is assumed of the instrument."""
+        name = self.cell(INSTRUMENT)
+        on_device = self.is_captured or name in _ON_DEVICE or name.endswith("-events")
+        return SPREAD_ON_DEVICE if on_device else SPREAD_OF_WALL_CLOCK
+
+    @property
     def noise(self) -> float | None:
         """The standard deviation of the samples as a share of the stored duration; None if unknown."""
         return None if self.duration is None or math.isnan(self.duration.noise) else self.duration.noise
@@ -153,17 +197,50 @@ def captured_call(row: Row) -> RowCall:
     return RowCall(row, row.captured) if row.captured is not None else RowCall()
 
 
-class PairVerdict(str, Enum):
-    """A rival against the baseline."""
+class Basis(str, Enum):
+    """What the interval of a comparison knows of the changes of a machine."""
 
-    FAST = "FAST"
-    SLOW = "SLOW"
-    SAME = "SAME"
-    AMBIGUOUS = "AMBIGUOUS"
-    NOT_COMPARABLE = "NOT COMPARABLE"
+    ROUNDS = "rounds"
+    POOLED_RUNS = "pooled runs"
+    DEFAULT = "default"
 
     def __str__(self) -> str:
         return self.value
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The controls of a run: the baseline, compared in rounds with itself.
+
+    Attributes:
+        run_id: the run.
+        rows: the number of rows with a control.
+        spread: the robust standard deviation around 0 of the logarithms of their ratios; None without controls.
+    """
+
+    run_id: str
+    rows: int = 0
+    spread: float | None = None
+
+    @property
+    def threshold(self) -> float:
+        """The difference of logarithms that counts as one on that machine at that time."""
+        return max(LEAST_DIFFERENCE, STANDARD_ERRORS * (self.spread or 0.0))
+
+
+def controls_of(run_id: str, ratios: Sequence[float]) -> Controls:
+    """Returns the controls of a run by the ratios of their rows."""
+    spread = median(abs(math.log(ratio)) for ratio in ratios) / _MAD_OF_NORMAL if ratios else None
+    return Controls(run_id, len(ratios), spread)
+
+
+def controls_by_run(calls: Iterable[RowCall]) -> dict[str, Controls]:
+    """Returns the controls of each run that has rounds, by run id."""
+    found: dict[str, list[float]] = {}
+    for call in calls:
+        if call.rounds:
+            found.setdefault(call.run_id, []).extend([call.control] if call.control is not None else [])
+    return {run_id: controls_of(run_id, ratios) for run_id, ratios in found.items()}
 
 
 @dataclass(frozen=True)
@@ -171,28 +248,32 @@ class CallPair:
     """A rival's call and the baseline's, both measured.
 
     Attributes:
-        baseline_us, rival_us: the durations that are compared: sums if either call is host-bound.
-        standard_error: of the difference of logarithms, by the spreads of the samples and of pooled runs.
+        baseline_us, rival_us: the durations of the calls: sums if either call is host-bound.
+        ratios: the baseline's duration / the rival's, with an interval of 99.7 %: of rounds, else of the durations by
+            the spreads of the samples and of runs.
+        margin: the difference of logarithms from which on one of the two may be faster.
+        basis: what the interval rests on.
+        spread: the standard deviation of a run that the interval includes; None for rounds, which are of one run.
         reason: why the verdict is AMBIGUOUS or NOT_COMPARABLE; "" for others.
         host_bound: whether a call waits for the host between its kernels.
+        composition: which of both timed several operators in place of the kernel: "baseline", "rival", "both" or "".
     """
 
     baseline_us: float
     rival_us: float
-    standard_error: float
+    ratios: RatioInterval
+    margin: float
+    basis: Basis
+    spread: float | None
     verdict: PairVerdict
     reason: str = ""
     host_bound: bool = False
+    composition: str = ""
 
     @property
     def speed_up(self) -> float:
         """The baseline's duration / the rival's."""
-        return self.baseline_us / self.rival_us
-
-    @property
-    def margin(self) -> float:
-        """The difference of logarithms from which on one of the two is faster."""
-        return max(LEAST_DIFFERENCE, STANDARD_ERRORS * self.standard_error)
+        return self.ratios.ratio
 
     @property
     def is_comparable(self) -> bool:
@@ -200,51 +281,110 @@ class CallPair:
         return self.verdict is not PairVerdict.NOT_COMPARABLE
 
 
-def compare_calls(baseline: RowCall, rival: RowCall) -> CallPair | None:
-    """Returns the comparison of two calls of a row; None unless both are measured."""
+def compare_calls(baseline: RowCall, rival: RowCall, controls: Mapping[str, Controls] | None = None) -> CallPair | None:
+    """Returns the comparison of two calls of a row; None unless both are measured.
+
+    Args:
+        controls: of the runs with rounds, by run id.
+    """
     if baseline.duration is None or rival.duration is None:
         return None
     host_bound = baseline.is_host_bound or rival.is_host_bound
     baseline_us, rival_us = (call.sum_us if host_bound else call.duration_us for call in (baseline, rival))
     assert baseline_us is not None
     assert rival_us is not None
-    of_samples = baseline.variance_of_mean + rival.variance_of_mean
-    error = math.sqrt(of_samples + _variance_of_runs(baseline, rival))
-    pair = CallPair(baseline_us, rival_us, error, PairVerdict.SAME, host_bound=host_bound)
-    verdict, reason = _verdict(baseline, rival, pair)
-    return replace(pair, verdict=verdict, reason=reason)
+    difference = _other_conditions(baseline, rival)
+    spread, margin = None, LEAST_DIFFERENCE
+    if (ratios := _ratios_of_rounds(baseline, rival)) is not None:
+        basis = Basis.ROUNDS
+        margin = (controls or {}).get(rival.run_id, Controls("")).threshold
+        verdict, reason = _verdict_of_rounds(baseline, rival, ratios, margin)
+    else:
+        variance, spread, basis = _variance_of_runs(baseline, rival)
+        error = math.sqrt(baseline.variance_of_mean + rival.variance_of_mean + variance)
+        ratios = _interval(baseline_us / rival_us, error)
+        margin = max(LEAST_DIFFERENCE, STANDARD_ERRORS * error)
+        verdict, reason = _verdict_of_durations(baseline, rival, ratios.logarithm, margin)
+    if difference:
+        verdict, reason = PairVerdict.NOT_COMPARABLE, difference
+    composed = {"baseline": baseline.is_composition, "rival": rival.is_composition}
+    composition = "both" if all(composed.values()) else next((who for who, holds in composed.items() if holds), "")
+    durations = (baseline_us, rival_us)
+    return CallPair(*durations, ratios, margin, basis, spread, verdict, reason, host_bound, composition)
 
 
-def _variance_of_runs(baseline: RowCall, rival: RowCall) -> float:
-    """Returns the variance of the difference of logarithms that pooled runs tell; 0 if neither call was pooled.
+def _interval(ratio: float, standard_error: float) -> RatioInterval:
+    # A wider interval says no more, and would be no number.
+    factor = math.exp(min(STANDARD_ERRORS * standard_error, 100.0))
+    return RatioInterval(ratio, ratio / factor, ratio * factor, 0)
 
-    The runs of both tell the variance of one run, in which LEAST_SPREAD counts for one degree of freedom, as few runs
-    may agree by chance. A call that was not pooled is of one run.
+
+def _ratios_of_rounds(baseline: RowCall, rival: RowCall) -> RatioInterval | None:
+    """Returns what rounds of both in one session say; None without such rounds."""
+    if not rival.run_id or baseline.run_id != rival.run_id:
+        return None
+    if _is_against(rival, baseline):
+        return rival.ratios
+    if _is_against(baseline, rival) and (ratios := baseline.ratios) is not None:
+        return RatioInterval(1 / ratios.ratio, 1 / ratios.high, 1 / ratios.low, ratios.rounds)
+    return None
+
+
+def _is_against(call: RowCall, other: RowCall) -> bool:
+    """Returns whether a call has rounds with the implementation of another one."""
+    against = call.cell(SPEED_UP_AGAINST)
+    return bool(against) and against == other.cell(IMPLEMENTATION) and call.ratios is not None
+
+
+def _variance_of_runs(baseline: RowCall, rival: RowCall) -> tuple[float, float, Basis]:
+    """Returns the variance that runs add to the difference of logarithms, the spread of a run, and where it is from.
+
+    The pooled runs of both tell the variance of one run, in which LEAST_SPREAD counts for one degree of freedom, as few
+    runs may agree by chance. Without pooled runs it is that of the instruments. A call that was not pooled is of one
+    run.
     """
     runs = [[math.log(us) for us in call.run_medians_us] or [0.0] for call in (baseline, rival)]
     freedom = sum(len(each) - 1 for each in runs)
-    if not freedom:
-        return 0.0
-    squares = sum(len(each) * pvariance(each) for each in runs)
-    of_a_run = (LEAST_SPREAD**2 + squares) / (1 + freedom)
-    return of_a_run * sum(1 / len(each) for each in runs)
+    if freedom:
+        squares = sum(len(each) * pvariance(each) for each in runs)
+        spread, basis = math.sqrt((LEAST_SPREAD**2 + squares) / (1 + freedom)), Basis.POOLED_RUNS
+    else:
+        spread, basis = max(baseline.spread_of_runs, rival.spread_of_runs), Basis.DEFAULT
+    return spread**2 * sum(1 / len(each) for each in runs), spread, basis
 
 
-def _verdict(baseline: RowCall, rival: RowCall, pair: CallPair) -> tuple[PairVerdict, str]:
+def _verdict_of_rounds(
+    baseline: RowCall, rival: RowCall, ratios: RatioInterval, threshold: float
+) -> tuple[PairVerdict, str]:
+    """Returns the verdict and its reason.
+
+    Two levels of a call are in both samples of a round by chance, and widen the interval; a clock that was lowered
+    may have been so for one kernel only.
+    """
+    sampled = rival if _is_against(rival, baseline) else baseline
+    assert sampled.duration is not None
+    if sampled.duration.quality is Quality.THROTTLED:
+        return PairVerdict.AMBIGUOUS, f"the rounds: {Quality.THROTTLED}"
+    verdict = ratios.verdict(threshold)
+    if verdict.is_definite and len(sampled.rounds) < 2:
+        return PairVerdict.AMBIGUOUS, "not asked again in another process"
+    return verdict, "within the interval of the rounds" if verdict is PairVerdict.AMBIGUOUS else ""
+
+
+def _verdict_of_durations(
+    baseline: RowCall, rival: RowCall, logarithm: float, margin: float
+) -> tuple[PairVerdict, str]:
     """Returns the verdict and its reason."""
-    if difference := _other_conditions(baseline, rival):
-        return PairVerdict.NOT_COMPARABLE, difference
     if _is_one_measurement(baseline, rival):
         return PairVerdict.SAME, ""
     for who, call in (("the baseline", baseline), ("the rival", rival)):
         if call.why_ambiguous:
             return PairVerdict.AMBIGUOUS, f"{who}: {call.why_ambiguous}"
-    faster = math.log(pair.speed_up)
-    if abs(faster) < LEAST_DIFFERENCE:
+    if abs(logarithm) < LEAST_DIFFERENCE:
         return PairVerdict.SAME, ""
-    if abs(faster) < pair.margin:
+    if abs(logarithm) < margin:
         return PairVerdict.AMBIGUOUS, "a difference within the spread of samples and runs"
-    return (PairVerdict.FAST if faster > 0 else PairVerdict.SLOW), ""
+    return (PairVerdict.FAST if logarithm > 0 else PairVerdict.SLOW), ""
 
 
 def _is_one_measurement(baseline: RowCall, rival: RowCall) -> bool:

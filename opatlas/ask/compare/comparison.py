@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import NormalDist, fmean
 
-from opatlas.ask.compare.calls import MISSING, CallPair, PairVerdict, RowCall, compare_calls
+from opatlas.ask.compare.calls import (
+    MISSING,
+    Basis,
+    CallPair,
+    Controls,
+    RowCall,
+    compare_calls,
+    controls_by_run,
+)
 from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.ask.compare.student import Mean, mean_of
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.progress import track
 from opatlas.row.communication import COLLECTIVES
+from opatlas.row.rounds import PairVerdict
 from opatlas.row.signature import make_case_id
 from opatlas.row.status import Status
 from opatlas.text import suggest
@@ -22,8 +31,6 @@ from opatlas.text import suggest
 FAST = (1.0, 1.5, 2.0)
 #: The call of a row that a database lacks.
 _NO_CALL = RowCall()
-#: The share of comparisons of equal databases in which `slower_rows` may find a row, by the spreads of samples.
-_FALSE_ALARMS = 0.01
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,9 @@ class RowComparison:
     Attributes:
         calls: the row in each database, by the database's name.
         pairs: each rival's call against the baseline's, by the rival's name; only rows that both measured.
-        fastest: the name of the database with the largest speed-up over the baseline, which may be the baseline; with
-            the shortest duration if the baseline has none; "" if no database measured the row.
+        fastest: the name of the rival with the largest speed-up of those that are FAST, else of the baseline; with the
+            shortest duration if the baseline has none; "" if no database measured the row, or all of its comparisons
+            are AMBIGUOUS or NOT COMPARABLE.
         is_composition: whether the baseline timed a composition in place of the kernel.
     """
 
@@ -64,13 +72,12 @@ class RivalFigures:
         rows: their number.
         statuses: rows by the rival's status.
         verdicts: rows that both measured, by verdict.
-        covered_rows: rows in `covered`: both measured, comparable, and the baseline is no composition.
-        covered: geometric mean of the speed-ups; None without rows.
-        deployed_rows: rows in `deployed`: those that the baseline measured, and not as a composition.
-        deployed: the same mean, with 1.0 for a row without a comparable duration of the rival; None without rows.
-        fast: by p the share of all rows in which the rival is right and at least p times as fast; None without rows.
+        covered: mean of the speed-ups that are FAST, SLOW or SAME, where the baseline is no composition.
+        deployed: the same mean, with 1.0 for each further row that the baseline alone measured.
+        fast: by p the share of all rows in which the rival is right, at least p times as fast, and FAST, SLOW or SAME;
+            None without rows.
         compositions: rows that both measured, and that count in neither mean, since the baseline is a composition.
-        composed: geometric mean of the speed-ups of the comparable ones of these rows; None without rows.
+        composed: the mean of these rows, where they are FAST, SLOW or SAME.
         lost: rows that only the baseline measured.
         new: rows that only the rival measured.
     """
@@ -79,13 +86,11 @@ class RivalFigures:
     rows: int
     statuses: Mapping[str, int]
     verdicts: Mapping[str, int]
-    covered_rows: int
-    covered: float | None
-    deployed_rows: int
-    deployed: float | None
+    covered: Mean
+    deployed: Mean
     fast: Mapping[float, float | None]
     compositions: int
-    composed: float | None
+    composed: Mean
     lost: int
     new: int
 
@@ -120,6 +125,21 @@ class RivalFigures:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What the comparisons of a rival rest on.
+
+    Attributes:
+        pairs: comparable rows by their basis.
+        controls: of each run with rounds, in the order of the rows.
+        spreads: the default spreads of a run that were assumed, ascending.
+    """
+
+    pairs: Mapping[Basis, int]
+    controls: Sequence[Controls]
+    spreads: Sequence[float]
+
+
+@dataclass(frozen=True)
 class DatabaseComparison:
     """A baseline and its rivals on the same rows.
 
@@ -128,12 +148,14 @@ class DatabaseComparison:
         rivals: the others.
         rows: the rows that any of them has, by kernel type.
         problems: sentences about files that cannot be read.
+        controls: of each run with rounds, by run id.
     """
 
     baseline: ComparedDatabase
     rivals: Sequence[ComparedDatabase]
     rows: Sequence[RowComparison]
     problems: Sequence[str] = ()
+    controls: Mapping[str, Controls] = field(default_factory=dict)
 
     @cached_property
     def by_kernel_type(self) -> Mapping[str, Sequence[RowComparison]]:
@@ -145,7 +167,7 @@ class DatabaseComparison:
 
     @property
     def fastest(self) -> Counter[str]:
-        """The number of rows in which each database is the fastest; "" for rows that no database measured."""
+        """The number of rows in which each database is the fastest; "" for rows of which nothing can be told."""
         return Counter(row.fastest for row in self.rows)
 
     @property
@@ -176,7 +198,7 @@ class DatabaseComparison:
         """Returns the figures of a rival for each kernel type that it has rows of, the slowest first."""
         found = [self._figures(name, rival, rows) for name, rows in self.by_kernel_type.items()]
         with_rows = [each for each in found if each.of_statuses(MISSING) < each.rows]
-        return sorted(with_rows, key=lambda each: math.inf if each.covered is None else each.covered)
+        return sorted(with_rows, key=lambda each: math.inf if each.covered.ratio is None else each.covered.ratio)
 
     def _is_left_out(self, row: RowComparison, rival: str) -> bool:
         """Returns whether a row counts in no mean: the baseline is a composition, and not the same as the rival's."""
@@ -189,50 +211,50 @@ class DatabaseComparison:
 
     def _figures(self, kernel_type: str, rival: str, rows: Sequence[RowComparison]) -> RivalFigures:
         pairs = [pair for row in rows if (pair := row.pairs.get(rival))]
-        comparable = [pair.speed_up for pair in pairs if pair.is_comparable]
-        counted = [row for row in rows if not self._is_left_out(row, rival)]
-        of_counted = [row.pairs.get(rival) for row in counted]
-        covered = [pair.speed_up for pair in of_counted if pair is not None and pair.is_comparable]
-        left_out = [pair for row in rows if self._is_left_out(row, rival) and (pair := row.pairs.get(rival))]
+        told = [pair.speed_up for pair in pairs if pair.verdict.counts]
         ours = self.baseline.name
         measured = [(row.calls[ours].duration is not None, row.calls[rival].duration is not None) for row in rows]
-        has_baseline = sum(row.calls[ours].duration is not None for row in counted)
+        counted = [row for row in rows if not self._is_left_out(row, rival)]
+        covered = [pair.speed_up for row in counted if (pair := row.pairs.get(rival)) and pair.verdict.counts]
+        alone = sum(row.calls[ours].duration is not None and rival not in row.pairs for row in counted)
+        left_out = [pair for row in rows if self._is_left_out(row, rival) and (pair := row.pairs.get(rival))]
         return RivalFigures(
             kernel_type,
             len(rows),
             dict(Counter(row.calls[rival].status for row in rows)),
             dict(Counter(pair.verdict.value for pair in pairs)),
-            len(covered),
-            geometric_mean(covered),
-            has_baseline,
-            geometric_mean([*covered, *[1.0] * (has_baseline - len(covered))]),
-            {p: sum(ratio >= p for ratio in comparable) / len(rows) if rows else None for p in FAST},
+            mean_of(covered),
+            mean_of([*covered, *[1.0] * alone]),
+            {p: sum(ratio >= p for ratio in told) / len(rows) if rows else None for p in FAST},
             len(left_out),
-            geometric_mean([pair.speed_up for pair in left_out if pair.is_comparable]),
+            mean_of([pair.speed_up for pair in left_out if pair.verdict.counts]),
             sum(of_baseline and not of_rival for of_baseline, of_rival in measured),
             sum(of_rival and not of_baseline for of_baseline, of_rival in measured),
         )
 
-    def slower_rows(self, rival: str, percent: float) -> list[tuple[RowComparison, CallPair]]:
-        """Returns the rows in which a rival is slower by more than `percent`, the worst first.
+    def evidence(self, rival: str) -> Evidence:
+        """Returns what the comparisons of a rival rest on."""
+        calls = [(row.calls[rival].run_id, pair) for row in self.rows if (pair := row.pairs.get(rival))]
+        calls = [(run_id, pair) for run_id, pair in calls if pair.is_comparable]
+        runs = dict.fromkeys(run_id for run_id, pair in calls if pair.basis is Basis.ROUNDS)
+        spreads = {pair.spread for _, pair in calls if pair.basis is Basis.DEFAULT and pair.spread is not None}
+        return Evidence(
+            Counter(pair.basis for _, pair in calls),
+            [self.controls.get(run_id, Controls(run_id)) for run_id in runs],
+            sorted(spreads),
+        )
 
-        The difference exceeds that of the verdict SLOW, and chance: of all rows that compare, the spreads of their
-        samples make one in a hundred comparisons find any (Bonferroni).
-        """
-        pairs = [(row, pair) for row in self.rows if (pair := row.pairs.get(rival)) and pair.is_comparable]
-        errors = NormalDist().inv_cdf(1 - _FALSE_ALARMS / len(pairs)) if pairs else 0.0
-        least = math.log1p(percent / 100)
-        found = [
-            (row, pair)
-            for row, pair in pairs
-            if pair.verdict is PairVerdict.SLOW and -math.log(pair.speed_up) > max(least, errors * pair.standard_error)
-        ]
+    def slower_rows(self, rival: str, percent: float) -> list[tuple[RowComparison, CallPair]]:
+        """Returns the SLOW rows of a rival whose whole interval is slower by more than `percent`, the worst first."""
+        most = 1 / (1 + percent / 100)
+        pairs = [(row, pair) for row in self.rows if (pair := row.pairs.get(rival))]
+        found = [(row, pair) for row, pair in pairs if pair.verdict is PairVerdict.SLOW and pair.ratios.high < most]
         return sorted(found, key=lambda each: each[1].speed_up)
 
 
 def geometric_mean(ratios: Collection[float]) -> float | None:
     """Returns the geometric mean of positive numbers; None for none."""
-    return math.exp(fmean(map(math.log, ratios))) if ratios else None
+    return mean_of(ratios).ratio
 
 
 def compare_databases(
@@ -253,29 +275,49 @@ def compare_databases(
     chosen = _baseline(databases, baseline)
     rivals = [each for each in databases if each is not chosen]
     problems: list[str] = []
+    wanted = _kernel_types(databases, kernel_types)
+    tables: dict[str, dict[str, Mapping[str, RowCall]]] = {}
+    for kernel_type in track(wanted, "compare, kernel types"):
+        tables[kernel_type] = {each.name: _read(each, kernel_type, problems) for each in (chosen, *rivals)}
+    calls = [call for of_type in tables.values() for table in of_type.values() for call in table.values()]
+    if any(call.rounds for call in calls):
+        # All rows of a run tell how much its controls spread.
+        others = sorted({name for each in databases for name in each.calls.kernel_types} - {*wanted})
+        calls += (call for name in others for each in databases for call in _read(each, name, problems).values())
+    controls = controls_by_run(calls)
     rows: list[RowComparison] = []
-    for kernel_type in track(_kernel_types(databases, kernel_types), "compare, kernel types"):
-        tables: dict[str, Mapping[str, RowCall]] = {}
-        for each in (chosen, *rivals):
-            try:
-                tables[each.name] = each.calls.read(kernel_type)
-            except OpAtlasError as error:
-                problems.append(str(error))
-                tables[each.name] = {}
-        for signature in dict.fromkeys(signature for table in tables.values() for signature in table):
-            calls = {name: table.get(signature, _NO_CALL) for name, table in tables.items()}
-            rows.append(compare_row(kernel_type, signature, calls, chosen.name))
-    return DatabaseComparison(chosen, rivals, rows, problems)
+    for kernel_type, of_type in tables.items():
+        for signature in dict.fromkeys(signature for table in of_type.values() for signature in table):
+            of_row = {name: table.get(signature, _NO_CALL) for name, table in of_type.items()}
+            rows.append(compare_row(kernel_type, signature, of_row, chosen.name, controls))
+    return DatabaseComparison(chosen, rivals, rows, problems, controls)
 
 
-def compare_row(kernel_type: str, signature: str, calls: Mapping[str, RowCall], baseline: str) -> RowComparison:
-    """Returns the comparison of a row; `calls` and `baseline` by the names of the databases."""
+def _read(database: ComparedDatabase, kernel_type: str, problems: list[str]) -> Mapping[str, RowCall]:
+    """Returns the calls of a kernel type by signature; none of a file that cannot be read, which becomes a problem."""
+    try:
+        return database.calls.read(kernel_type)
+    except OpAtlasError as error:
+        problems.append(str(error))
+        return {}
+
+
+def compare_row(
+    kernel_type: str,
+    signature: str,
+    calls: Mapping[str, RowCall],
+    baseline: str,
+    controls: Mapping[str, Controls] | None = None,
+) -> RowComparison:
+    """Returns the comparison of a row; `calls` and `baseline` by the names of the databases, `controls` by run id."""
     ours = calls[baseline]
-    pairs = {name: pair for name, call in calls.items() if name != baseline and (pair := compare_calls(ours, call))}
+    compared = ((name, compare_calls(ours, call, controls)) for name, call in calls.items() if name != baseline)
+    pairs = {name: pair for name, pair in compared if pair is not None}
     if ours.duration is not None:
         # The durations of a pair are spans or sums, and may differ from those of another pair: speed-ups compare.
-        speed_ups = {baseline: 1.0, **{name: pair.speed_up for name, pair in pairs.items() if pair.is_comparable}}
-        fastest = max(speed_ups, key=speed_ups.__getitem__)
+        faster = {name: pair.speed_up for name, pair in pairs.items() if pair.verdict is PairVerdict.FAST}
+        open_ = pairs and not any(pair.verdict.counts for pair in pairs.values())
+        fastest = max(faster, key=faster.__getitem__, default="" if open_ else baseline)
     else:
         durations = {name: us for name, call in calls.items() if (us := call.duration_us) is not None}
         fastest = min(durations, key=durations.__getitem__, default="")

@@ -1,25 +1,17 @@
-"""Steps and drifts of rows over the runs of a database, for `opatlas history`, and how a series is searched for them.
-
-The piece of a series is found that differs most from the rest, at an end or inside, and each part is searched again
-(circular binary segmentation: Olshen and others, 2004). Its probability by chance is that of Student's t between the
-piece and the rest, times the number of pieces (Bonferroni). Few runs tell little of their own spread, so the variance
-is moderated (Smyth, 2004): the spread that all rows tell counts like `PRIOR_RUNS` runs.
-"""
+"""Steps and drifts of rows over the runs of a database, for `opatlas history`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import pairwise
-from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 
-from opatlas.ask.compare.calls import LEAST_DIFFERENCE, LEAST_SPREAD, RowCall
+from opatlas.ask.compare.calls import RowCall
 from opatlas.ask.compare.states import read_run
+from opatlas.ask.compare.steps import LEAST_COMMON, LEAST_RUNS, Change, Values, search
 from opatlas.data import log
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests
@@ -27,10 +19,8 @@ from opatlas.data.origin import run_drivers, run_origins
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import CACHE_STATE, IMPLEMENTATION, INSTRUMENT, STAND_IN
 from opatlas.row.record import RowName
+from opatlas.row.rounds import LEAST_DIFFERENCE
 from opatlas.row.signature import RowChoice, make_case_id
-
-#: The share of the listed changes that may be false, in the mean.
-_FALSE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,11 +43,6 @@ class RowSeries:
         """The id of the row."""
         return make_case_id(self.row.kernel_type, self.row.signature)
 
-    @property
-    def logarithms(self) -> list[float]:
-        """The logarithms of the durations."""
-        return [math.log(us) for us in self.durations_us]
-
 
 @dataclass(frozen=True)
 class RowChange:
@@ -65,7 +50,8 @@ class RowChange:
 
     Attributes:
         before_run, after_run: the last run before a step and the first after; the first and the last run of a drift.
-        before_us, after_us: the geometric means of the durations before and after; the ends of the line of a drift.
+        before_us, after_us: the geometric means of the durations before and after, without what all rows have in
+            common: as on the machine of the newest run; the ends of the line of a drift.
         runs_before, runs_after: the numbers of runs that the means are of; all runs of a drift twice.
         is_newest: whether no later step follows.
     """
@@ -87,26 +73,44 @@ class RowChange:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """A change of all rows between two neighbouring runs: the machine's, or that of what all rows share.
+
+    Attributes:
+        rows: the number of rows that both runs have.
+    """
+
+    before_run: str
+    after_run: str
+    percent: float
+    rows: int
+
+
+@dataclass(frozen=True)
 class Regressions:
     """The steps and drifts of a database.
 
     Attributes:
         runs: the runs with a history, the oldest first.
+        disturbed: those whose manifests have disturbances; their durations do not decide.
         series: the rows with enough runs that compare.
         rows: the number of rows that any run measured.
         left_out: durations whose samples are bimodal, throttled or too noisy.
         spread: the standard deviation of a run's duration as a share of the duration, as the rows tell it.
         changes: steps and drifts, the largest growth first.
+        shifts: changes of all rows, which are in no step.
         facts: device, software and drivers of each run that has a manifest.
         problems: sentences about files that cannot be read.
     """
 
     runs: Sequence[str]
+    disturbed: Sequence[str]
     series: Sequence[RowSeries]
     rows: int
     left_out: int
     spread: float
     changes: Sequence[RowChange]
+    shifts: Sequence[Shift]
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     problems: Sequence[str] = ()
 
@@ -137,24 +141,51 @@ def find_regressions(database: Database, chosen: RowChoice) -> Regressions:
     rows = [row for row in calls if chosen.holds(row.kernel_type, row.signature)]
     chosen.expect(len(rows), f"{database.runs_dir}")
     devices = {run: ", ".join(sorted(manifest.device_names)) for run, manifest in manifests.items()}
-    series = [each for row, of_row in calls.items() for each in _series(row, of_row, devices)]
-    # All rows tell the spread, not only those that are chosen.
-    spread = _spread(series)
+    disturbed = _disturbed({run: manifest for run, manifest in manifests.items() if run in runs})
+    deciding = [run for run in runs if run not in disturbed]
+    series = [each for row, of_row in calls.items() for each in _series(row, of_row, devices, disturbed)]
+    # All rows tell the spread and the shifts, not only those that are chosen.
+    places = {run: place for place, run in enumerate(deciding)}
+    values = np.full((len(series), len(deciding)), math.nan)
+    for each, of_row in zip(series, values, strict=True):
+        of_row[[places[run] for run in each.run_ids]] = np.log(each.durations_us)
     of_chosen = frozenset(rows)
-    searched = [each for each in series if each.row in of_chosen and len(each.run_ids) >= LEAST_RUNS]
-    probabilities = [probability_of_no_change(each.logarithms, _of_row(each, spread)) for each in searched]
-    most_p = largest_probability(probabilities, _FALSE_SHARE)
-    changes = [change for each in searched for change in _changes(each, _of_row(each, spread), most_p)]
+    found = search(values, [each.noise for each in series], [each.row in of_chosen for each in series])
+    changes = [_change(series[each.row], each, deciding) for each in found.changes]
     return Regressions(
         runs,
-        searched,
+        [run for run in runs if run in disturbed],
+        [each for each in series if each.row in of_chosen and len(each.run_ids) >= LEAST_RUNS],
         len(rows),
         sum(bool(call.why_ambiguous) for row in rows for call in calls[row].values()),
-        spread,
+        found.spread,
         sorted(changes, key=lambda change: -change.percent),
+        list(_shifts(values, found.common.tolist(), deciding)),
         {run: run_facts(manifest) for run, manifest in manifests.items()},
         problems,
     )
+
+
+def _disturbances(manifest: Manifest) -> list[str]:
+    """Returns what disturbed a run at its start or end."""
+    states = (manifest.machine_at_start, manifest.machine_at_end)
+    return list(dict.fromkeys(str(each) for state in states for each in state.get("disturbances", ())))
+
+
+def _disturbed(manifests: Mapping[str, Manifest]) -> frozenset[str]:
+    """Returns the runs with disturbances. What all runs have in the same words is a property of the machine."""
+    found = {run: set(_disturbances(manifest)) for run, manifest in manifests.items()}
+    always = set.intersection(*found.values()) if len(found) > 1 else set()
+    return frozenset(run for run, disturbances in found.items() if disturbances - always)
+
+
+def _shifts(values: Values, common: Sequence[float], runs: Sequence[str]) -> Iterator[Shift]:
+    """Yields the changes of what all rows have in common that are large enough to count."""
+    known = ~np.isnan(values)
+    for place, (before, after) in enumerate(pairwise(common)):
+        rows = int((known[:, place] & known[:, place + 1]).sum())
+        if abs(after - before) >= LEAST_DIFFERENCE and rows >= LEAST_COMMON:
+            yield Shift(runs[place], runs[place + 1], math.expm1(after - before) * 100, rows)
 
 
 def run_facts(manifest: Manifest) -> dict[str, str]:
@@ -168,8 +199,7 @@ def run_facts(manifest: Manifest) -> dict[str, str]:
     facts["driver"] = ", ".join(sorted(run_drivers(manifest)))
     facts["Python"] = manifest.python
     facts["system"] = manifest.system
-    disturbances = map(str, manifest.machine_at_start.get("disturbances", ()))
-    facts["disturbances"] = ", ".join(disturbances) or "none"
+    facts["disturbances"] = ", ".join(_disturbances(manifest)) or "none"
     facts["OpAtlas"] = " ".join(filter(None, [manifest.packages.get("opatlas", ""), manifest.code[:8]]))
     return {name: value for name, value in facts.items() if value}
 
@@ -190,13 +220,15 @@ def _calls(database: Database, runs: Sequence[str], problems: list[str]) -> dict
     return found
 
 
-def _series(row: RowName, calls: Mapping[str, RowCall], devices: Mapping[str, str]) -> Iterator[RowSeries]:
+def _series(
+    row: RowName, calls: Mapping[str, RowCall], devices: Mapping[str, str], disturbed: Collection[str]
+) -> Iterator[RowSeries]:
     """Yields the series of a row: of runs that compare, and whose samples describe one state of the device."""
     conditions: dict[tuple[str, ...], dict[str, RowCall]] = {}
     for run, call in calls.items():
         implementation = call.cell(IMPLEMENTATION).partition(" ")[0]
         key = (devices.get(run, ""), *map(call.cell, (CACHE_STATE, INSTRUMENT, STAND_IN)), implementation)
-        if not call.why_ambiguous:
+        if not call.why_ambiguous and run not in disturbed:
             conditions.setdefault(key, {})[run] = call
     for of_one in conditions.values():
         durations = tuple(us for call in of_one.values() if (us := call.duration_us) is not None)
@@ -204,224 +236,13 @@ def _series(row: RowName, calls: Mapping[str, RowCall], devices: Mapping[str, st
         yield RowSeries(row, tuple(of_one), durations, noise)
 
 
-def _spread(series: Sequence[RowSeries]) -> float:
-    gaps: dict[tuple[str, str], list[float]] = {}
-    for each in series:
-        values = each.logarithms
-        for runs_of_gap, (before, after) in zip(pairwise(each.run_ids), pairwise(values), strict=True):
-            gaps.setdefault(runs_of_gap, []).append(after - before)
-    return spread_between_runs(gaps.values())
-
-
-def _of_row(series: RowSeries, spread: float) -> float:
-    """Returns the expected spread of a row: that of all rows, or what its samples tell, if that is more."""
-    return max(spread, series.noise)
-
-
-def _changes(series: RowSeries, spread: float, most_p: float) -> Iterator[RowChange]:
-    values = series.logarithms
-    found = find_steps(values, spread, most_p, LEAST_DIFFERENCE)
-    if found.drift:
-        middle, half = fmean(values), found.drift / 2
-        count = len(values)
-        yield _change(series, 0, count - 1, (middle - half, middle + half), (count, count), is_drift=True)
-    ends = (0, *found.positions, len(values))
-    for begin, position, end in zip(ends, ends[1:], ends[2:], strict=False):
-        levels = fmean(values[begin:position]), fmean(values[position:end])
-        counts = position - begin, end - position
-        yield _change(series, position - 1, position, levels, counts, is_newest=end == len(values))
-
-
-def _change(
-    series: RowSeries,
-    before: int,
-    after: int,
-    levels: tuple[float, float],
-    counts: tuple[int, int],
-    *,
-    is_drift: bool = False,
-    is_newest: bool = True,
-) -> RowChange:
-    """Returns a change; `before` and `after` are the positions of runs, and `levels` are logarithms."""
-    runs = series.run_ids[before], series.run_ids[after]
-    return RowChange(series, *runs, math.exp(levels[0]), math.exp(levels[1]), *counts, is_drift, is_newest)
-
-
-Series = npt.NDArray[np.float64]
-#: As many runs does the expected spread count for.
-PRIOR_RUNS = 6
-#: Shorter series are not searched.
-LEAST_RUNS = 3
-#: In shorter series a line is no better description than a step.
-_LEAST_FOR_DRIFT = 6
-_LEAST_INSIDE = 2
-#: Fewer rows tell no spread.
-_LEAST_FOR_SPREAD = 10
-#: The median absolute deviation of a normal distribution with standard deviation 1.
-_MAD_OF_NORMAL = 0.6745
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps of a series, or its drift.
-
-    Attributes:
-        positions: the index of the first value after each step, ascending.
-        drift: the growth along a line from the first to the last value; 0 unless a line describes the series best.
-    """
-
-    positions: tuple[int, ...] = ()
-    drift: float = 0.0
-
-
-def spread_between_runs(gaps: Iterable[Sequence[float]]) -> float:
-    """Returns the standard deviation of a run, from the differences of many rows between neighbouring runs.
-
-    A step of all rows is the median of a gap and no spread; steps of some rows move a median of deviations little.
-
-    Args:
-        gaps: the differences of logarithms of all rows that two neighbouring runs have, for each two.
-    """
-    found = []
-    for gap in gaps:
-        if len(gap) >= _LEAST_FOR_SPREAD:
-            deviations = np.abs(np.asarray(gap) - np.median(gap))
-            # Of normal values; each is the difference of two runs.
-            found.append(float(np.median(deviations)) / _MAD_OF_NORMAL / math.sqrt(2))
-    return max(float(np.median(found)), LEAST_SPREAD) if found else LEAST_SPREAD
-
-
-def probability_of_no_change(values: Sequence[float], spread: float) -> float:
-    """Returns the probability that chance makes a piece or a drift as clear as the clearest of a series.
-
-    Args:
-        values: logarithms of durations, in the order of time.
-        spread: the standard deviation of a value that is expected, whatever this series tells.
-
-    Returns:
-        1 for fewer than LEAST_RUNS values.
-    """
-    series = np.asarray(values, dtype=np.float64)
-    if len(series) < LEAST_RUNS:
-        return 1.0
-    return min(_clearest_piece(series, spread).p, _line(series, spread)[1])
-
-
-def find_steps(values: Sequence[float], spread: float, most_p: float, least_size: float) -> Steps:
-    """Returns the steps of a series, or its drift.
-
-    Args:
-        values, spread: as for `probability_of_no_change`.
-        most_p: what is more probable by chance is no change.
-        least_size: smaller changes do not count.
-    """
-    series = np.asarray(values, dtype=np.float64)
-    if len(series) >= _LEAST_FOR_DRIFT:
-        drift, p = _line(series, spread)
-        line = np.linspace(-drift / 2, drift / 2, len(series)) + series.mean()
-        # Steps of any size may describe a series better than a line.
-        positions = sorted(_search(series, 0, spread, most_p, 0.0))
-        levels = np.concatenate([np.full(len(part), part.mean()) for part in np.split(series, positions)])
-        # A step has a place and a level, a line one slope.
-        by_steps = _criterion(series - levels, 2 * len(positions), spread)
-        if p <= most_p and abs(drift) >= least_size and _criterion(series - line, 1, spread) < by_steps:
-            return Steps(drift=drift)
-    return Steps(tuple(sorted(_search(series, 0, spread, most_p, least_size))))
-
-
-def _criterion(rest: Series, parameters: int, spread: float) -> float:
-    """Returns the Bayesian information criterion of a description (Schwarz, 1978); the smaller the better."""
-    count = len(rest)
-    variance = (PRIOR_RUNS * spread**2 + float((rest**2).sum())) / (PRIOR_RUNS + count)
-    return count * math.log(variance) + parameters * math.log(count)
-
-
-def largest_probability(p: Iterable[float], share: float) -> float:
-    """Returns the largest of some probabilities to accept, so that `share` of what is accepted is false in the mean.
-
-    This is the procedure of Benjamini and Hochberg (1995). 0 if none can be accepted.
-    """
-    ordered = sorted(p)
-    accepted = (each for rank, each in enumerate(ordered, start=1) if each <= share * rank / len(ordered))
-    return max(accepted, default=0.0)
-
-
-def _search(values: Series, start: int, spread: float, most_p: float, least_size: float) -> Iterator[int]:
-    """Yields the positions of steps."""
-    if len(values) < LEAST_RUNS:
-        return
-    found = _clearest_piece(values, spread)
-    if found.p > most_p or abs(found.size) < least_size:
-        return
-    ends = [each for each in (found.start, found.stop) if 0 < each < len(values)]
-    yield from (start + each for each in ends)
-    for begin, end in pairwise([0, *ends, len(values)]):
-        yield from _search(values[begin:end], start + begin, spread, most_p, least_size)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A piece from `start` to before `stop`, whose level is `size` above that of the rest."""
-
-    start: int
-    stop: int
-    size: float
-    p: float
-
-
-def _clearest_piece(values: Series, spread: float) -> _Piece:
-    count = len(values)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    starts, stops = _pieces(count)
-    sizes = stops - starts
-    inside = sums[stops] - sums[starts]
-    differences = inside / sizes - (sums[-1] - inside) / (count - sizes)
-    explained = sizes * (count - sizes) / count * differences**2
-    best = int(explained.argmax())
-    p = _probability(values, float(explained[best]), len(sizes) + 1, spread)
-    return _Piece(int(starts[best]), int(stops[best]), float(differences[best]), p)
-
-
-def _line(values: Series, spread: float) -> tuple[float, float]:
-    """Returns the growth along the line that fits best, and its probability by chance; 1 for a short series."""
-    count = len(values)
-    if count < _LEAST_FOR_DRIFT:
-        return 0.0, 1.0
-    times = np.arange(count) - (count - 1) / 2
-    squares = float((times**2).sum())
-    slope = float((times * values).sum()) / squares
-    return slope * (count - 1), _probability(values, slope**2 * squares, len(_pieces(count)[0]) + 1, spread)
-
-
-def _probability(values: Series, explained: float, tried: int, spread: float) -> float:
-    """Returns the probability that the best of `tried` descriptions explains as much of the sum of squares."""
-    rest = max(float(((values - values.mean()) ** 2).sum()) - explained, 0.0)
-    freedom = PRIOR_RUNS + len(values) - 2
-    variance = (PRIOR_RUNS * spread**2 + rest) / freedom
-    return min(1.0, tried * two_sided_p(math.sqrt(explained / variance), freedom))
-
-
-@cache
-def _pieces(count: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Returns the starts and stops of all pieces: those at the end of a series, and inside those of two runs or more.
-
-    A single run that differs from both neighbours is no step.
-    """
-    starts, stops = np.triu_indices(count + 1, 1)
-    at_end = (stops == count) & (starts > 0)
-    inside = (starts > 0) & (stops < count) & (stops - starts >= _LEAST_INSIDE)
-    return starts[at_end | inside], stops[at_end | inside]
-
-
-def two_sided_p(t: float, freedom: int) -> float:
-    """Returns the probability of a larger absolute value of Student's t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    square = math.cos(angle) ** 2
-    odd = freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    series = 0.0
-    for k in range(2 + odd, freedom + 1, 2):
-        series += term
-        term *= square * (k - 1) / k
-    inside = (angle + math.sin(angle) * series) * 2 / math.pi if odd else math.sin(angle) * series
-    return max(0.0, 1.0 - inside)
+def _change(series: RowSeries, change: Change, runs: Sequence[str]) -> RowChange:
+    return RowChange(
+        series,
+        runs[change.before],
+        runs[change.after],
+        *map(math.exp, change.levels),
+        *change.runs,
+        change.is_drift,
+        change.is_newest,
+    )

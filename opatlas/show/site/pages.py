@@ -119,9 +119,9 @@ def _figures(figures: RivalFigures) -> dict[str, Any]:
         "failed": figures.wrong + figures.crashed,
         "unsupported": figures.unsupported,
         "missing": figures.missing,
-        "covered_rows": figures.covered_rows,
-        "covered": figures.covered,
-        "deployed": figures.deployed,
+        "covered_rows": figures.covered.rows,
+        "covered": figures.covered.ratio,
+        "deployed": figures.deployed.ratio,
         "verdicts": dict(figures.verdicts),
     }
 

@@ -379,11 +379,11 @@
     return [
       h("h1", {}, t(name === "implementations" ? "implementations" : "comparison")),
       facts([["baseline", `${found.baseline.label}: ${found.baseline.path}`], ["fastest", counted(Object.fromEntries(
-        Object.entries(found.fastest).map(([word, count]) => [word || "missing", count])))]]),
+        Object.entries(found.fastest).map(([word, count]) => [word || "open", count])))]]),
       problems(found.problems),
       ...found.rivals.map((rival) => h("section", {}, h("h2", {}, rival.label), h("p", { class: "faint" }, rival.path),
         smallTable(titles, [line(rival.all, t("total")), ...rival.kernel_types.map((each) => line(each, linked(each.kernel_type)))]))),
-      h("p", { class: "faint" }, t("covered: geometric mean of the speed-ups over rows that both measured; deployed: rows without a comparable duration of the rival count as 1")),
+      h("p", { class: "faint" }, t("covered: geometric mean of the speed-ups over rows that are FAST, SLOW or SAME; deployed: with 1 for rows that the rival did not measure")),
       section("rows side by side", opatlas.legend(tones) || "", place, table.element),
     ];
   }

@@ -27,8 +27,8 @@ opatlas.chinese = Object.assign(Object.create(null), {
   "baseline": "基准", "rival": "对比方", "speed-up": "加速比", "verdict": "结论", "measured": "已测", "failed": "失败",
   "unsupported": "不支持", "missing": "缺失", "covered": "覆盖行几何平均", "deployed": "部署几何平均", "total": "合计",
   "fastest": "最快", "rows side by side": "逐行并列", "baseline's status": "基准状态",
-  "covered: geometric mean of the speed-ups over rows that both measured; deployed: rows without a comparable duration of the rival count as 1":
-    "覆盖行几何平均：双方都测过的行的加速比；部署几何平均：对比方没有可比耗时的行按 1 计",
+  "covered: geometric mean of the speed-ups over rows that are FAST, SLOW or SAME; deployed: with 1 for rows that the rival did not measure":
+    "覆盖行几何平均：结论为 FAST、SLOW 或 SAME 的行的加速比；部署几何平均：对比方没有测过的行按 1 计",
   "part": "部分", "calls": "次数", "each": "每次", "share": "占比", "how known": "依据",
   "90 % interval": "90 % 区间", "sum": "总和", "tokens/s": "token/s",
   "sum: one kernel after another, no gaps between launches, nothing overlaps": "总和：算子逐个执行，下发之间没有间隙，没有重叠", "by kernel type": "按算子类型",
