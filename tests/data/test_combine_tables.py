@@ -12,7 +12,8 @@ import pytest
 from abs_rows import NEW, OLD, cells, failed, measured
 from hypothesis import given, settings
 
-from opatlas.data.combine_table import TableCombination
+from opatlas.data.combine_table import TableChanges, combine_table
+from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID
@@ -22,35 +23,37 @@ from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
+Rows = Sequence[Mapping[str, str]]
+
 
 def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(list(rows), dtype=str).fillna("")
 
 
-@dataclass(frozen=True)
-class CombinedTable:
-    frame: pd.DataFrame
-    tally: TableCombination
+@dataclass
+class Combined(TableChanges):
+    table: RowTable | None = None
 
 
-def combine_tables(kernel_type: str, target: pd.DataFrame, source: pd.DataFrame) -> CombinedTable:
-    path = Path(f"{kernel_type}.csv")
-    tally = TableCombination(TableFold(RowTable(kernel_type, path, target), RunOrder()))
-    tally.add_rows(RowTable(kernel_type, path, source), "elsewhere")
-    return CombinedTable(tally.fold.rows.table().frame, tally)
+class MemoryOnly(Database):
+    def write(self, table: RowTable) -> None:
+        pass
 
 
-def combined(
-    target: Sequence[Mapping[str, str]], source: Sequence[Mapping[str, str]], kernel_type: str = "Abs"
-) -> CombinedTable:
-    return combine_tables(kernel_type, frame(target), frame(source))
+def combined(target: Rows, *sources: Rows) -> Combined:
+    tables = [RowTable("Abs", Path("Abs.csv"), frame(rows)) for rows in (target, *sources)]
+    named = zip(("elsewhere", "further"), tables[1:], strict=False)
+    fold, result = TableFold(tables[0], RunOrder()), Combined()
+    combine_table(fold, list(named), MemoryOnly("nowhere"), result)
+    result.table = fold.rows.table()
+    return result
 
 
-def rows_of(result: CombinedTable) -> list[dict[str, str]]:
-    return result.frame.to_dict("records")
+def rows_of(result: Combined) -> list[dict[str, str]]:
+    return list(result.table.rows())
 
 
-def only_row(result: CombinedTable) -> dict[str, str]:
+def only_row(result: Combined) -> dict[str, str]:
     (row,) = rows_of(result)
     return row
 
@@ -61,14 +64,14 @@ def test_the_newer_duration_wins_with_everything_that_belongs_to_it() -> None:
     assert only_row(taken) == {**newer, "MicroBench aic_mac_ratio": ""}, "a counter of the older run is not of this one"
     kept = combined([newer], [older])
     assert only_row(kept) == newer
-    assert (taken.tally.taken, taken.tally.kept, kept.tally.taken, kept.tally.kept) == ({0}, set(), set(), {0})
+    assert (taken.taken, taken.kept, kept.taken, kept.kept) == (1, 0, 0, 1)
 
 
 def test_two_durations_are_a_conflict_that_names_both() -> None:
     for target, source in ((OLD, NEW), (NEW, OLD)):
         durations = {OLD: "5.0", NEW: "10.0"}
         result = combined([measured(1, durations[target], target)], [measured(1, durations[source], source)])
-        (conflict,) = result.tally.conflicts
+        (conflict,) = result.conflicts
         assert (conflict.what, conflict.source, conflict.input_shapes) == (AVERAGE, "elsewhere", "1,4")
         assert (conflict.kept, conflict.kept_run) == ("10.0", NEW)
         assert (conflict.dropped, conflict.dropped_run) == ("5.0", OLD)
@@ -82,7 +85,7 @@ def test_what_is_no_duration_neither_wins_nor_is_defended(cell: str) -> None:
     assert only_row(combined([valid], [measured(1, cell, NEW)]))[AVERAGE] == "5.0"
     taken = combined([{**failed(1, NEW), AVERAGE: cell}], [valid])
     assert only_row(taken)[AVERAGE] == "5.0"
-    assert not taken.tally.conflicts
+    assert not taken.conflicts
 
 
 def test_a_duration_of_no_run_is_older_than_any() -> None:
@@ -91,8 +94,8 @@ def test_a_duration_of_no_run_is_older_than_any() -> None:
     assert only_row(combined([measured(1, 5.0, OLD)], [foreign]))[AVERAGE] == "5.0"
     other = combined([foreign], [{**foreign, AVERAGE: "4.0"}])
     assert only_row(other)[AVERAGE] == "3.0"
-    assert [(c.kept, c.dropped) for c in other.tally.conflicts] == [("3.0", "4.0")]
-    assert not combined([foreign], [{**foreign, AVERAGE: "3.00"}]).tally.conflicts
+    assert [(c.kept, c.dropped) for c in other.conflicts] == [("3.0", "4.0")]
+    assert not combined([foreign], [{**foreign, AVERAGE: "3.00"}]).conflicts
 
 
 def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
@@ -105,7 +108,7 @@ def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
         "Status Run ID": NEW,
         "Crashes In A Row": "2",
     }
-    assert result.tally.statuses == {0}
+    assert result.statuses == {"crashed": 1}
     counted = failed(1, NEW, **{"Crashes In A Row": "1"})
     both = [
         {name: cell for name, cell in only_row(combined(*rows)).items() if cell}
@@ -125,16 +128,16 @@ def test_a_captured_duration_fills_and_never_replaces() -> None:
     empty = {**cells(1), PROFILED: "", "Mine": "x"}
     filled = combined([empty], [captured])
     assert only_row(filled) == {**captured, "Mine": "x"}
-    assert filled.tally.profiled == {0}
+    assert filled.profiled == 1
     other = combined([captured], [{**captured, PROFILED: "5.0", "Profiling Samples": "9"}])
     assert only_row(other) == captured
-    assert [(c.what, c.kept, c.dropped, c.ratio) for c in other.tally.conflicts] == [(PROFILED, "4.0", "5.0", 0.8)]
-    assert not combined([captured], [{**captured, PROFILED: "4.00"}]).tally.conflicts
+    assert [(c.what, c.kept, c.dropped, c.ratio) for c in other.conflicts] == [(PROFILED, "4.0", "5.0", 0.8)]
+    assert not combined([captured], [{**captured, PROFILED: "4.00"}]).conflicts
     counters_only = {**cells(1), PROFILED: "0", "Profiling Samples": "7"}
     assert only_row(combined([counters_only], [captured])) == captured
     assert only_row(combined([captured], [counters_only])) == captured
     counters = combined([captured], [{**captured, "Profiling Samples": "9"}])
-    assert [(c.what, c.ratio) for c in counters.tally.conflicts] == [("Profiling Samples", None)]
+    assert [(c.what, c.ratio) for c in counters.conflicts] == [("Profiling Samples", None)]
 
 
 def test_other_columns_are_filled_where_they_are_empty() -> None:
@@ -145,9 +148,9 @@ def test_other_columns_are_filled_where_they_are_empty() -> None:
         ("mine", "1", "AIV"),
         ("theirs", "2", "AIV"),
     ]
-    assert [(c.what, c.kept, c.dropped, c.ratio) for c in result.tally.conflicts] == [("Note", "mine", "theirs", None)]
-    assert result.tally.filled == 5
-    assert next(iter(result.frame.columns)) == "Accelerator Core", "a column goes where its group is"
+    assert [(c.what, c.kept, c.dropped, c.ratio) for c in result.conflicts] == [("Note", "mine", "theirs", None)]
+    assert result.filled == 5
+    assert result.table.columns[0] == "Accelerator Core", "a column goes where its group is"
 
 
 def test_two_spellings_of_a_row_are_no_conflict() -> None:
@@ -157,7 +160,7 @@ def test_two_spellings_of_a_row_are_no_conflict() -> None:
     }
     result = combined([cells(1)], [{**quoted, AVERAGE: "5.0"}])
     assert only_row(result) == {**cells(1), AVERAGE: "5.0"}
-    assert not result.tally.conflicts
+    assert not result.conflicts
 
 
 def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_they_hold() -> None:
@@ -166,8 +169,7 @@ def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_t
     assert [row["Input Shapes"] for row in rows_of(result)] == ["2,4", "9,4", "7,4"]
     assert [row["Extra"] for row in rows_of(result)] == ["2", "9", "7"]
     assert [row["Mine"] for row in rows_of(result)] == ["x", "", ""]
-    assert "Empty" not in result.frame.columns
-    assert len(result.tally.added) == 2
+    assert "Empty" not in result.table.columns
 
 
 RUNS = st.sampled_from(["", *(f"2025112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
@@ -199,7 +201,7 @@ def any_rows(draw: st.DrawFn) -> list[dict[str, str]]:
     return rows
 
 
-def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
+def newest(tables: Sequence[Rows]) -> dict[str, str]:
     """The duration of the newest run of each row, by its shapes."""
     age = RunOrder().age
     best: dict[str, Mapping[str, str]] = {}
@@ -210,11 +212,10 @@ def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
     return {shapes: row[AVERAGE] for shapes, row in best.items()}
 
 
-def combine_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
-    result = frame([cells(0)]).reindex(columns=list(measured(0, "", "")), fill_value="")
-    for rows in tables:
-        if rows:
-            result = combine_tables("Abs", result, frame(rows)).frame
+def combine_all(tables: Sequence[Rows]) -> Rows:
+    result: Rows = [dict.fromkeys(measured(0, "", ""), "") | cells(0)]
+    for rows in filter(None, tables):
+        result = rows_of(combined(result, rows))
     return result
 
 
@@ -224,7 +225,7 @@ def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
     shuffled = random.sample(tables, len(tables))
     for order in (tables, shuffled):
         result = combine_all(order)
-        there = {row["Input Shapes"]: row for row in result.to_dict("records")}
+        there = {row["Input Shapes"]: row for row in result}
         assert {shapes: row[AVERAGE] for shapes, row in there.items() if valid_duration(row[AVERAGE])} == newest(tables)
         assert all(row["Cache State"] == row[RUN_ID] for row in there.values() if row[AVERAGE]), "groups move whole"
         assert len(there) == len(result), "no row twice"
