@@ -169,7 +169,7 @@ def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[str]
 
 def _runs_with_durations(database: Database) -> set[str]:
     """Returns the runs of replays in rows, and of journals that are not written back yet."""
-    runs = set()
+    runs = set[str]()
     for table in _tables(database):
         # A file of messages may have any name.
         for column in dict.fromkeys((table.kind.duration_columns[0], DURATION)):
