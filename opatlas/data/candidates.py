@@ -37,7 +37,7 @@ _RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 _SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
 
 
-class Group(Enum):
+class CellGroup(Enum):
     """A group of columns, whose cells move together (opatlas/data/fold.py)."""
 
     SLOTS = auto()
@@ -48,14 +48,14 @@ class Group(Enum):
     OTHER = auto()
 
 
-def group_of(column: str, kind: RowKind) -> Group:
+def group_of(column: str, kind: RowKind) -> CellGroup:
     """Returns the group of a column in rows of a kind."""
     if kind.is_replayed(column):
-        return Group.DURATION
+        return CellGroup.DURATION
     if is_profiling_column(column):
-        return Group.CAPTURED
-    named = ((STATUS_GROUP, Group.STATUS), (POOLED, Group.POOLED), (_SLOTS, Group.SLOTS))
-    return next((group for columns, group in named if column in columns), Group.OTHER)
+        return CellGroup.CAPTURED
+    named = ((STATUS_GROUP, CellGroup.STATUS), (POOLED, CellGroup.POOLED), (_SLOTS, CellGroup.SLOTS))
+    return next((group for columns, group in named if column in columns), CellGroup.OTHER)
 
 
 class RunCells(NamedTuple):
@@ -199,14 +199,14 @@ def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Cand
 
 def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
     """Returns what some rows of another table have; all of them are appended where they are missing."""
-    groups: dict[Group, list[str]] = {group: [] for group in Group}
+    groups: dict[CellGroup, list[str]] = {group: [] for group in CellGroup}
     for column in table.columns:
         groups[group_of(column, table.kind)].append(column)
     found = []
     for position, cells in zip(positions, table.rows(positions), strict=True):
         duration, captured, others = (
             {column: cell for column in groups[group] if (cell := cells[column])}
-            for group in (Group.DURATION, Group.CAPTURED, Group.OTHER)
+            for group in (CellGroup.DURATION, CellGroup.CAPTURED, CellGroup.OTHER)
         )
         has_duration = bool(table.replayed.known[position])
         found.append(

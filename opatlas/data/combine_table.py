@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from opatlas.data.candidates import Candidate, Group, candidates_of_rows, group_of
+from opatlas.data.candidates import Candidate, CellGroup, candidates_of_rows, group_of
 from opatlas.data.cells import positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
@@ -159,13 +159,13 @@ def combine_table(
         if name != STATUS_RUN_ID
     }
 
-    def changed(*groups: Group) -> Any:
+    def changed(*groups: CellGroup) -> Any:
         """Returns the number of cells of some groups that differ, by row."""
         masks = [mask for name, mask in differ.items() if group_of(name, kind) in groups]
         return np.sum(masks, axis=0, dtype=int) if masks else np.zeros(there, dtype=int)
 
     had_duration, has_duration = (~np.isnan(table.durations_us(column)[:there]) for table in (before, after))
-    taken = (changed(Group.DURATION) > 0) & has_duration
+    taken = (changed(CellGroup.DURATION) > 0) & has_duration
     for at in np.flatnonzero(taken & had_duration).tolist():
         own_run, own = before.cells(RUN_ID)[at], before.cells(column)[at]
         offers.append(_Offer(fold.signatures[at], own_run, own, givers[at]))
@@ -174,9 +174,9 @@ def combine_table(
     changes.added.add(after, there)
     changes.taken += int(taken.sum())
     changes.kept += int((is_offered & had_duration & ~taken).sum())
-    changes.statuses.update(after.cells(STATUS)[at] for at in np.flatnonzero(changed(Group.STATUS)).tolist())
-    changes.profiled += int(np.count_nonzero(changed(Group.CAPTURED)))
-    changes.filled += int(changed(Group.OTHER, Group.SLOTS).sum())
+    changes.statuses.update(after.cells(STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
+    changes.profiled += int(np.count_nonzero(changed(CellGroup.CAPTURED)))
+    changes.filled += int(changed(CellGroup.OTHER, CellGroup.SLOTS).sum())
     told: dict[object, Conflict] = {}
     for each in (*_duration_conflicts(fold, column, offers), *others):
         told.setdefault((each.cell, each.dropped, each.dropped_run), each)
@@ -206,7 +206,7 @@ def _batches(fold: TableFold, source: RowTable | Sequence[Candidate]) -> Iterato
     at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
     for name in source.columns:
         # Rows with equal signatures may spell their slots differently; the target's spelling stays.
-        if group_of(name, source.kind) not in (Group.SLOTS, Group.POOLED):
+        if group_of(name, source.kind) not in (CellGroup.SLOTS, CellGroup.POOLED):
             theirs = source.arrow.column(name).take(of)
             there = ours.arrow.column(name).take(at) if name in ours.columns else ""
             differ = pc.and_(pc.not_equal(there, theirs), pc.not_equal(theirs, "")).to_numpy()
