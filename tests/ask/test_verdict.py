@@ -218,26 +218,30 @@ def test_rounds_decide_whatever_the_samples_are(rival: RowCall, verdict: PairVer
 @pytest.mark.parametrize(
     "rival",
     [
-        changed(with_rounds(1.2, 1.1, 1.3), run_id="another"),
+        changed(with_rounds(1.2, 1.1, 1.3), run_id="-before"),
         with_rounds(1.2, 1.1, 1.3, against="liger 0.8"),
         call(10.0, ratio="1.2", low="damaged", high="1.3", rounds="40;40", against="torch 2.13.0"),
         with_rounds(1.2, 1.1, 1.3, rounds=""),
     ],
 )
-def test_rounds_of_another_run_or_baseline_decide_nothing(rival: RowCall) -> None:
+def test_rounds_of_an_older_run_or_another_baseline_decide_nothing(rival: RowCall) -> None:
     assert pair_of(BASELINE, rival).basis is Basis.DEFAULT
 
 
 def test_the_controls_of_a_run_widen_its_threshold() -> None:
     rival = with_rounds(1.15, 1.1, 1.3)
     # Robust: one control that is far off decides nothing.
-    ratios = [1.04, 0.96, 1.05, 3.0, 0.99]
-    (found,) = controls_by_run([*(with_rounds(1, 1, 1, control=str(each)) for each in ratios), rival]).values()
+    ratios = [1.04, 0.96, 1.09, 3.0, 0.99]
+    (found,) = controls_by_run([*(with_rounds(1, 0.99, 1.01, control=str(each)) for each in ratios), rival]).values()
     assert (found.run_id, found.rows) == ("0", 5)
     assert found.spread == pytest.approx(-math.log(0.96) / 0.6745)
+    assert found.threshold == pytest.approx(2 * (math.log(1.09) - 0.01), rel=0.01)
     pair = compare_calls(BASELINE, rival, {"0": found})
     assert pair is not None
     assert (pair.verdict, pair.margin) == (PairVerdict.AMBIGUOUS, found.threshold)
+    # Controls that differ within their intervals are as they should be.
+    noisy = [with_rounds(1, 0.8, 1.25, control="1.2")] * 5
+    assert controls_by_run(noisy)["0"].threshold == 0.05
     assert controls_by_run([rival]) == {"0": Controls("0")}
     assert Controls("0").threshold == 0.05
 
