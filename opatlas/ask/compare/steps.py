@@ -139,7 +139,8 @@ def common_levels(values: Values) -> Series:
         of_runs = np.nanmedian(rows - of_rows, axis=0)
     places = np.searchsorted(telling, np.arange(values.shape[1]), side="right") - 1
     found: Series = of_runs[np.maximum(places, 0)]
-    return found - found[-1]
+    found -= found[-1]
+    return found
 
 
 def _changes(row: int, values: Series, runs: Indices, steps: Steps) -> Iterator[Change]:
@@ -163,7 +164,7 @@ def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bo
     at = len(runs) // 2 if change.is_drift else int(np.searchsorted(runs, change.after))
     before, after = (at, len(runs) - at) if change.is_drift else change.runs
     first, second = own[:, runs[at - before : at]], own[:, runs[at : at + after]]
-    both: Mask = (~np.isnan(first)).any(axis=1) & (~np.isnan(second)).any(axis=1)
+    both: Mask = np.logical_and(np.isfinite(first).any(axis=1), np.isfinite(second).any(axis=1))
     if both.sum() < LEAST_COMMON:
         return True
     differences = np.nanmean(second[both], axis=1) - np.nanmean(first[both], axis=1)
