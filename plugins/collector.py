@@ -96,7 +96,7 @@ class Collector:
             return
         ids: list[str] = []
         rows: list[object] = []
-        for row in interleaved(list(self._tables(metafunc.function))):
+        for row in interleaved(list(self._tables(metafunc.function)), self._context.settings.baseline):
             ids.append(row.id)
             expected = row.known_failure
             if expected is None or expected.strict:
@@ -172,11 +172,8 @@ class Collector:
         return (table for name in spec.kernel_types for table in plan.tables_of(name))
 
 
-def interleaved(tables: Sequence[CaseTable]) -> Iterator[SessionCase]:
-    """Yields the rows to run; the implementations of one row follow each other.
-
-    The clocks of a device change with time, so rivals are measured within seconds of each other.
-    """
+def interleaved(tables: Sequence[CaseTable], baseline: int | None = None) -> Iterator[SessionCase]:
+    """Yields the rows to run; the implementations of one row follow each other, the baseline first."""
     cases = (case for table in tables for case in table.to_run)
     if len({table.target for table in tables}) < 2:
         yield from cases
@@ -185,7 +182,7 @@ def interleaved(tables: Sequence[CaseTable]) -> Iterator[SessionCase]:
     for case in cases:
         by_row.setdefault(case.row_id, []).append(case)
     for rivals in by_row.values():
-        yield from rivals
+        yield from sorted(rivals, key=lambda case: case.target != baseline)
 
 
 def _several_tests(item: pytest.Item) -> str:

@@ -22,7 +22,7 @@ from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
 from opatlas.run.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
-from opatlas.run.job import Job, RanTooLong, RowOutcome, outcome_of
+from opatlas.run.job import Against, Job, RanTooLong, RowOutcome, outcome_of
 from opatlas.run.msprof_sessions import msprof_on_device, msprof_on_group
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replay_spec
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelRuns
 
     from .session_context import SessionContext
+
+#: The rows of a process with a control: the first ones, and of the others one in so many.
+_FIRST_CONTROLS, _CONTROL_EACH = 5, 8
 
 #: Called with each outcome of a row that pytest has not reached, and the device that it is from.
 Arrived = Callable[[pytest.Function, RowOutcome, DeviceDescription], None]
@@ -69,12 +72,15 @@ class RowRunner:
         #: Jobs that have run, and whose samples are pending.
         self._launched: set[int] = set()
         #: Outcomes that pytest has not asked for, by node id, and those of them that are failures.
-        self._ready: dict[str, tuple[RowOutcome, DeviceDescription]] = {}
+        self._ready: dict[str, Done] = {}
         self._failed: set[str] = set()
         #: Node ids of the items that pytest has reached: a plugin may run them again.
         self._reached: set[str] = set()
         self._device: DeviceDescription | None = None
         self._batches: dict[str, int] = {}
+        #: What became of the baseline of each row here, and how many rows were compared with theirs.
+        self._baselines: dict[str, Status] = {}
+        self._compared = 0
 
     def describe(self) -> DeviceDescription:
         """Returns the device of the row that pytest asked for last; opens one if necessary. Raises DeviceGone."""
@@ -180,10 +186,41 @@ class RowRunner:
                 self._item_of.clear()
                 self._job_of.clear()
                 raise
-        outcome, self._device = self._ready.pop(nodeid)
+        done = self._ready.pop(nodeid)
+        self._device = done.device
         self._failed.discard(nodeid)
         self._reached.add(nodeid)
-        return outcome
+        row = row_of(item)
+        if row is not None and row.target == self._context.settings.baseline:
+            self._baselines[row.row_id] = done.outcome.status
+        return self._asked_again(done)
+
+    def _against(self, row: SessionCase) -> Against | None:
+        """Returns the baseline that a row is compared with in turn; None for the baseline, and where there is none."""
+        settings = self._context.settings
+        baseline = settings.baseline
+        if baseline is None or row.target == baseline or self.scheduler().at_once > 1 or settings.prof_path is not None:
+            return None
+        # A baseline that fails here would take the row of the kernel along.
+        if self._baselines.get(row.row_id, Status.MEASURED) is not Status.MEASURED:
+            return None
+        number, self._compared = self._compared, self._compared + 1
+        is_control = number < _FIRST_CONTROLS or number % _CONTROL_EACH == 0
+        return Against(_source(row, settings.targets[baseline].implementation), is_control)
+
+    def _asked_again(self, done: Done) -> RowOutcome:
+        """Returns the outcome of a row; a kernel that is faster or slower is compared in another process, too."""
+        job, outcome, settings = done.job, done.outcome, self._context.settings
+        measurement = outcome.measurement
+        ratios = measurement.ratios if measurement is not None else None
+        if measurement is None or ratios is None or settings.in_process or not ratios.verdict().is_definite:
+            return outcome
+        second = self.scheduler().run(job.again_elsewhere())
+        if second.measurement is not None:
+            rounds = (*measurement.rounds, *second.measurement.rounds)
+            return replace(outcome, measurement=replace(measurement, rounds=rounds))
+        why = f"not compared in another process: {second.status}: {second.explanation}"
+        return replace(outcome, reason="; ".join(filter(None, (outcome.reason, why))))
 
     def _submit(self, item: pytest.Function) -> None:
         job = self._job(item)
@@ -224,7 +261,7 @@ class RowRunner:
                 self._on_launched()
             else:
                 del self._item_of[job.id], self._job_of[item.nodeid]
-                self._ready[item.nodeid] = outcome, device
+                self._ready[item.nodeid] = Done(job, outcome, device)
                 if outcome.status not in (Status.MEASURED, Status.UNSUPPORTED):
                     self._failed.add(item.nodeid)
                 if scheduler.at_once > 1:
@@ -258,7 +295,7 @@ class RowRunner:
     def unreached(self, items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, RowOutcome]]:
         """Ends what runs ahead, and yields the outcomes of rows that pytest did not reach."""
         self.release()
-        return ((item, self._ready[item.nodeid][0]) for item in items if item.nodeid in self._ready)
+        return ((item, self._ready[item.nodeid].outcome) for item in items if item.nodeid in self._ready)
 
     def release(self) -> None:
         """Waits for the rows that run. The process of a device ends while the records are merged."""
@@ -307,7 +344,7 @@ class RowRunner:
             together=row.row_id if len(settings.targets) > 1 else "",
         )
         if not job.judge:
-            return job
+            return replace(job, against=self._against(row) if source is not None and job.group is None else None)
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 

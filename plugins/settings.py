@@ -194,6 +194,12 @@ class Settings:
         return self.targets[0].origin
 
     @property
+    def baseline(self) -> int | None:
+        """The number of the target that the others are compared with; None without others, or a default among them."""
+        defaults = [number for number, each in enumerate(self.targets) if each.implementation.is_default]
+        return defaults[0] if defaults and len(self.targets) > 1 else None
+
+    @property
     def writes(self) -> bool:
         """Whether the session writes into the database."""
         return not (self.collect_only or self.read_only)

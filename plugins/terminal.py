@@ -247,7 +247,7 @@ def _comparison(session: Session) -> Iterator[Part]:
         if found.figures is not None:
             measured.setdefault(case.target, set()).add(case.row_id)
     targets = dict(enumerate(settings.targets))
-    default = next((number for number, each in targets.items() if each.implementation.is_default), None)
+    default = settings.baseline
     rivals = [number for number in sorted(measured) if number != default]
     if default is None or not settings.writes or not 0 < len(rivals) <= _MOST_RIVALS:
         return

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 
 from opatlas.capture.ingest import rebuild_profiling
 from opatlas.cli.app import held
-from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, open_sources, refuse_mixed
+from opatlas.data.combine import CombineResult, CombineSources, open_sources, refuse_mixed
 from opatlas.data.combine import combine as combine_databases
-from opatlas.data.combine_table import write_conflicts
+from opatlas.data.combine_table import DurationCounts, write_conflicts
 from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
 from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, without_pooled, write_disagreements

@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from opatlas.data.cells import duration_cells, status_cells
 from opatlas.row.columns import (
     CRASHES_IN_A_ROW,
+    INPUT_SLOTS,
     MAX_ERROR,
+    OUTPUT_SLOTS,
+    POOLED,
     RUN_ID,
     STATUS,
     STATUS_GROUP,
@@ -21,12 +25,37 @@ from opatlas.row.columns import (
     STATUS_RUN_ID,
     is_profiling_column,
 )
+from opatlas.row.communication import RowKind
 from opatlas.row.record import Record, RowName
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
 
 _RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
+
+
+_SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
+
+
+class CellGroup(Enum):
+    """A group of columns, whose cells move together (opatlas/data/fold.py)."""
+
+    SLOTS = auto()
+    DURATION = auto()
+    STATUS = auto()
+    CAPTURED = auto()
+    POOLED = auto()
+    OTHER = auto()
+
+
+def group_of(column: str, kind: RowKind) -> CellGroup:
+    """Returns the group of a column in rows of a kind."""
+    if kind.is_replayed(column):
+        return CellGroup.DURATION
+    if is_profiling_column(column):
+        return CellGroup.CAPTURED
+    named = ((STATUS_GROUP, CellGroup.STATUS), (POOLED, CellGroup.POOLED), (_SLOTS, CellGroup.SLOTS))
+    return next((group for columns, group in named if column in columns), CellGroup.OTHER)
 
 
 class RunCells(NamedTuple):
@@ -55,6 +84,7 @@ class Candidate:
     Attributes:
         cells: the cells from which the row is appended where it is missing.
         duration, status, captured: the parts; None if there is none.
+        others: cells of columns that no run measures; they fill empty ones.
         appends: whether the row is appended where it is missing.
         launched: whether the row was launched for another one, and not requested itself.
         record: the record of the run; None for a row of another table.
@@ -66,6 +96,7 @@ class Candidate:
     duration: RunCells | None = None
     status: RunCells | None = None
     captured: Mapping[str, str] | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
     appends: bool = False
     launched: bool = False
     record: Record | None = None
@@ -81,16 +112,6 @@ class Candidate:
         return part.run_id if part is not None else ""
 
 
-class DurationChoice(NamedTuple):
-    """Two durations of a row, of which one was chosen: the row's own, and that of a candidate."""
-
-    position: int
-    candidate: Candidate
-    taken: bool
-    kept: RunCells
-    dropped: RunCells
-
-
 @dataclass
 class FoldChanges:
     """The changes of a table, by position of the row.
@@ -98,24 +119,18 @@ class FoldChanges:
     Attributes:
         measured: rows that have the duration of a candidate, with it: also if their cells were the same before.
         marked: rows that have the status alone of a candidate, with it, likewise.
-        statuses: rows whose status changed.
-        captured: rows that have the captured durations of a candidate.
         appended: rows that were missing.
         changed: rows of which a cell changed.
         outdated: candidates that a later run overrules, with the position.
         missing: candidates without a row that were not appended.
-        choices: durations of which one was chosen.
     """
 
     measured: dict[int, Candidate] = field(default_factory=dict)
     marked: dict[int, Candidate] = field(default_factory=dict)
-    statuses: set[int] = field(default_factory=set)
-    captured: set[int] = field(default_factory=set)
     appended: set[int] = field(default_factory=set)
     changed: set[int] = field(default_factory=set)
     outdated: list[tuple[int, Candidate]] = field(default_factory=list)
     missing: list[Candidate] = field(default_factory=list)
-    choices: list[DurationChoice] = field(default_factory=list)
 
 
 def candidates_of_records(records: Iterable[Record], appending: Container[str] | None) -> dict[str, list[Candidate]]:
@@ -184,21 +199,25 @@ def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Cand
 
 def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
     """Returns what some rows of another table have; all of them are appended where they are missing."""
-    of_captures = [column for column in table.columns if is_profiling_column(column)]
-    of_replays = [column for column in table.columns if table.kind.is_replayed(column)]
+    groups: dict[CellGroup, list[str]] = {group: [] for group in CellGroup}
+    for column in table.columns:
+        groups[group_of(column, table.kind)].append(column)
     found = []
     for position, cells in zip(positions, table.rows(positions), strict=True):
-        name, has_duration = table.signatures[position], bool(table.replayed.known[position])
-        captured = {column: cells[column] for column in of_captures}
-        duration = {column: cells[column] for column in of_replays}
+        duration, captured, others = (
+            {column: cell for column in groups[group] if (cell := cells[column])}
+            for group in (CellGroup.DURATION, CellGroup.CAPTURED, CellGroup.OTHER)
+        )
+        has_duration = bool(table.replayed.known[position])
         found.append(
             Candidate(
                 table.kernel_type,
-                name,
+                table.signatures[position],
                 cells,
                 RunCells(cells.get(RUN_ID, ""), duration) if has_duration else None,
                 status_part(cells, has_duration=has_duration),
-                captured if any(captured.values()) else None,
+                captured or None,
+                others,
                 appends=True,
             )
         )
@@ -221,14 +240,6 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
         reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(RUN_ID, ""))
     own = {name: cells.get(name, "") for name in (*STATUS_GROUP, MAX_ERROR)}
     return RunCells(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
-
-
-def runs_of(rows: RowTable | Sequence[Candidate]) -> set[str]:
-    """Returns the runs that the rows of a table name, or those of candidates."""
-    if not isinstance(rows, RowTable):
-        return {each.run_id for each in rows}
-    table = rows
-    return {run_id for name in (RUN_ID, STATUS_RUN_ID) for run_id in table.cells(name) if run_id}
 
 
 def crashes_in_a_row(

@@ -5,18 +5,15 @@ Only the target is written, file by file, each replaced in one step. Unchanged f
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
-from opatlas.counts import add_counts
 from opatlas.data import journal, log
-from opatlas.data.candidates import Candidate, candidates_of_records, runs_of
-from opatlas.data.combine_table import Conflict, TableCombination
+from opatlas.data.candidates import Candidate, candidates_of_records
+from opatlas.data.combine_table import TableChanges, combine_table
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import write_bytes
 from opatlas.data.database import Database
@@ -26,12 +23,12 @@ from opatlas.data.journal import JournalContents
 from opatlas.data.log import COMBINE, ClocksAhead, Log
 from opatlas.data.manifest import LARGEST_BYTES, Manifest, is_ahead, read_manifests
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.data.restore import EditedLookup
+from opatlas.data.restore import cleared, edited_in
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder, read_safely
 from opatlas.gc_pause import gc_paused
 from opatlas.progress import track
-from opatlas.row.columns import PROFILING_AVERAGE, STATUS
+from opatlas.row.columns import RUN_ID, STATUS_RUN_ID
 from opatlas.row.table import RowTable
 
 _LARGEST_SAMPLES_BYTES = 4 << 30
@@ -150,29 +147,12 @@ def refuse_mixed(target: Path, opened: CombineSources) -> None:
 
 
 @dataclass
-class DurationCounts:
-    """The number of rows of a table, and how many have a replayed and a captured duration."""
-
-    rows: int = 0
-    replayed: int = 0
-    captured: int = 0
-
-
-@dataclass
-class CombineResult:
-    """The result of `combine`.
+class CombineResult(TableChanges):
+    """The result of `combine`; its conflicts are sorted, the largest difference first.
 
     Attributes:
         kernel_types: the kernel types of the sources.
         new: the kernel types for which the target had no file.
-        added: rows that the target lacked.
-        target_rows: the rows of `kernel_types` that the target has now, without unreadable files.
-        taken: the number of existing rows that have the duration of a source now.
-        kept: the number of existing rows that keep their duration although a source has one.
-        statuses: the number of existing rows that have the status of a source now, by status.
-        profiled: the number of existing rows whose Profiling columns were filled.
-        filled: the number of other cells that were filled.
-        conflicts: a conflict for each value that was dropped, largest difference first.
         pruned: the number of pruned rows that were added.
         edited: the number of source rows whose duration was ignored, because the row was edited after its run.
         manifests, ingests: how many were copied.
@@ -184,14 +164,6 @@ class CombineResult:
 
     kernel_types: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    added: DurationCounts = field(default_factory=DurationCounts)
-    target_rows: DurationCounts = field(default_factory=DurationCounts)
-    taken: int = 0
-    kept: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    profiled: int = 0
-    filled: int = 0
-    conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
     edited: int = 0
     manifests: int = 0
@@ -216,6 +188,9 @@ def combine(target: Database, opened: CombineSources) -> CombineResult:
         return _Combination(target, opened).run()
 
 
+_Reader = Callable[[str], RowTable | Sequence[Candidate] | None]
+
+
 class _Combination:
     """A combination in progress; the caller holds the lock of the target."""
 
@@ -225,7 +200,9 @@ class _Combination:
         # Those of the target take precedence.
         each = [*(source.manifests for source in opened.sources), opened.target_manifests]
         self._manifests = {run_id: manifest for manifests in each for run_id, manifest in manifests.items()}
-        self._result = CombineResult(sorted({name for source in opened.sources for name in source.kernel_types}))
+        self._result = CombineResult(
+            kernel_types=sorted({name for source in opened.sources for name in source.kernel_types})
+        )
         #: The runs with a clock that was ahead. That is decided once, when a run comes into the database.
         self._ahead: set[str] = set()
 
@@ -233,22 +210,16 @@ class _Combination:
         """Combines everything."""
         result, target = self._result, self._target
         # Manifests and logs first, so that every Run ID in a table always has one.
-        self._sources = [source for source in self._sources if self._copy_runs(source)]
+        sources = [source for source in self._sources if self._copy_runs(source)]
         self._order = log.run_order(target, self._manifests)
         self._note_clocks(self._manifests)
         self._known = Log(target)
-        #: All rows of journals are appended where they are missing.
-        self._records = {
-            each.name: candidates_of_records(log.with_same_rows(target, each.journal.records), appending=None)
-            for each in self._sources
-            if each.journal is not None
-        }
-        self._edited = {each.name: EditedLookup(each.database) for each in self._sources if each.journal is None}
+        databases = [source.database for source in sources if source.journal is None]
+        readers = [(source.name, self._reader(source)) for source in sources]
         for kernel_type in track(result.kernel_types, "combine, kernel types"):
             with self._errors(" (nothing was combined into this file)"):
-                self._combine_tables(kernel_type)
+                self._combine_table(kernel_type, readers)
         result.clocks_ahead = sorted(self._ahead)
-        databases = [source.database for source in self._sources if source.journal is None]
         for database in databases:
             for kernel_type in database.pruned_types():
                 with self._errors():
@@ -320,62 +291,44 @@ class _Combination:
             log.add_events(self._target, COMBINE, [ClocksAhead(tuple(sorted(found)))])
             self._order = log.run_order(self._target, self._manifests)
 
-    def _combine_tables(self, kernel_type: str) -> None:
-        target, result = self._target, self._result
-        tables = [(source, self._read(source, kernel_type)) for source in self._sources]
-        opened = [(source, rows) for source, rows in tables if rows is not None]
-        if not opened:
-            return
-        columns = next((rows.columns for _, rows in opened if isinstance(rows, RowTable)), ())
-        is_new = not target.csv_path(kernel_type).exists()
-        table = target.read_or_empty(kernel_type, columns)
-        self._note_clocks({run for _, rows in ((None, table), *opened) for run in runs_of(rows)})
-        there = len(table)
-        pruned = target.pruned(kernel_type).signatures
-        combination = TableCombination(TableFold(table, self._order, self._known, pruned=pruned, by=COMBINE))
-        for source, rows in opened:
-            if isinstance(rows, RowTable):
-                combination.add_rows(rows, source.name)
-            else:
-                combination.add_records(rows, source.name)
-        if combination.changed:
-            combination.fold.write(target)
-            result.new += [kernel_type] * is_new
-        else:
-            combination.fold.write_log(target)
-        self._count(combination, there)
+    def _reader(self, source: CombineSource) -> _Reader:
+        """Returns a function that reads what a source has of a kernel type; None if it has nothing.
 
-    def _read(self, source: CombineSource, kernel_type: str) -> RowTable | Sequence[Candidate] | None:
-        """Returns what a source has of a kernel type; None if it has nothing that can be read.
-
-        Rows that were edited after their run have no duration and no status.
+        Rows that were edited after their run have no duration and no status. All rows of journals are appended where
+        they are missing.
         """
+        database = source.database
         if source.journal is not None:
-            return self._records[source.name].get(kernel_type)
-        with self._errors():
-            if source.database.csv_path(kernel_type).exists():
-                rows = source.database.read(kernel_type)
-                if positions := self._edited[source.name].in_table(rows):
-                    cleared = TableFold(rows)
-                    for position in positions:
-                        cleared.clear(position)
-                    rows = cleared.rows.table()
-                    self._result.edited += len(positions)
-                return rows
-        return None
+            return candidates_of_records(log.with_same_rows(self._target, source.journal.records), None).get
+        known = Log(database)
 
-    def _count(self, done: TableCombination, there: int) -> None:
-        """Counts the rows of a table, and the changes of its first `there` rows, each row once for all sources."""
-        result, now = self._result, done.fold.rows.table()
-        replayed, captured = (
-            ~np.isnan(now.durations_us(name)) for name in (now.kind.duration_columns[0], PROFILING_AVERAGE)
-        )
-        for counts, first in ((result.target_rows, 0), (result.added, there)):
-            with_one = (int(np.count_nonzero(known[first:])) for known in (replayed, captured))
-            add_counts(counts, DurationCounts(len(now) - first, *with_one))
-        result.taken += len(done.taken)
-        result.kept += len(done.kept - done.added)
-        result.statuses.update(done.fold.rows[STATUS][position] for position in done.statuses)
-        result.profiled += len(done.profiled)
-        result.filled += done.filled
-        result.conflicts += done.conflicts
+        def read(kernel_type: str) -> RowTable | None:
+            with self._errors():
+                if database.csv_path(kernel_type).exists():
+                    rows = database.read(kernel_type)
+                    edited = edited_in(rows, known)
+                    self._result.edited += len(edited)
+                    return cleared(rows, edited).rows.table() if edited else rows
+            return None
+
+        return read
+
+    def _combine_table(self, kernel_type: str, readers: Sequence[tuple[str, _Reader]]) -> None:
+        target, result, path = self._target, self._result, self._target.csv_path(kernel_type)
+        sources = [(name, rows) for name, read in readers if (rows := read(kernel_type)) is not None]
+        if not sources:
+            return
+        columns = next((rows.columns for _, rows in sources if isinstance(rows, RowTable)), ())
+        is_new, table = not path.exists(), target.read_or_empty(kernel_type, columns)
+        self._note_clocks({run for _, rows in (("", table), *sources) for run in _runs(rows)})
+        fold = TableFold(table, self._order, self._known, pruned=target.pruned(kernel_type).signatures, by=COMBINE)
+        combine_table(fold, sources, target, result)
+        result.new += [kernel_type] if is_new and path.exists() else []
+
+
+def _runs(rows: RowTable | Sequence[Candidate]) -> Iterable[str]:
+    return (
+        chain(*map(rows.cells, (RUN_ID, STATUS_RUN_ID)))
+        if isinstance(rows, RowTable)
+        else (each.run_id for each in rows)
+    )

@@ -1,22 +1,23 @@
-"""Folds the rows of a source into a table, and finds the values that were dropped.
+"""Folds the rows and records of sources into a table, and tells what changed and which values were dropped.
 
-opatlas/data/fold.py has the rules. Besides durations, statuses and captures, empty cells of the target are filled from
-the source: lengths of attention, and columns of other tools. Combining a table twice gives the same result as combining
-it once.
+opatlas/data/fold.py has the rules. Combining a table twice gives the same result as combining it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 
-from opatlas.arrays import Mask
-from opatlas.data.candidates import Candidate, candidates_of_rows
+from opatlas.data.candidates import Candidate, CellGroup, candidates_of_rows, group_of
 from opatlas.data.cells import positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
@@ -25,21 +26,16 @@ from opatlas.row.columns import (
     AVERAGE,
     DURATION,
     INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_SLOTS,
-    POOLED,
     PROFILING_AVERAGE,
     PROFILING_RUN_ID,
-    is_profiling_column,
+    RUN_ID,
+    STATUS,
+    STATUS_RUN_ID,
 )
 from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
 from opatlas.row.table import RowTable, position_array
 
-#: Rows with equal signatures may spell their slots differently; the target's spelling stays.
-_SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
-#: The position of a row in the target, and of the row with its signature in the source.
-Pair = tuple[int, int]
 _ROWS_AT_A_TIME = 4096
 
 
@@ -51,7 +47,7 @@ class Conflict:
         what: the column; the average stands for its whole group.
         kept, dropped: the cells.
         kept_run, dropped_run: the runs of durations; "" for other cells.
-        source: the name of the source.
+        source: the name of the source that has the dropped value, or the kept one if the target had the dropped value.
     """
 
     kernel_type: str
@@ -84,150 +80,187 @@ class Conflict:
         return max(ratio, 1 / ratio)
 
 
-class TableCombination:
-    """Folds the rows and records of sources into a table in memory, one source after the other.
+@dataclass
+class DurationCounts:
+    """The number of rows of a table, and how many have a replayed and a captured duration."""
 
-    Rows of the target keep their positions; missing rows follow in the order of the sources. All rows of the target
-    with one signature receive the same cells.
+    rows: int = 0
+    replayed: int = 0
+    captured: int = 0
+
+    def add(self, table: RowTable, first: int = 0) -> None:
+        """Adds the rows of a table, from a position on."""
+        self.rows += len(table) - first
+        self.replayed += int(np.count_nonzero(~np.isnan(table.durations_us(table.kind.duration_columns[0])[first:])))
+        self.captured += int(np.count_nonzero(~np.isnan(table.durations_us(PROFILING_AVERAGE)[first:])))
+
+
+@dataclass
+class TableChanges:
+    """What sources changed in tables.
 
     Attributes:
-        fold: the table.
-        added: the positions of rows that the target lacked.
-        taken: of its rows that have the duration of a source now.
-        kept: of its rows that keep their duration, although a source has one.
-        statuses: of its rows that have the status of a source now.
-        profiled: of its rows whose Profiling columns were filled.
+        added: rows that the tables lacked; they follow in the order of the sources.
+        target_rows: the rows that they have now.
+        taken: the number of existing rows that have the duration of a source now.
+        kept: the number of existing rows that keep their duration although a source has one.
+        statuses: the number of existing rows that have the status of a source now, by status.
+        profiled: the number of existing rows whose Profiling columns were filled.
         filled: the number of other cells that were filled.
-        changed: whether a cell changed, or a row was added.
+        conflicts: the values that were dropped, each once.
     """
 
-    def __init__(self, fold: TableFold) -> None:
-        self.fold = fold
-        self.added: set[int] = set()
-        self.taken: set[int] = set()
-        self.kept: set[int] = set()
-        self.statuses: set[int] = set()
-        self.profiled: set[int] = set()
-        self.filled = 0
-        self.changed = False
-        self._conflicts: list[Conflict] = []
-        self._column = row_kind(fold.kernel_type).duration_columns[0]
-
-    def add_records(self, candidates: Sequence[Candidate], source_name: str) -> None:
-        """Folds the records of a journal; `source_name` is the name of the source in conflicts."""
-        fold = self.fold
-        at = [at for each in candidates if each.duration is not None for at in fold.positions.get(each.signature, ())]
-        self.kept |= {position for position in at if fold.has_duration(position)}
-        self._fold_candidates(candidates, source_name)
-
-    def add_rows(self, source: RowTable, source_name: str) -> None:
-        """Folds the rows of a table, of which most are equal to those of the target."""
-        fold, signatures = self.fold, source.signatures
-        missing = {of for of, name in enumerate(signatures) if name not in fold.positions}
-        pairs = [(at, of) for of, name in enumerate(signatures) for at in fold.positions.get(name, ())]
-        known = source.replayed.known
-        self.kept |= {at for at, of in pairs if known[of] and fold.has_duration(at)}
-        differing = [
-            pair for pair, differs in zip(pairs, _differ(fold.rows.table(), source, pairs), strict=True) if differs
-        ]
-        # Few rows at a time, because candidates take ten times the memory of cells; rows of one signature together.
-        rows = sorted({*missing, *(of for _, of in differing)})
-        batch: list[int] = []
-        for positions in positions_by_key(signatures[row] for row in rows).values():
-            batch += (rows[position] for position in positions)
-            if len(batch) >= _ROWS_AT_A_TIME:
-                self._fold_candidates(candidates_of_rows(source, batch), source_name)
-                batch = []
-        self._fold_candidates(candidates_of_rows(source, batch), source_name)
-        self._compare_captured(source, differing, source_name)
-        # Of equal rows of the source the first fills other cells.
-        first = source.by_signature
-        self._fill_others(source, [(at, of) for at, of in differing if first[signatures[of]] == of], source_name)
-
-    def _fold_candidates(self, candidates: Sequence[Candidate], source_name: str) -> None:
-        """Folds durations, statuses and captures."""
-        changes = self.fold.fold(candidates)
-        self.added |= changes.appended
-        self.taken |= {at for at in changes.measured if at in changes.changed} - self.added
-        self.kept -= self.taken
-        self.profiled |= changes.captured - self.added
-        self.statuses |= changes.statuses - self.added
-        self.changed |= bool(changes.appended or changes.changed)
-        for at, candidate, _, kept, dropped in changes.choices:
-            if at not in changes.appended:
-                cells = kept.cells.get(self._column, ""), kept.run_id
-                dropped_cells = dropped.cells.get(self._column, ""), dropped.run_id
-                self._add_conflict(at, candidate.signature, self._column, cells, dropped_cells, source_name)
-
-    def _add_conflict(
-        self, at: int, name: str, what: str, kept: tuple[str, str], dropped: tuple[str, str], source_name: str
-    ) -> None:
-        shapes = self.fold.rows[INPUT_SHAPES][at]
-        self._conflicts.append(Conflict(self.fold.kernel_type, name, shapes, what, *kept, *dropped, source_name))
-
-    @property
-    def conflicts(self) -> list[Conflict]:
-        """The conflicts with the final value of each cell, without duplicates."""
-        kept = {each.cell: (each.kept, each.kept_run) for each in self._conflicts}
-        found: dict[tuple[object, ...], Conflict] = {}
-        for each in self._conflicts:
-            content, run = kept[each.cell]
-            found.setdefault((each.cell, each.dropped, each.dropped_run), replace(each, kept=content, kept_run=run))
-        return list(found.values())
-
-    def _compare_captured(self, source: RowTable, pairs: Sequence[Pair], source_name: str) -> None:
-        """Adds a conflict for each row with other captured cells than the source, unless both have their samples."""
-        rows = self.fold.rows
-        # The average first: it stands for the group.
-        names = sorted(filter(is_profiling_column, source.columns), key=lambda name: name != PROFILING_AVERAGE)
-        samples = source.cells(PROFILING_RUN_ID)
-        for at, of in pairs:
-            if not (samples[of] and rows[PROFILING_RUN_ID][at]):
-                cells = ((name, rows[name][at], source.cells(name)[of]) for name in names)
-                unlike = next((each for each in cells if each[1] and each[2] and not _same(*each[1:])), None)
-                if unlike is not None:
-                    what, ours, theirs = unlike
-                    self._add_conflict(at, source.signatures[of], what, (ours, ""), (theirs, ""), source_name)
-
-    def _fill_others(self, source: RowTable, pairs: Sequence[Pair], source_name: str) -> None:
-        """Fills empty cells of columns of no group; adds conflicts."""
-        kind = row_kind(self.fold.kernel_type)
-        for name in source.columns:
-            if name in _SLOTS or name in POOLED or kind.is_measured(name) or is_profiling_column(name):
-                continue
-            cells = source.cells(name)
-            for at, of in pairs:
-                ours, theirs = self.fold.rows[name][at], cells[of]
-                if theirs and not ours:
-                    self.fold.fill(at, {name: theirs})
-                    self.filled += 1
-                    self.changed = True
-                elif theirs and not _same(ours, theirs):
-                    self._add_conflict(at, source.signatures[of], name, (ours, ""), (theirs, ""), source_name)
+    added: DurationCounts = field(default_factory=DurationCounts)
+    target_rows: DurationCounts = field(default_factory=DurationCounts)
+    taken: int = 0
+    kept: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    profiled: int = 0
+    filled: int = 0
+    conflicts: list[Conflict] = field(default_factory=list)
 
 
-def _differ(target: RowTable, source: RowTable, pairs: Sequence[Pair]) -> Mask:
-    """Returns which pairs of rows have another, non-empty cell in the source.
+def combine_table(
+    fold: TableFold,
+    sources: Sequence[tuple[str, RowTable | Sequence[Candidate]]],
+    target: Database,
+    changes: TableChanges,
+) -> None:
+    """Folds what sources have into a table, one source after the other, and writes it.
 
-    Compares with Arrow: most combinations have few different cells.
+    All rows of the table with one signature receive the same cells.
+
+    Args:
+        sources: the name of each source for conflicts, and its rows, or the candidates of its records.
+        changes: receives what changed.
+
+    Raises:
+        OpAtlasError: a file cannot be written; the table is as it was.
     """
-    found: Mask = np.zeros(len(pairs), dtype=bool)
+    kind, column = row_kind(fold.kernel_type), row_kind(fold.kernel_type).duration_columns[0]
+    before, offers, others = fold.rows.table(), list[_Offer](), list[Conflict]()
+    givers: dict[int, str] = {}
+    offered: set[str] = set()
+    for name, source in sources:
+        for candidates in _batches(fold, source):
+            givers.update(dict.fromkeys(fold.fold(candidates).measured, name))
+            durations = ((each.signature, each.duration) for each in candidates)
+            offers += (_Offer(of, part.run_id, part.cells.get(column, ""), name) for of, part in durations if part)
+            others += _other_conflicts(fold, candidates, name)
+        if isinstance(source, RowTable):
+            offered.update(compress(source.signatures, source.replayed.known.tolist()))
+    offered.update(each.signature for each in offers)
+    after, there = fold.write(target), len(before)
+    rows = after.arrow.slice(0, there)
+    differ = {
+        name: pc.not_equal(rows.column(name), before.arrow.column(name) if name in before.columns else "").to_numpy()
+        for name in after.columns
+        # A status of another run is no other status.
+        if name != STATUS_RUN_ID
+    }
+
+    def changed(*groups: CellGroup) -> Any:
+        """Returns the number of cells of some groups that differ, by row."""
+        masks = [mask for name, mask in differ.items() if group_of(name, kind) in groups]
+        return np.sum(masks, axis=0, dtype=int) if masks else np.zeros(there, dtype=int)
+
+    had_duration, has_duration = (~np.isnan(table.durations_us(column)[:there]) for table in (before, after))
+    taken = (changed(CellGroup.DURATION) > 0) & has_duration
+    for at in np.flatnonzero(taken & had_duration).tolist():
+        own_run, own = before.cells(RUN_ID)[at], before.cells(column)[at]
+        offers.append(_Offer(fold.signatures[at], own_run, own, givers[at]))
+    is_offered = np.fromiter((name in offered for name in fold.signatures[:there]), dtype=bool, count=there)
+    changes.target_rows.add(after)
+    changes.added.add(after, there)
+    changes.taken += int(taken.sum())
+    changes.kept += int((is_offered & had_duration & ~taken).sum())
+    changes.statuses.update(after.cells(STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
+    changes.profiled += int(np.count_nonzero(changed(CellGroup.CAPTURED)))
+    changes.filled += int(changed(CellGroup.OTHER, CellGroup.SLOTS).sum())
+    told: dict[object, Conflict] = {}
+    for each in (*_duration_conflicts(fold, column, offers), *others):
+        told.setdefault((each.cell, each.dropped, each.dropped_run), each)
+    changes.conflicts += told.values()
+
+
+class _Offer(NamedTuple):
+    """A duration of a row that a source, or the target, had."""
+
+    signature: str
+    run_id: str
+    cell: str
+    source: str
+
+
+def _batches(fold: TableFold, source: RowTable | Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+    """Yields the candidates of a source; of a table those that the other one lacks, or has with other cells.
+
+    They are yielded a few at a time, because they take ten times the memory of cells; those of one signature together.
+    """
+    if not isinstance(source, RowTable):
+        yield source
+        return
+    signatures, ours = source.signatures, fold.rows.table()
+    rows = {of for of, name in enumerate(signatures) if name not in fold.positions}
+    pairs = [(at, of) for of, name in enumerate(signatures) for at in fold.positions.get(name, ())]
     at, of = (position_array([pair[side] for pair in pairs]) for side in (0, 1))
     for name in source.columns:
-        if name not in _SLOTS and name not in POOLED:
+        # Rows with equal signatures may spell their slots differently; the target's spelling stays.
+        if group_of(name, source.kind) not in (CellGroup.SLOTS, CellGroup.POOLED):
             theirs = source.arrow.column(name).take(of)
-            ours = target.arrow.column(name).take(at) if name in target.columns else ""
-            found |= pc.and_(pc.not_equal(ours, theirs), pc.not_equal(theirs, "")).to_numpy()
-    return found
+            there = ours.arrow.column(name).take(at) if name in ours.columns else ""
+            differ = pc.and_(pc.not_equal(there, theirs), pc.not_equal(theirs, "")).to_numpy()
+            rows.update(pairs[index][1] for index in np.flatnonzero(differ).tolist())
+    ordered = sorted(rows)
+    of_signatures = list(positions_by_key(signatures[row] for row in ordered).values())
+    for first in range(0, len(of_signatures), _ROWS_AT_A_TIME):
+        together = itertools.chain.from_iterable(of_signatures[first : first + _ROWS_AT_A_TIME])
+        yield candidates_of_rows(source, [ordered[position] for position in together])
+
+
+def _duration_conflicts(fold: TableFold, column: str, offers: Iterable[_Offer]) -> Iterator[Conflict]:
+    """Yields a conflict for each duration that a row does not have."""
+    durations, runs = fold.rows[column], fold.rows[RUN_ID]
+    for name, run_id, cell, source in offers:
+        for at in fold.positions.get(name, ()):
+            if run_id != runs[at] or valid_duration(cell) != valid_duration(durations[at]):
+                yield _conflict(fold, at, column, (durations[at], runs[at]), (cell, run_id), source)
+
+
+def _other_conflicts(fold: TableFold, candidates: Iterable[Candidate], source: str) -> Iterator[Conflict]:
+    """Yields a conflict for each other cell that a row has in another way, of captured cells for the first.
+
+    Of rows whose samples both have, the captured cells are no conflict: the launches count together.
+    """
+    rows = fold.rows
+    for each in candidates:
+        captured = each.captured or {}
+        # The average first: it stands for the group.
+        names = sorted(captured, key=lambda name: name != PROFILING_AVERAGE)
+        for at in fold.positions.get(each.signature, ()) if captured or each.others else ():
+            if not (captured.get(PROFILING_RUN_ID) and rows[PROFILING_RUN_ID][at]):
+                unlike = (name for name in names if rows[name][at] and not _same(rows[name][at], captured[name]))
+                for name in itertools.islice(unlike, 1):
+                    yield _conflict(fold, at, name, (rows[name][at], ""), (captured[name], ""), source)
+            for name, cell in each.others.items():
+                if not _same(rows[name][at], cell):
+                    yield _conflict(fold, at, name, (rows[name][at], ""), (cell, ""), source)
+
+
+def _conflict(
+    fold: TableFold, at: int, what: str, kept: tuple[str, str], dropped: tuple[str, str], source: str
+) -> Conflict:
+    shapes = fold.rows[INPUT_SHAPES][at]
+    return Conflict(fold.kernel_type, fold.signatures[at], shapes, what, *kept, *dropped, source)
 
 
 def _same(cell: str, other: str) -> bool:
     """Returns whether two cells are equal, except for quotes of a profiler and the form of numbers (`1.5`, `1.50`)."""
-    cell, other = cell.strip('" '), other.strip('" ')
     if cell == other:
         return True
+    cell, other = cell.strip('" '), other.strip('" ')
     try:
-        return float(cell) == float(other)
+        return cell == other or float(cell) == float(other)
     except ValueError:
         return False
 

@@ -13,14 +13,11 @@ from enum import Enum
 from opatlas.data import journal
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
-from opatlas.data.header import read_header
 from opatlas.data.manifest import Manifest
 from opatlas.data.origin import MeasurementOrigin, Provenance, run_drivers, run_origins
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.row.columns import DURATION, PROFILING_AVERAGE, RUN_ID
-from opatlas.row.communication import row_kind
+from opatlas.row.columns import DURATION, RUN_ID
 from opatlas.row.location import implementation_label, parse_implementation
-from opatlas.row.quality import valid_duration
 from opatlas.row.table import RowTable
 from opatlas.row.versions import TORCH
 
@@ -165,42 +162,30 @@ def captured_elsewhere(database: Database, ours: MeasurementOrigin) -> list[str]
         [] if the database has no captured duration, or one of the device of `ours`.
     """
     captured = Provenance(database).captured()
-    is_elsewhere = not any(MeasurementOrigin(device).has_same_device(ours) for device in captured)
-    return captured if is_elsewhere and _has_captured_durations(database) else []
-
-
-def _has_captured_durations(database: Database) -> bool:
-    for path in database.path.glob("[!.]*.csv"):
-        # A file that cannot be read is reported where its rows are read.
-        with suppress(TableError):
-            if PROFILING_AVERAGE in read_header(path).names and any(
-                valid_duration(cell) is not None for cell in read_table(path).column(PROFILING_AVERAGE).to_pylist()
-            ):
-                return True
-    return False
+    if any(MeasurementOrigin(device).has_same_device(ours) for device in captured):
+        return []
+    return captured if any(table.captured.known.any() for table in _tables(database)) else []
 
 
 def _runs_with_durations(database: Database) -> set[str]:
-    """Returns the runs of durations in rows, and of journals that are not written back yet."""
-    runs = set()
-    for path in sorted(database.path.glob("[!.]*.csv")):
-        # A file that cannot be read is reported where its rows are read.
-        with suppress(TableError):
-            table = RowTable(path.stem, path, read_table(path))
-            durations = [name for name in _own_durations(path.stem) if name in table.columns]
-            if durations:
-                for run_id, *cells in zip(*map(table.cells, (RUN_ID, *durations)), strict=True):
-                    if run_id and run_id not in runs and any(valid_duration(cell) is not None for cell in cells):
-                        runs.add(run_id)
+    """Returns the runs of replays in rows, and of journals that are not written back yet."""
+    runs = set[str]()
+    for table in _tables(database):
+        # A file of messages may have any name.
+        for column in dict.fromkeys((table.kind.duration_columns[0], DURATION)):
+            cells = zip(table.cells(RUN_ID), table.durations_us(column).tolist(), strict=True)
+            runs.update(run_id for run_id, us in cells if run_id and us > 0)
     for path in journal.journals(database):
         with suppress(OpAtlasError, OSError):
             runs.add(journal.read(path).header.run_id)
     return runs
 
 
-def _own_durations(kernel_type: str) -> Sequence[str]:
-    """Returns the duration columns of replays. A file of messages may have any name."""
-    return list(dict.fromkeys((row_kind(kernel_type).duration_columns[0], DURATION)))
+def _tables(database: Database) -> Iterator[RowTable]:
+    """Yields the tables of a database. A file that cannot be read is reported where its rows are read."""
+    for path in sorted(database.path.glob("[!.]*.csv")):
+        with suppress(TableError):
+            yield RowTable(path.stem, path, read_table(path))
 
 
 class Staleness(str, Enum):

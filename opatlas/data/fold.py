@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from opatlas.data.candidates import Candidate, DurationChoice, FoldChanges, RunCells, crashes_in_a_row, status_part
+from opatlas.data.candidates import Candidate, FoldChanges, RunCells, crashes_in_a_row, status_part
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.log import Imported, Log, add_events
@@ -113,7 +113,10 @@ class TableFold:
                 status = self.status_of(position)
                 self._fold_duration(position, of_row, changes)
                 self._fold_status(position, status, of_row, changes)
-                self._fold_captured(position, of_row, changes)
+                for each in of_row:
+                    taken = each.captured is not None and self._take_captured(position, each.captured)
+                    if self.fill(position, each.others) or taken:
+                        changes.changed.add(position)
         return changes
 
     def append(self, cells: Mapping[str, str], name: str = "") -> int:
@@ -144,9 +147,10 @@ class TableFold:
                 self.append(cells, name)
         return len(self.rows) - before
 
-    def fill(self, position: int, cells: Mapping[str, str]) -> None:
-        """Fills the empty ones of some cells."""
-        self.rows.set_cells(position, {name: cell for name, cell in cells.items() if not self.rows[name][position]})
+    def fill(self, position: int, cells: Mapping[str, str]) -> bool:
+        """Fills the empty ones of some cells. Returns whether a cell changed."""
+        empty = {name: cell for name, cell in cells.items() if not self.rows[name][position]}
+        return self.rows.set_cells(position, empty)
 
     def put_duration(self, position: int, part: RunCells) -> bool:
         """Gives a row a duration; what it replaces is kept in the log. Returns whether a cell changed."""
@@ -178,11 +182,6 @@ class TableFold:
         """Adds rows to the pruned ones, before the CSV is written."""
         self._set_aside += rows
 
-    def write_log(self, database: Database) -> None:
-        """Writes durations that were replaced, or not taken, and that no record has. Raises OpAtlasError."""
-        for run_id, kept in self._replaced.items():
-            add_events(database, run_id, kept)
-
     def keep_rows(self, before: RowTable, positions: Iterable[int]) -> None:
         """Has the log keep the durations of rows that are other ones now."""
         column = self._kind.duration_columns[0]
@@ -200,19 +199,23 @@ class TableFold:
         """Returns whether a row has a duration, replayed or captured."""
         return any(valid_duration(self.rows[name][position]) is not None for name in self._kind.duration_columns)
 
-    def write(self, database: Database) -> None:
-        """Writes the CSV in one step, after all that it loses is in the log or with the pruned rows.
+    def write(self, database: Database) -> RowTable:
+        """Writes the CSV in one step if a cell changed, after all that it loses is in the log or with the pruned rows.
 
-        The caller holds the lock.
+        The caller holds the lock. Returns the table.
 
         Raises:
             OpAtlasError: a file cannot be written; the CSV is as it was.
         """
         table = self.rows.table()
-        self.write_log(database)
+        for run_id, kept in self._replaced.items():
+            add_events(database, run_id, kept)
         if self._set_aside:
             database.add_pruned(self.kernel_type, self._set_aside)
-        database.write(table.without(self._gone) if self._gone else table)
+        table = table.without(self._gone) if self._gone else table
+        if not table.arrow.equals(self._table.arrow):
+            database.write(table)
+        return table
 
     def _fold_duration(self, position: int, candidates: Sequence[Candidate], changes: FoldChanges) -> None:
         with_one = [each for each in candidates if each.duration is not None]
@@ -220,23 +223,18 @@ class TableFold:
         if not direct and self.has_any_duration(position):
             return
         for candidate in sorted(direct or with_one, key=lambda each: self._key(each.duration)):
-            part = candidate.duration
+            part, own = candidate.duration, self._own_duration(position)
             assert part is not None
-            own = self._own_duration(position)
-            taken = self._is_newer(position, candidate, part, own)
-            if own is not None and self._differ(own, part):
-                kept, dropped = (part, own) if taken else (own, part)
-                changes.choices.append(DurationChoice(position, candidate, taken, kept, dropped))
-                if taken:
-                    self._keep_own(position, part.run_id)
-                elif not part.is_record and not self._is_kept(candidate.signature, candidate.cells):
-                    self._keep(self._by or own.run_id, candidate.cells)
-            if not taken:
-                changes.outdated += [(position, candidate)] if candidate.record is not None else []
-                continue
-            if self._set_duration(position, part):
-                changes.changed.add(position)
-            changes.measured[position] = candidate
+            if self._is_newer(position, candidate, part, own):
+                if self.put_duration(position, part):
+                    changes.changed.add(position)
+                changes.measured[position] = candidate
+            elif candidate.record is not None:
+                changes.outdated.append((position, candidate))
+            elif (
+                own is not None and self._differ(own, part) and not self._is_kept(candidate.signature, candidate.cells)
+            ):
+                self._keep(self._by or own.run_id, candidate.cells)
 
     def _own_duration(self, position: int) -> RunCells | None:
         if not self.has_duration(position):
@@ -341,11 +339,8 @@ class TableFold:
         return status_part(cells, has_duration=self.has_duration(position))
 
     def _set_status(self, position: int, cells: Mapping[str, str], changes: FoldChanges) -> None:
-        before = [self.rows[name][position] for name in cells if name not in (RUN_ID, STATUS_RUN_ID)]
         if self.rows.set_cells(position, cells):
             changes.changed.add(position)
-            if before != [self.rows[name][position] for name in cells if name not in (RUN_ID, STATUS_RUN_ID)]:
-                changes.statuses.add(position)
 
     def _crashes(self, newest: RunCells, own: RunCells | None, candidates: Sequence[Candidate]) -> str:
         parts = [each.status for each in candidates if each.status is not None]
@@ -355,13 +350,7 @@ class TableFold:
         """Returns the statuses of a row in the runs of the log."""
         return {} if self._log is None else self._log.statuses(RowName(self.kernel_type, name))
 
-    def _fold_captured(self, position: int, candidates: Sequence[Candidate], changes: FoldChanges) -> None:
-        for candidate in candidates:
-            if candidate.captured is not None and self.take_captured(position, candidate.captured):
-                changes.captured.add(position)
-                changes.changed.add(position)
-
-    def take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
+    def _take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
         """Gives a row captured cells if they have a duration and the row has none; returns whether it took them."""
         if valid_duration(self.rows[PROFILING_AVERAGE][position]) is not None:
             return False
@@ -433,8 +422,6 @@ def add_rows(database: Database, rows: Mapping[str, Iterable[Mapping[str, str]]]
     for kernel_type, cells in rows.items():
         with database.lock():
             fold = TableFold(database.read_or_empty(kernel_type), pruned=database.pruned(kernel_type).signatures)
-            new = fold.append_missing(cells)
-            if new:
-                fold.write(database)
-                added += new
+            added += fold.append_missing(cells)
+            fold.write(database)
     return added

@@ -143,9 +143,8 @@ def pool(database: Database, problems: list[str]) -> list[PooledRow]:
         log.add_events(database, COMBINE, [Pooled(tuple(sorted(own | pooling.runs)))])
         for fold in folds:
             try:
-                rows, is_changed = pooling.pool(fold)
-                if is_changed:
-                    fold.write(database)
+                rows = pooling.pool(fold)
+                fold.write(database)
                 pooled += rows
             except OpAtlasError as error:
                 problems.append(str(error))
@@ -223,10 +222,9 @@ class Pooling:
         }
         self.runs = {run_id for of_row in self._durations.values() for run_id in of_row}
 
-    def pool(self, fold: TableFold) -> tuple[list[PooledRow], bool]:
-        """Pools the rows of a table in memory, and returns them, and whether a cell changed."""
+    def pool(self, fold: TableFold) -> list[PooledRow]:
+        """Pools the rows of a table in memory, and returns them."""
         pooled: list[PooledRow] = []
-        is_changed = False
         for position, (cells, name) in enumerate(zip(fold.rows.table().rows(), fold.signatures, strict=True)):
             now = dict.fromkeys(POOLED, "")
             of_row = dict(_run_durations(cells))
@@ -241,11 +239,11 @@ class Pooling:
                 if row.representative != own_run:
                     taken = {**(kept[row.representative].cells or {})}
                     reason = taken.pop(STATUS_REASON, "")
-                    is_changed |= fold.put_duration(position, RunCells(row.representative, taken))
+                    fold.put_duration(position, RunCells(row.representative, taken))
                     if Status.from_cell(cells.get(STATUS, "")) is Status.MEASURED:
                         now[STATUS_REASON] = reason
-            is_changed |= fold.rows.set_cells(position, now)
-        return pooled, is_changed
+            fold.rows.set_cells(position, now)
+        return pooled
 
     def _pooled(self, name: RowName, cells: Mapping[str, str], runs: Mapping[str, RunDuration]) -> PooledRow:
         """Pools the runs of a row that were measured as the run of its duration was."""

@@ -8,10 +8,11 @@ the log is not edited.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opatlas.data import log
-from opatlas.data.candidates import candidates_of_records
+from opatlas.data.candidates import Candidate, candidates_of_records
 from opatlas.data.cells import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
@@ -56,96 +57,67 @@ def rebuild(database: Database) -> RebuiltRows:
 
     rebuilt = RebuiltRows()
     with database.lock(), gc_paused():
-        manifests = read_manifests(database, rebuilt.problems)
-        pooled = _pooled_runs(database)
-        tables = _Tables(database, log.run_order(database, manifests), rebuilt, is_pooled=bool(pooled))
-        runs = sorted(log.runs(database), key=tables.order.age)
-        for run_id in filter(pooled.__contains__, runs):
-            tables.fold(run_id)
-        if pooled:
-            # What was pooled is pooled again, before later runs.
-            pooling = Pooling(database, manifests, rebuilt.problems, pooled)
-            for _, fold in tables.folds.values():
-                pooling.pool(fold)
-        for run_id in (run_id for run_id in runs if run_id not in pooled):
-            tables.fold(run_id)
-        tables.write()
+        manifests, known = read_manifests(database, rebuilt.problems), Log(database)
+        order = log.run_order(database, manifests)
+        events = (event for _, event in log.events(database, [], COMBINE))
+        pooled = frozenset(next((event.runs for event in [*events][::-1] if isinstance(event, Pooled)), ()))
+        #: Each table as it is in its file, and without the cells that the log has, while runs are folded into it.
+        tables: dict[str, tuple[RowTable, TableFold] | None] = {}
+        runs = sorted(log.runs(database), key=order.age)
+        # What was pooled is pooled again, before later runs.
+        for some in ([run for run in runs if run in pooled], [run for run in runs if run not in pooled]):
+            for run_id in some:
+                for kernel_type, candidates in _candidates(database, run_id, rebuilt).items():
+                    if kernel_type not in tables:
+                        tables[kernel_type] = _open(known, kernel_type, order, rebuilt, is_pooled=bool(pooled))
+                    if (opened := tables[kernel_type]) is not None:
+                        opened[1].fold(candidates)
+            if some and pooled.issuperset(some):
+                pooling = Pooling(database, manifests, rebuilt.problems, pooled)
+                for _, fold in filter(None, tables.values()):
+                    pooling.pool(fold)
+        for before, fold in filter(None, tables.values()):
+            changed = fold.rows.changed()
+            try:
+                fold.keep_rows(before, changed)
+                fold.write(database)
+            except OpAtlasError as error:
+                rebuilt.problems.append(str(error))
+            else:
+                rebuilt.changed[fold.kernel_type] += len(changed)
+                rebuilt.added[fold.kernel_type] += len(fold.rows) - len(before)
     return rebuilt
 
 
-def _pooled_runs(database: Database) -> frozenset[str]:
-    """Returns the runs that `combine --pool` pooled at last."""
-    pooled = [event.runs for _, event in log.events(database, [], COMBINE) if isinstance(event, Pooled)]
-    return frozenset(pooled[-1]) if pooled else frozenset()
+def _candidates(database: Database, run_id: str, rebuilt: RebuiltRows) -> dict[str, list[Candidate]]:
+    """Returns what a run has of rows, by kernel type."""
+    try:
+        contents = log.read(database, run_id)
+    except OpAtlasError as error:
+        rebuilt.problems.append(str(error))
+        return {}
+    rebuilt.runs += [run_id] * bool(contents.records)
+    path = log.file_path(database, run_id)
+    rebuilt.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+    adds_rows = UpdateMode(contents.header.update_mode).adds_rows
+    return candidates_of_records(contents.records, {run_id} if adds_rows else frozenset())
 
 
-class _Tables:
-    """The tables that the runs of a database have rows of, without the cells that the log has.
-
-    Attributes:
-        order: the order of the runs.
-        folds: each table as it is in its file, and as the runs are folded into it, by kernel type.
-    """
-
-    def __init__(self, database: Database, order: RunOrder, rebuilt: RebuiltRows, *, is_pooled: bool) -> None:
-        """`is_pooled` is whether the rows will be pooled again."""
-        self.order = order
-        self.folds: dict[str, tuple[RowTable, TableFold]] = {}
-        self._database = database
-        self._rebuilt = rebuilt
-        self._is_pooled = is_pooled
-        self._log = Log(database)
-        self._unreadable: set[str] = set()
-
-    def fold(self, run_id: str) -> None:
-        """Folds a run into its tables."""
-        database, problems = self._database, self._rebuilt.problems
-        try:
-            contents = log.read(database, run_id)
-        except OpAtlasError as error:
-            problems.append(str(error))
-            return
-        if not contents.records:
-            return
-        self._rebuilt.runs.append(run_id)
-        path = log.file_path(database, run_id)
-        problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
-        appending = {run_id} if UpdateMode(contents.header.update_mode).adds_rows else frozenset[str]()
-        for kernel_type, candidates in candidates_of_records(contents.records, appending).items():
-            if kernel_type not in self.folds and kernel_type not in self._unreadable:
-                try:
-                    self._open(kernel_type)
-                except OpAtlasError as error:
-                    problems.append(f"{error} (not rebuilt)")
-                    self._unreadable.add(kernel_type)
-            if kernel_type in self.folds:
-                self.folds[kernel_type][1].fold(candidates)
-
-    def _open(self, kernel_type: str) -> None:
-        """Raises OpAtlasError."""
-        database = self._database
-        table = database.read_or_empty(kernel_type)
-        fold = TableFold(table, self.order, self._log, pruned=database.pruned(kernel_type).signatures)
-        explained = _explained(table, self._log)
-        fold.clear_measured(explained)
-        if self._is_pooled:
-            fold.rows.empty(explained, POOLED)
-        self.folds[kernel_type] = table, fold
-
-    def write(self) -> None:
-        """Writes the tables that changed."""
-        for kernel_type, (before, fold) in self.folds.items():
-            changed, added = fold.rows.changed(), len(fold.rows) - len(before)
-            if not changed and not added:
-                continue
-            try:
-                fold.keep_rows(before, changed)
-                fold.write(self._database)
-            except OpAtlasError as error:
-                self._rebuilt.problems.append(str(error))
-                continue
-            self._rebuilt.changed[kernel_type] += len(changed)
-            self._rebuilt.added[kernel_type] += added
+def _open(
+    known: Log, kernel_type: str, order: RunOrder, rebuilt: RebuiltRows, *, is_pooled: bool
+) -> tuple[RowTable, TableFold] | None:
+    """Returns a table and its fold; None if it cannot be read. `is_pooled`: whether rows will be pooled again."""
+    try:
+        table = known.database.read_or_empty(kernel_type)
+        pruned = known.database.pruned(kernel_type).signatures
+    except OpAtlasError as error:
+        rebuilt.problems.append(f"{error} (not rebuilt)")
+        return None
+    fold, explained = TableFold(table, order, known, pruned=pruned), _explained(table, known)
+    fold.clear_measured(explained)
+    if is_pooled:
+        fold.rows.empty(explained, POOLED)
+    return table, fold
 
 
 def _explained(table: RowTable, known: Log) -> list[int]:
@@ -226,7 +198,7 @@ def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpr
     unpruned.kept += kept
 
 
-@dataclass(frozen=True)
+@dataclass
 class EditedRows:
     """Edited rows.
 
@@ -245,33 +217,21 @@ class EditedRows:
         return sum(map(len, self.positions.values()))
 
 
-class EditedLookup:
-    """Finds the edited rows of tables. False if no run of the database is complete in the log.
+def edited_in(table: RowTable, known: Log) -> list[int]:
+    """Returns the positions of the edited rows of a table.
 
-    Attributes:
-        log: the log of the database.
+    A remaining journal of a run may have records of any row, so that only runs that are complete in the log count.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._runs = _complete_runs(database)
-        self.log = Log(database)
-
-    def __bool__(self) -> bool:
-        return bool(self._runs)
-
-    def in_table(self, table: RowTable) -> list[int]:
-        """Returns the positions of the edited rows of a table."""
-        statuses = table.cells(STATUS_RUN_ID)
-        named = [run or of_status for run, of_status in zip(table.cells(RUN_ID), statuses, strict=True)]
-        known = {run for run in self._runs.intersection(named) if self.log.has_type(run, table.kernel_type)}
-        if not known:
-            return []
-        rows = enumerate(zip(named, table.signatures, strict=True))
-        return [
-            position
-            for position, (run, signature) in rows
-            if run in known and not self.log.of_row(run, RowName(table.kernel_type, signature))
-        ]
+    statuses = table.cells(STATUS_RUN_ID)
+    named = [run or of_status for run, of_status in zip(table.cells(RUN_ID), statuses, strict=True)]
+    complete = {
+        run for run in _complete_runs(known.database).intersection(named) if known.has_type(run, table.kernel_type)
+    }
+    return [
+        position
+        for position, run in enumerate(named)
+        if run in complete and not known.of_row(run, RowName(table.kernel_type, table.signatures[position]))
+    ]
 
 
 def edited_rows(database: Database) -> EditedRows:
@@ -293,35 +253,34 @@ def clear_edited(database: Database, run_id: str) -> EditedRows:
 
 def _each_edited(database: Database, run_id: str | None) -> EditedRows:
     """Finds edited rows, and clears them for the run `run_id`; None leaves them unchanged."""
-    found = EditedRows()
-    example = None
-    lookup = EditedLookup(database)
-    if not lookup:
-        return found
-    for kernel_type in database.kernel_types_and_messages():
+    found, known = EditedRows(), Log(database)
+    for kernel_type in database.kernel_types_and_messages() if _complete_runs(database) else ():
         try:
             table = database.read(kernel_type)
         except TableError:
             continue
-        edited = lookup.in_table(table)
-        if not edited:
-            continue
-        try:
-            if run_id is not None:
-                cleared = TableFold(table, log=lookup.log, by=run_id)
-                for position in edited:
-                    cleared.clear(position)
-                cleared.write(database)
-        except OpAtlasError as error:
-            found.problems.append(str(error))
-            continue
-        found.positions[kernel_type] = edited
-        example = example or RowName(kernel_type, table.signatures[edited[0]])
-    return EditedRows(found.positions, example, found.problems)
+        if edited := edited_in(table, known):
+            try:
+                if run_id is not None:
+                    cleared(table, edited, known, run_id).write(database)
+            except OpAtlasError as error:
+                found.problems.append(str(error))
+            else:
+                found.positions[kernel_type] = edited
+                found.example = found.example or RowName(kernel_type, table.signatures[edited[0]])
+    return found
+
+
+def cleared(table: RowTable, positions: Sequence[int], known: Log | None = None, by: str = "") -> TableFold:
+    """Returns a table without the measured cells of some rows. The log of the run `by` is to keep their durations."""
+    fold = TableFold(table, log=known, by=by)
+    for position in positions:
+        fold.clear(position)
+    return fold
 
 
 def _complete_runs(database: Database) -> set[str]:
-    """Returns the runs that are complete in the log. A remaining journal of a run may have records of any row."""
+    """Returns the runs without a journal, which are complete in the log."""
     with_journal = {path.name.partition(".jsonl")[0] for path in database.journal_dir.glob("*.jsonl*")}
     # With several devices the name of a journal has a suffix after the run id.
     return {

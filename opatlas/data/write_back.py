@@ -89,7 +89,7 @@ def write_back(
                 changes = fold.fold(candidates)
                 pruned = _to_prune(fold, candidates, changes) if prune else {}
                 fold.prune(pruned)
-                if (changes.changed or changes.appended or pruned) and not rehearse:
+                if not rehearse:
                     fold.write(database)
             except Exception as error:
                 path = database.path / f"{kernel_type}.csv"

@@ -69,6 +69,8 @@ NOISE_LIMIT = 0.10
 AMBIGUOUS_LIMIT = 0.20
 #: Durations that differ by less than so many standard deviations of their samples may be equal.
 NOISE_WIDTHS = 2.0
+#: A call with a longer span, as a multiple of the sum of its kernels, waits for the host.
+HOST_BOUND = 1.2
 #: Noise is computed from at least this many samples; a mode has as many.
 LEAST_FOR_NOISE = 3
 #: Fewer samples say nothing about drift or two modes.

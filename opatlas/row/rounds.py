@@ -18,7 +18,7 @@ LEVEL = 0.9973
 #: Smaller differences of logarithms count as none.
 LEAST_DIFFERENCE = 0.05
 #: The fewest and the most rounds of a row, and after how many more the verdict is looked at again.
-LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_AT_ONCE = 20, 80, 5
+LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_AT_ONCE = 20, 60, 5
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 

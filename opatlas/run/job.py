@@ -54,6 +54,22 @@ class Subject(Protocol):
         """Whether these files are here, and as they were when the session began, on this host or on another."""
 
 
+_next_id = itertools.count(1).__next__
+
+
+@dataclass(frozen=True)
+class Against:
+    """The baseline with which the kernel of a row takes turns.
+
+    Attributes:
+        source: its implementation; None: torch, or the NPU's call.
+        control: whether each round has the baseline twice.
+    """
+
+    source: KernelSource | None = None
+    control: bool = False
+
+
 @dataclass(frozen=True)
 class Job:
     """One row to replay.
@@ -71,6 +87,8 @@ class Job:
         log: a file for what a judged kernel writes on stderr, and for its current step; "" without one.
         language: the language that a judged kernel must have ("triton", "cuda"); "": any.
         together: jobs with the same text run on the same device, so that their durations compare; "": on any.
+        against: the baseline to compare with; None: the kernel is measured alone.
+        elsewhere: whether the job runs in another process than the others, whose memory lies elsewhere.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
     """
 
@@ -89,7 +107,14 @@ class Job:
     log: str = ""
     language: str = ""
     together: str = ""
-    id: int = field(default_factory=itertools.count(1).__next__, compare=False)
+    against: Against | None = None
+    elsewhere: bool = False
+    id: int = field(default_factory=_next_id, compare=False)
+
+    def again_elsewhere(self) -> Job:
+        """Returns a new job that compares the same kernel with its baseline in another process, without a control."""
+        assert self.against is not None
+        return replace(self, against=replace(self.against, control=False), elsewhere=True, id=_next_id())
 
     @property
     def phase_file(self) -> str:

@@ -150,7 +150,11 @@ class KernelCall:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Returns the tensors of the arguments and of the latest return value."""
-        return (*flat_tensors(list(self.inputs.values())), *flat_tensors(self._latest))
+        return (*flat_tensors(list(self.inputs.values())), *self.returned())
+
+    def returned(self) -> tuple[torch.Tensor, ...]:
+        """Returns the tensors of the latest return value."""
+        return flat_tensors(self._latest)
 
 
 def flat_tensors(value: Any) -> tuple[torch.Tensor, ...]:

@@ -192,6 +192,8 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
         others = [pkgutil.resolve_name(each) for each in fallbacks]
         for module in [*holders, *others]:
             if hasattr(module, name):
+                # Found without this function from now on: it takes 17 us after a flush of the caches.
+                setattr(sys.modules[package], name, getattr(module, name))
                 return getattr(module, name)
         known = {each for module in [*modules(), *others] for each in vars(module) if not each.startswith("_")}
         places = ", ".join([package, *fallbacks])

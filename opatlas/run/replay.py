@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
@@ -16,127 +14,21 @@ import torch
 from opatlas.row.columns import OUTPUT_DTYPES, OUTPUT_SHAPES
 from opatlas.row.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
-from opatlas.row.record import Execution, Measurement
+from opatlas.row.record import Execution
 from opatlas.row.slots import known_dtype
-from opatlas.row.status import Status
 from opatlas.run.devices.cpu import host_available_bytes
 from opatlas.run.devices.device import Device
+from opatlas.run.devices.fatal_errors import fatal_device_error
 from opatlas.run.group import ALONE, Group
 from opatlas.run.implementation import KernelSource, expect_parameters, load_kernel
 from opatlas.run.inputs.replay_row import ReplayRow
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
-from opatlas.run.job import RowOutcome, add_profiled_samples, describe_stand_in
+from opatlas.run.instruments.instrument import PROFILERS, Instrument, MeasureSettings
+from opatlas.run.job import Against, RowOutcome, error_text
 from opatlas.run.kernel_call import InputWatch, KernelCall, count_operators, may_be_compiled
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.result_check import Checked, Formula, Results, check, is_checked_on_host
-
-
-class Sampling:
-    """Takes the samples of one row on one device. The ranks of a group take equally many samples."""
-
-    def __init__(
-        self,
-        kernel_type: str,
-        cells: Mapping[str, str],
-        device: Device,
-        instrument: Instrument,
-        settings: MeasureSettings,
-        group: Group,
-    ) -> None:
-        self._kernel_type = kernel_type
-        self._cells = cells
-        self._device = device
-        self._instrument = instrument
-        self._settings = settings
-        self._group = group
-
-    def expect_memory(self, needed_bytes: float) -> None:
-        """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
-        available = self._device.available_bytes()
-        if needed_bytes > available:
-            raise OutOfMemory(
-                f"needs about {needed_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
-            )
-
-    def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
-        """Calls at most `most_calls` times, and not after the time `until` of `time.monotonic`."""
-        for _ in range(most_calls):
-            if self._group.first_rank_decides(monotonic() < until):
-                call()
-
-    def take(
-        self,
-        call: Callable[[], object],
-        restore: Callable[[], object] | None,
-        touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
-    ) -> Samples:
-        """Takes samples of `call` according to the settings, and waits for the device.
-
-        Args:
-            call: launches the kernel.
-            restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
-            touched: returns the tensors that a call reads and writes; None if the tensors are not known.
-        """
-        cold = self._settings.cache == "cold"
-
-        def before_each() -> None:
-            if restore is not None:
-                restore()
-            if cold:
-                self._device.flush_cache(touched())
-
-        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
-        samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
-        self._device.synchronize()
-        return samples
-
-    def outcome(
-        self,
-        samples: Samples,
-        checked: Checked,
-        *,
-        execution: Execution | None = None,
-        calls: int = 0,
-        assumed: Sequence[str] = (),
-        noted: Sequence[str] = (),
-        operators: Sequence[str] = (),
-    ) -> RowOutcome:
-        """Returns the outcome of a row with these samples; FAILED if a profile should have the samples and does not.
-
-        Args:
-            samples: the samples.
-            checked: the comparison of the results with the formula.
-            execution: the implementation and its set-up; None: unknown.
-            calls: total number of calls of the kernel; 0: not counted.
-            assumed: assumptions about the row.
-            noted: remarks for the reason, besides those of the instrument.
-            operators: operators of torch that one call used in place of the kernel.
-        """
-        notes = (*samples.notes, *noted)
-        measurement = Measurement(
-            samples_us=samples.durations_us,
-            instrument=self._instrument.name,
-            cache_state=self._settings.cache,
-            device_kernels=samples.device_kernels,
-            calls_per_sample=samples.calls_per_sample,
-            checked_elements=checked.elements,
-            total_elements=checked.total,
-            execution=replace(
-                execution or Execution(),
-                kernel_names=samples.kernel_names,
-                span_us=median(samples.spans_us) if samples.spans_us else None,
-                max_error=checked.error,
-            ),
-            assumptions=tuple(assumed),
-            throttled=samples.throttled,
-            stand_in=describe_stand_in(operators, samples.device_kernels),
-        )
-        pending = replace(samples.pending, calls=calls) if samples.pending else None
-        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=pending)
-        if samples.profiled is not None:
-            outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
-        return outcome
-
+from opatlas.run.result_check import Formula, Results, check, is_checked_on_host
+from opatlas.run.sampling import Sampling
+from opatlas.text import exception_line
 
 #: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much again.
 _MEMORY_FACTOR = 2.0
@@ -168,8 +60,16 @@ class Replay:
         settings: MeasureSettings,
         group: Group = ALONE,
         source: KernelSource | None = None,
+        against: Against | None = None,
     ) -> None:
-        """Raises InvalidRow. `source` is timed in place of torch, or on an NPU of the call that `@replays` names."""
+        """
+        Args:
+            source: what is timed in place of torch, or on an NPU of the call that `@replays` names.
+            against: the baseline with which it takes turns; None: it is timed alone.
+
+        Raises:
+            InvalidRow: a cell cannot be read.
+        """
         self.outcome: RowOutcome | None = None
         self._row = row
         #: Parses the cells of all slots.
@@ -178,6 +78,9 @@ class Replay:
         self._device = device
         self._group = group
         self._source = source
+        # A profiler has the samples later, and ranks of a group do not know each other's.
+        takes_turns = group is ALONE and instrument.name not in PROFILERS
+        self._against = against if takes_turns else None
         self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 
     def __call__(
@@ -218,7 +121,7 @@ class Replay:
                 "@pointwise, @per_row(...) or @per_element(...)"
             )
         source, is_own = self._source, self._source is not None
-        kernel = load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
+        kernel = self._kernel(source, impl)
         name = self._spec.npu if self._spec.npu and not source and kernel is not impl else _name(kernel)
         if source:
             if not source.module:
@@ -226,11 +129,30 @@ class Replay:
                 name = f"{source.function} of {Path(source.path).name}"
             expect_parameters(name, kernel, impl, arguments, keywords)
         call = KernelCall(kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=is_own)
+        baseline = self._kernel(self._against.source, impl) if self._against else kernel
+        # Made before a call changes a tensor.
+        rivals = (
+            [
+                KernelCall(
+                    _as_deep(baseline, kernel),
+                    arguments,
+                    keywords,
+                    mutates=mutates,
+                    overwrites=overwrites,
+                    may_lack_results=self._against.source is not None,
+                )
+                for _ in range(2 if self._against.control else 1)
+            ]
+            if self._against
+            else []
+        )
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
-        has_all_from_caller = not _may_hold_tensors(kernel)
+        has_all_from_caller = not _may_hold_tensors(kernel) and not _may_hold_tensors(baseline)
 
         def touched() -> tuple[torch.Tensor, ...] | None:
-            return call.tensors() if has_all_from_caller and call.prepared is None else None
+            if not has_all_from_caller or any(each.prepared is not None for each in (call, *rivals)):
+                return None
+            return (*call.tensors(), *(tensor for each in rivals for tensor in each.returned()))
 
         def results(of: Results) -> Results:
             if isinstance(output_slots, Mapping):
@@ -259,15 +181,19 @@ class Replay:
         self._expect_unchanged(watch, name, by_value=False)
 
         self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
-        samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
+        rounds, why_alone = None, self._first_calls(rivals)
+        if rivals and not why_alone:
+            samples, rounds = self._sampling.take_turns((call, *rivals), touched)
+            # The baseline may have written the tensors that are the results.
+            call.repeat()
+        else:
+            samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None, touched)
         self._expect_unchanged(watch, name)
         computed = results(call.kept_results())
         originals, by_name = call.originals()
         checked = check(expected, originals, by_name, computed, self._row.seed)
-        # torch and its version, or the NPU's call.
-        default = f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
         execution = Execution(
-            source.implementation if source else default,
+            self._implementation(source, impl),
             outputs_missing=missing,
             conversions=tuple(call.prepared.converted) if call.prepared else (),
             set_up_s=call.set_up_s if source else None,
@@ -278,8 +204,34 @@ class Replay:
             execution=execution,
             calls=call.count,
             assumed=self._row.assumptions,
+            noted=(why_alone,) if why_alone else (),
             operators=operators,
+            against=self._implementation(self._against.source, impl) if self._against and rounds else "",
+            rounds=rounds,
         )
+
+    def _first_calls(self, rivals: Sequence[KernelCall]) -> str:
+        """Makes the first calls of the baseline; returns why the kernel is measured alone, or ""."""
+        try:
+            for each in rivals:
+                each.restart()
+                self._sampling.warm_up(each.repeat, most_calls=_WARM_UP_CALLS - 1, until=monotonic() + _WARM_UP_S)
+        except Exception as error:
+            if fatal_device_error(error_text(error)):
+                raise
+            return f"not compared in turn: the baseline failed ({exception_line(error)})"
+        return ""
+
+    def _kernel(self, source: KernelSource | None, impl: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns what an implementation times in place of `impl`."""
+        return load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
+
+    def _implementation(self, source: KernelSource | None, impl: Callable[..., Any]) -> str:
+        """Returns the name and version of what is timed: for the default torch's, or the NPU's call."""
+        if source:
+            return source.implementation
+        is_torch = self._device.kernel(impl, self._spec.npu) is impl
+        return f"torch {public_version(torch.__version__)}" if is_torch else self._spec.npu or ""
 
     def _expect_no_cast(self, name: str, found: Results) -> None:
         """Raises Unsupported if the row's kernel includes a Cast of its only result, as graph mode fuses it.
@@ -412,6 +364,21 @@ def _name(function: Callable[..., Any]) -> str:
         return f"{function.__module__}.{function.__qualname__}"
     # The module names of built-in functions are internal to torch.
     return f"torch's {getattr(function, '__name__', type(function).__name__)}"
+
+
+def _as_deep(baseline: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the baseline behind a frame of Python, if the kernel is a function of Python.
+
+    A frame costs microseconds after a flush of the caches. A kernel that calls the very function of the baseline is as
+    fast as that.
+    """
+    if not isinstance(kernel, FunctionType):
+        return baseline
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return baseline(*arguments, **keywords)
+
+    return call
 
 
 def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:

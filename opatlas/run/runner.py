@@ -267,7 +267,7 @@ def _bind_kernel(
     job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
 ) -> tuple[ReplayRow, Replay]:
     row = ReplayRow(job.kernel_type, job.cells, device.torch_device)
-    return row, Replay(row, spec, device, instrument, settings, group, job.source)
+    return row, Replay(row, spec, device, instrument, settings, group, job.source, job.against)
 
 
 class Runner:

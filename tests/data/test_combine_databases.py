@@ -12,7 +12,7 @@ from combining import apply
 
 from opatlas.cli.main import main
 from opatlas.data import log
-from opatlas.data.combine import DurationCounts
+from opatlas.data.combine_table import DurationCounts
 from opatlas.data.database import Database
 from opatlas.data.journal import JournalHeader
 from opatlas.data.restore import edited_rows

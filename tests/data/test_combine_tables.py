@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hypothesis.strategies as st
-import pandas as pd
 import pytest
-from abs_rows import NEW, OLD, cells, failed, measured
+from abs_rows import MIDDLE, NEW, OLD, cells, failed, measured
 from hypothesis import given, settings
 
-from opatlas.data.combine_table import TableCombination
+from opatlas.data.combine_table import TableChanges, combine_table
+from opatlas.data.csv_files import text_table
+from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.manifest import RunOrder
 from opatlas.row.columns import AVERAGE, RUN_ID
@@ -22,152 +23,122 @@ from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 
-
-def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    return pd.DataFrame(list(rows), dtype=str).fillna("")
-
-
-@dataclass(frozen=True)
-class CombinedTable:
-    frame: pd.DataFrame
-    tally: TableCombination
+Row = Mapping[str, str]
+Rows = Sequence[Row]
 
 
-def combine_tables(kernel_type: str, target: pd.DataFrame, source: pd.DataFrame) -> CombinedTable:
-    path = Path(f"{kernel_type}.csv")
-    tally = TableCombination(TableFold(RowTable(kernel_type, path, target), RunOrder()))
-    tally.add_rows(RowTable(kernel_type, path, source), "elsewhere")
-    return CombinedTable(tally.fold.rows.table().frame, tally)
+@dataclass
+class Combined(TableChanges):
+    rows: Rows = ()
 
 
-def combined(
-    target: Sequence[Mapping[str, str]], source: Sequence[Mapping[str, str]], kernel_type: str = "Abs"
-) -> CombinedTable:
-    return combine_tables(kernel_type, frame(target), frame(source))
+class MemoryOnly(Database):
+    def write(self, table: RowTable) -> None:
+        pass
 
 
-def rows_of(result: CombinedTable) -> list[dict[str, str]]:
-    return result.frame.to_dict("records")
+def combined(target: Rows, *sources: Rows) -> Combined:
+    first, *others = (
+        RowTable("Abs", Path("Abs.csv"), text_table(dict.fromkeys(name for row in rows for name in row), rows))
+        for rows in (target, *sources)
+    )
+    fold, result = TableFold(first, RunOrder()), Combined()
+    combine_table(fold, [(str(n), each) for n, each in enumerate(others, start=1)], MemoryOnly("nowhere"), result)
+    result.rows = list(fold.rows.table().rows())
+    return result
 
 
-def only_row(result: CombinedTable) -> dict[str, str]:
-    (row,) = rows_of(result)
-    return row
+VALID, FAILED = measured(1, 5.0, OLD), failed(1, NEW, **{"Crashes In A Row": "2"})
+COUNTED = measured(1, 5.0, OLD, **{"MicroBench aic_mac_ratio": "0.5"})
+NEWER, SAME_RUN = measured(1, 10.0, NEW), measured(1, 5.0, NEW)
+FOREIGN = {**cells(1), AVERAGE: "3.0"}
+CAPTURED = {**cells(1), PROFILED: "4.0", "Profiling Samples": "3"}
+BARE = {**cells(1), PROFILED: "0", "Profiling Samples": "7"}
+MARKED = {
+    **VALID,
+    "Status": "crashed",
+    "Status Reason": "signal 11",
+    "Status Run ID": NEW,
+    "Crashes In A Row": "2",
+}
+QUOTED = {
+    name: f'"{cell}"' if "Shapes" in name else f"DT_{cell}" if "Types" in name else cell
+    for name, cell in cells(1).items()
+}
+Told = tuple[str, str, str]
+DURATIONS = (AVERAGE, "10.0", "5.0")
 
 
-def test_the_newer_duration_wins_with_everything_that_belongs_to_it() -> None:
-    older, newer = measured(1, 5.0, OLD, **{"MicroBench aic_mac_ratio": "0.5"}), measured(1, 7.0, NEW)
-    taken = combined([older], [newer])
-    assert only_row(taken) == {**newer, "MicroBench aic_mac_ratio": ""}, "a counter of the older run is not of this one"
-    kept = combined([newer], [older])
-    assert only_row(kept) == newer
-    assert (taken.tally.taken, taken.tally.kept, kept.tally.taken, kept.tally.kept) == ({0}, set(), set(), {0})
-
-
-def test_two_durations_are_a_conflict_that_names_both() -> None:
-    for target, source in ((OLD, NEW), (NEW, OLD)):
-        durations = {OLD: "5.0", NEW: "10.0"}
-        result = combined([measured(1, durations[target], target)], [measured(1, durations[source], source)])
-        (conflict,) = result.tally.conflicts
-        assert (conflict.what, conflict.source, conflict.input_shapes) == (AVERAGE, "elsewhere", "1,4")
-        assert (conflict.kept, conflict.kept_run) == ("10.0", NEW)
-        assert (conflict.dropped, conflict.dropped_run) == ("5.0", OLD)
-        assert (conflict.ratio, conflict.distance) == (2.0, 2.0)
-        assert conflict.signature == signature("Abs", cells(1))
+@pytest.mark.parametrize(
+    ("target", "source", "expected", "told"),
+    [
+        pytest.param(COUNTED, NEWER, {**NEWER, "MicroBench aic_mac_ratio": ""}, [DURATIONS], id="newer"),
+        pytest.param(NEWER, COUNTED, NEWER, [DURATIONS], id="older"),
+        pytest.param(FOREIGN, VALID, VALID, [(AVERAGE, "5.0", "3.0")], id="of no run"),
+        pytest.param(VALID, FOREIGN, VALID, [(AVERAGE, "5.0", "3.0")], id="from no run"),
+        pytest.param(FOREIGN, {**FOREIGN, AVERAGE: "4.0"}, FOREIGN, [(AVERAGE, "3.0", "4.0")], id="both of no run"),
+        pytest.param(FOREIGN, {**FOREIGN, AVERAGE: "3.00"}, FOREIGN, [], id="another spelling of the number"),
+        pytest.param(cells(1), {**QUOTED, AVERAGE: "5.0"}, {**cells(1), AVERAGE: "5.0"}, [], id="spelling of slots"),
+        pytest.param(VALID, FAILED, MARKED, [], id="newer failure"),
+        pytest.param(FAILED, VALID, MARKED, [], id="duration older than a failure"),
+        pytest.param(failed(1, NEW), SAME_RUN, SAME_RUN, [], id="measured at last"),
+        pytest.param(SAME_RUN, failed(1, NEW), SAME_RUN, [], id="failed before"),
+        pytest.param({**cells(1), "Mine": "x"}, CAPTURED, {**CAPTURED, "Mine": "x"}, [], id="captured"),
+        pytest.param(
+            *(CAPTURED, {**CAPTURED, PROFILED: "5.0", "Profiling Samples": "9"}, CAPTURED),
+            [(PROFILED, "4.0", "5.0")],
+            id="captured in both",
+        ),
+        pytest.param(CAPTURED, {**CAPTURED, PROFILED: "4.00"}, CAPTURED, [], id="the same captured"),
+        pytest.param(BARE, CAPTURED, CAPTURED, [], id="captured over samples alone"),
+        pytest.param(CAPTURED, BARE, CAPTURED, [(PROFILED, "4.0", "0")], id="samples alone"),
+        pytest.param(
+            *(CAPTURED, {**CAPTURED, "Profiling Samples": "9"}, CAPTURED),
+            [("Profiling Samples", "3", "9")],
+            id="captured counts",
+        ),
+    ],
+)
+def test_the_groups_of_a_row_move_whole_and_what_is_dropped_is_told(
+    target: Row, source: Row, expected: Row, told: list[Told]
+) -> None:
+    result = combined([target], [source])
+    (row,) = result.rows
+    assert {name: cell for name, cell in row.items() if cell} == {name: cell for name, cell in expected.items() if cell}
+    assert [(each.what, each.kept, each.dropped) for each in result.conflicts] == told
 
 
 @pytest.mark.parametrize("cell", ["", "0", "nan", "-1", "inf", "none"])
 def test_what_is_no_duration_neither_wins_nor_is_defended(cell: str) -> None:
-    valid = measured(1, 5.0, OLD)
-    assert only_row(combined([valid], [measured(1, cell, NEW)]))[AVERAGE] == "5.0"
-    taken = combined([{**failed(1, NEW), AVERAGE: cell}], [valid])
-    assert only_row(taken)[AVERAGE] == "5.0"
-    assert not taken.tally.conflicts
+    for rows in ((VALID, measured(1, cell, NEW)), ({**failed(1, NEW), AVERAGE: cell}, VALID)):
+        result = combined(*([row] for row in rows))
+        assert (result.rows[0][AVERAGE], result.conflicts) == ("5.0", [])
 
 
-def test_a_duration_of_no_run_is_older_than_any() -> None:
-    foreign = {**cells(1), AVERAGE: "3.0"}
-    assert only_row(combined([foreign], [measured(1, 5.0, OLD)]))[AVERAGE] == "5.0"
-    assert only_row(combined([measured(1, 5.0, OLD)], [foreign]))[AVERAGE] == "5.0"
-    other = combined([foreign], [{**foreign, AVERAGE: "4.0"}])
-    assert only_row(other)[AVERAGE] == "3.0"
-    assert [(c.kept, c.dropped) for c in other.tally.conflicts] == [("3.0", "4.0")]
-    assert not combined([foreign], [{**foreign, AVERAGE: "3.00"}]).tally.conflicts
+def test_a_conflict_names_both_runs_and_the_source_and_is_told_once() -> None:
+    tables = [[measured(1, us, run)] for us, run in ((5.0, OLD), (10.0, NEW), (8.0, MIDDLE), (8.0, MIDDLE))]
+    result = combined(*tables)
+    first, second = sorted(result.conflicts, key=lambda each: each.distance)
+    assert first == replace(second, dropped="8.0", dropped_run=MIDDLE, source="2")
+    assert (second.what, second.source, second.input_shapes) == (AVERAGE, "1", "1,4")
+    assert (second.kept, second.kept_run, second.dropped, second.dropped_run) == ("10.0", NEW, "5.0", OLD)
+    assert (second.ratio, second.signature) == (2.0, signature("Abs", cells(1)))
+    assert (result.taken, result.kept) == (1, 0)
 
 
-def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
-    valid = measured(1, 5.0, OLD)
-    result = combined([valid], [failed(1, NEW, **{"Crashes In A Row": "2"})])
-    assert only_row(result) == {
-        **valid,
-        "Status": "crashed",
-        "Status Reason": "signal 11",
-        "Status Run ID": NEW,
-        "Crashes In A Row": "2",
-    }
-    assert result.tally.statuses == {0}
-    counted = failed(1, NEW, **{"Crashes In A Row": "1"})
-    both = [
-        {name: cell for name, cell in only_row(combined(*rows)).items() if cell}
-        for rows in (([counted], [valid]), ([valid], [counted]))
-    ]
-    assert both[0] == both[1]
-
-
-def test_what_one_run_measured_at_last_counts() -> None:
-    valid = measured(1, 5.0, NEW)
-    assert only_row(combined([failed(1, NEW)], [valid])) == valid
-    assert only_row(combined([valid], [failed(1, NEW)])) == valid
-
-
-def test_a_captured_duration_fills_and_never_replaces() -> None:
-    captured = {**cells(1), PROFILED: "4.0", "Profiling Samples": "3"}
-    empty = {**cells(1), PROFILED: "", "Mine": "x"}
-    filled = combined([empty], [captured])
-    assert only_row(filled) == {**captured, "Mine": "x"}
-    assert filled.tally.profiled == {0}
-    other = combined([captured], [{**captured, PROFILED: "5.0", "Profiling Samples": "9"}])
-    assert only_row(other) == captured
-    assert [(c.what, c.kept, c.dropped, c.ratio) for c in other.tally.conflicts] == [(PROFILED, "4.0", "5.0", 0.8)]
-    assert not combined([captured], [{**captured, PROFILED: "4.00"}]).tally.conflicts
-    counters_only = {**cells(1), PROFILED: "0", "Profiling Samples": "7"}
-    assert only_row(combined([counters_only], [captured])) == captured
-    assert only_row(combined([captured], [counters_only])) == captured
-    counters = combined([captured], [{**captured, "Profiling Samples": "9"}])
-    assert [(c.what, c.ratio) for c in counters.tally.conflicts] == [("Profiling Samples", None)]
-
-
-def test_other_columns_are_filled_where_they_are_empty() -> None:
-    target = [{**cells(1), "Note": "mine", "Runtime num_heads": ""}, {**cells(2), "Note": "", "Runtime num_heads": ""}]
-    source = [{**cells(n), "Note": "theirs", "Extra": f"{n}", "Accelerator Core": "AIV"} for n in (2, 1)]
+def test_rows_that_are_missing_follow_in_the_order_of_the_source_and_empty_cells_are_filled() -> None:
+    target = [{**cells(1), "Note": "mine", "Mine": "x"}, {**cells(2), "Note": "", "Mine": "x"}]
+    source = [measured(n, n, OLD, Note="theirs", Extra=f"{n}", Empty="") for n in (9, 2, 7, 1)]
     result = combined(target, source)
-    assert [(row["Note"], row["Extra"], row["Accelerator Core"]) for row in rows_of(result)] == [
-        ("mine", "1", "AIV"),
-        ("theirs", "2", "AIV"),
+    assert [(row["Input Shapes"], row["Note"], row["Extra"], row["Mine"]) for row in result.rows] == [
+        *(("1,4", "mine", "1", "x"), ("2,4", "theirs", "2", "x")),
+        *(("9,4", "theirs", "9", ""), ("7,4", "theirs", "7", "")),
     ]
-    assert [(c.what, c.kept, c.dropped, c.ratio) for c in result.tally.conflicts] == [("Note", "mine", "theirs", None)]
-    assert result.tally.filled == 5
-    assert next(iter(result.frame.columns)) == "Accelerator Core", "a column goes where its group is"
-
-
-def test_two_spellings_of_a_row_are_no_conflict() -> None:
-    quoted = {
-        name: f'"{cell}"' if "Shapes" in name else f"DT_{cell}" if "Types" in name else cell
-        for name, cell in cells(1).items()
-    }
-    result = combined([cells(1)], [{**quoted, AVERAGE: "5.0"}])
-    assert only_row(result) == {**cells(1), AVERAGE: "5.0"}
-    assert not result.tally.conflicts
-
-
-def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_they_hold() -> None:
-    source = [measured(n, n, OLD, Extra=f"{n}", Empty="") for n in (9, 2, 7)]
-    result = combined([{"Mine": "x", **cells(2)}], source)
-    assert [row["Input Shapes"] for row in rows_of(result)] == ["2,4", "9,4", "7,4"]
-    assert [row["Extra"] for row in rows_of(result)] == ["2", "9", "7"]
-    assert [row["Mine"] for row in rows_of(result)] == ["x", "", ""]
-    assert "Empty" not in result.frame.columns
-    assert len(result.tally.added) == 2
+    assert "Empty" not in result.rows[0]
+    assert [(each.what, each.kept, each.dropped, each.ratio) for each in result.conflicts] == [
+        ("Note", "mine", "theirs", None)
+    ]
+    assert (result.added.rows, result.taken, result.filled, result.statuses) == (2, 2, 3, {"measured": 2})
 
 
 RUNS = st.sampled_from(["", *(f"2025112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
@@ -199,7 +170,7 @@ def any_rows(draw: st.DrawFn) -> list[dict[str, str]]:
     return rows
 
 
-def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
+def newest(tables: Sequence[Rows]) -> dict[str, str]:
     """The duration of the newest run of each row, by its shapes."""
     age = RunOrder().age
     best: dict[str, Mapping[str, str]] = {}
@@ -210,11 +181,10 @@ def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
     return {shapes: row[AVERAGE] for shapes, row in best.items()}
 
 
-def combine_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
-    result = frame([cells(0)]).reindex(columns=list(measured(0, "", "")), fill_value="")
-    for rows in tables:
-        if rows:
-            result = combine_tables("Abs", result, frame(rows)).frame
+def combine_all(tables: Sequence[Rows]) -> Rows:
+    result: Rows = [dict.fromkeys(measured(0, "", ""), "") | cells(0)]
+    for rows in filter(None, tables):
+        result = combined(result, rows).rows
     return result
 
 
@@ -224,7 +194,7 @@ def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
     shuffled = random.sample(tables, len(tables))
     for order in (tables, shuffled):
         result = combine_all(order)
-        there = {row["Input Shapes"]: row for row in result.to_dict("records")}
+        there = {row["Input Shapes"]: row for row in result}
         assert {shapes: row[AVERAGE] for shapes, row in there.items() if valid_duration(row[AVERAGE])} == newest(tables)
         assert all(row["Cache State"] == row[RUN_ID] for row in there.values() if row[AVERAGE]), "groups move whole"
         assert len(there) == len(result), "no row twice"

@@ -100,14 +100,28 @@ def judged(run: str, **got: str) -> Record:
     return replace(record(1, status=Status.INVALID, run=run), judged={**got})
 
 
-@pytest.mark.parametrize("by", ["session", "combine", "restore"])
-def test_a_duration_brings_its_counters_and_no_others(database: Database, other: Database, by: str) -> None:
-    session(database, record(1, 1.0, run=OLD, counters={"aic_mac_ratio": 0.5}))
-    session(other if by == "combine" else database, record(1, 2.0, run=NEW))
+def assert_restored_as_it_is(database: Database) -> None:
+    before = csvs(database)
+    restored(database)
+    assert csvs(database) == before
+
+
+def then(by: str, database: Database, other: Database, record: Record) -> None:
+    """A further run, of the database or of another one, which is combined with it; then perhaps a restore."""
+    session(other if by == "combine" else database, record)
     if by == "combine":
         joined(database, other)
     elif by == "restore":
         restored(database)
+
+
+BY = pytest.mark.parametrize("by", ["session", "combine", "restore"])
+
+
+@BY
+def test_a_duration_brings_its_counters_and_no_others(database: Database, other: Database, by: str) -> None:
+    session(database, record(1, 1.0, run=OLD, counters={"aic_mac_ratio": 0.5}))
+    then(by, database, other, record(1, 2.0, run=NEW))
     assert row_of(database)[AVERAGE] == "2.0000"
     assert COUNTER not in row_of(database)
 
@@ -216,19 +230,13 @@ def test_of_two_durations_of_one_run_the_later_counts_and_the_other_is_told(
     (told,) = apply(database, other).conflicts
     assert (told.kept, told.dropped) == ("2.0000", "1.0000")
     assert row_of(database)[AVERAGE] == "2.0000"
-    before = csvs(database)
-    restored(database)
-    assert csvs(database) == before
+    assert_restored_as_it_is(database)
 
 
-@pytest.mark.parametrize("by", ["session", "combine", "restore"])
+@BY
 def test_what_a_judged_kernel_got_moves_with_its_status(database: Database, other: Database, by: str) -> None:
     session(database, judged(OLD, **{LEVEL: "L1", ERROR_CLASS: "mismatch/nan"}))
-    session(other if by == "combine" else database, judged(NEW, **{LEVEL: "L0"}))
-    if by == "combine":
-        joined(database, other)
-    elif by == "restore":
-        restored(database)
+    then(by, database, other, judged(NEW, **{LEVEL: "L0"}))
     assert row_of(database)[LEVEL] == "L0"
     assert ERROR_CLASS not in row_of(database)
 
@@ -238,9 +246,7 @@ def test_pooled_runs_stay_pooled_when_the_csvs_are_made_again(database: Database
         session(database, record(1, us, run=run))
     joined(database, pooled=True)
     assert row_of(database)[AVERAGE] == "11.0000"
-    before = csvs(database)
-    restored(database)
-    assert csvs(database) == before
+    assert_restored_as_it_is(database)
     session(database, record(1, 50.0, run="20251201T120000-aaaaaa"))
     before = csvs(database)
     assert row_of(database)[AVERAGE] == "50.0000"
@@ -278,9 +284,7 @@ def test_a_new_run_starts_after_all_others_and_the_start_decides(database: Datab
     manifest(database, "late", now - 7200)
     session(database, record(1, 3.0, run="late"))
     assert row_of(database)[AVERAGE] == "2.0000"
-    before = csvs(database)
-    restored(database)
-    assert csvs(database) == before
+    assert_restored_as_it_is(database)
 
 
 @pytest.mark.parametrize("parts", [("-gw0", "-gw1"), ("-gw1", "-gw0"), ("", "-gw10"), ("-gw10", "-gw2")])
@@ -295,9 +299,7 @@ def test_the_time_decides_between_two_workers(database: Database, parts: tuple[s
         session(database, at(record(2, 3.0, run=NEW), 1.0))
     row = row_of(database)
     assert (row[AVERAGE], row[STATUS]) == ("2.0000", "measured")
-    before = csvs(database)
-    restored(database)
-    assert csvs(database) == before
+    assert_restored_as_it_is(database)
 
 
 @pytest.mark.parametrize("parts", [("-gw0", "-gw1"), ("-gw1", "-gw0")])
@@ -328,9 +330,7 @@ def test_a_run_that_appended_nothing_appends_nothing_when_the_csvs_are_made_agai
     killed(database, record(1, 1.0, run=OLD), record(3, 3.0, run=OLD), mode="missing-only")
     recover(database, own_run="")
     assert [row[INPUT_SHAPES] for row in read(database)] == ["1,4", "2,4"]
-    before = csvs(database)
-    restored(database)
-    assert csvs(database) == before
+    assert_restored_as_it_is(database)
     assert {each.cells[INPUT_SHAPES] for each in log.read(database, OLD).records} == {"1,4", "3,4"}
 
 
@@ -365,15 +365,11 @@ def test_the_empty_shape_of_an_appended_row(database: Database, other: Database,
     assert signature("Abs", added) == name
 
 
-@pytest.mark.parametrize("by", ["session", "combine", "restore"])
+@BY
 def test_a_row_that_was_skipped_keeps_what_earlier_runs_found_out(database: Database, other: Database, by: str) -> None:
     session(database, crashed(OLD))
     before = csvs(database)
-    session(other if by == "combine" else database, record(1, status=Status.SKIPPED, run=NEW))
-    if by == "combine":
-        joined(database, other)
-    elif by == "restore":
-        restored(database)
+    then(by, database, other, record(1, status=Status.SKIPPED, run=NEW))
     assert csvs(database) == before
 
 
@@ -390,9 +386,7 @@ def test_collectives_are_combined_and_come_back(database: Database, other: Datab
     joined(database, other)
     (row,) = read(database, "hcom_allReduce_")
     assert (row["Duration(us)"], row[RUN_ID]) == ("20.0000", NEW)
-    before = csvs(database)
-    restored(database)
-    assert csvs(database) == before
+    assert_restored_as_it_is(database)
     (database.path / "hcom_allReduce_.csv").unlink()
     restored(database)
     assert read(database, "hcom_allReduce_")[0]["Duration(us)"] == "20.0000"

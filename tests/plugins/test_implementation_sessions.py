@@ -14,6 +14,18 @@ from opatlas.data.database import Database, SessionLock
 
 SIZES = (3, 5, 8)
 RIGHT = "def kernel(x, y):\n    return x + y\n"
+#: Takes 3 ms longer, and tells its processes.
+SLOW = """
+import os, time
+from pathlib import Path
+
+def kernel(x, y):
+    Path(__file__).with_name(f"in-{os.getpid()}").touch()
+    end = time.perf_counter() + 0.003
+    while time.perf_counter() < end:
+        pass
+    return x + y
+"""
 PREPARED = """
 from opatlas import Prepared, Unsupported
 
@@ -68,6 +80,27 @@ def test_each_implementation_has_its_durations_in_its_own_database(toys: Session
     assert fast[8]["Conversions"] == "nothing of note"
     (manifest,) = toys.database.glob("implementations/mine-????????/runs/*.json")
     assert json.loads(manifest.read_text())["options"]["implementation"] == mine[3]["Implementation"]
+
+
+@pytest.mark.parametrize("order", ["torch,{}", "{},torch"])
+def test_a_kernel_takes_turns_with_the_baseline_and_a_difference_is_looked_for_in_another_process(
+    toys: Sessions, order: str
+) -> None:
+    folder = kernels(toys, Toy=SLOW)
+    assert toys.run(f"--implementation={order.format(folder)}").ledger() == {"measured": 2 * len(SIZES)}
+    for cells in durations(toys, "mine").values():
+        assert float(cells["Speed-up Low"]) <= float(cells["Speed-up"]) <= float(cells["Speed-up High"]) < 0.5
+        assert (cells["Speed-up Rounds"], cells["MicroBench Samples"]) == ("2;2", "2")
+        assert cells["Speed-up Against"].startswith("torch ")
+        assert float(cells["Control Ratio"]) > 0
+    assert len(list(folder.glob("in-*"))) == 2
+    assert not any(cells.get("Speed-up") for cells in toys.read("Toy"))
+
+
+def test_in_one_process_nothing_is_looked_for_in_another(toys: Sessions) -> None:
+    done = toys.run_in_process(f"--implementation=torch,{kernels(toys, Toy=SLOW)}")
+    assert done.ledger() == {"measured": 2 * len(SIZES)}
+    assert {cells["Speed-up Rounds"] for cells in durations(toys, "mine").values()} == {"2"}
 
 
 def test_a_kernel_type_without_rows_is_refused_with_the_database_that_lacks_it(toys: Sessions) -> None:

@@ -26,7 +26,16 @@ from opatlas.row.columns import (
     SPEED_UP_ROUNDS,
     STATUS_REASON,
 )
-from opatlas.row.quality import AMBIGUOUS_LIMIT, NOISE_LIMIT, Duration, Quality, Source, run_medians, valid_duration
+from opatlas.row.quality import (
+    AMBIGUOUS_LIMIT,
+    HOST_BOUND,
+    NOISE_LIMIT,
+    Duration,
+    Quality,
+    Source,
+    run_medians,
+    valid_duration,
+)
 from opatlas.row.rounds import LEAST_DIFFERENCE, PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.row.table import Row
@@ -44,8 +53,6 @@ SPREAD_ON_DEVICE, SPREAD_OF_WALL_CLOCK = 0.015, 0.10
 _ON_DEVICE = frozenset({"cupti", "kineto", "msprof", "torch-npu-profiler"})
 #: The median absolute deviation of a normal distribution has this share of the standard deviation.
 _MAD_OF_NORMAL = 0.6745
-#: A call with a longer span, as a multiple of the sum of its kernels, waits for the host.
-_HOST_BOUND = 1.2
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class RowCall:
         """Whether the device waits between the kernels of the call, so that its span is not the device's time."""
         if self.duration is None or (self.kernels or 0) < 2:
             return False
-        return (self.span_us or 0.0) > _HOST_BOUND * self.duration.median_us
+        return (self.span_us or 0.0) > HOST_BOUND * self.duration.median_us
 
     @property
     def duration_us(self) -> float | None:
@@ -320,12 +327,18 @@ def _interval(ratio: float, standard_error: float) -> RatioInterval:
 
 
 def _ratios_of_rounds(baseline: RowCall, rival: RowCall) -> RatioInterval | None:
-    """Returns what rounds of both in one session say; None without such rounds."""
-    if not rival.run_id or baseline.run_id != rival.run_id:
-        return None
-    if _is_against(rival, baseline):
+    """Returns what rounds of both say; None without, and where the one that was called along was measured anew since.
+
+    Run ids begin with the time.
+    """
+    if rival.run_id and baseline.run_id <= rival.run_id and _is_against(rival, baseline):
         return rival.ratios
-    if _is_against(baseline, rival) and (ratios := baseline.ratios) is not None:
+    if (
+        baseline.run_id
+        and rival.run_id <= baseline.run_id
+        and _is_against(baseline, rival)
+        and (ratios := baseline.ratios) is not None
+    ):
         return RatioInterval(1 / ratios.ratio, 1 / ratios.high, 1 / ratios.low, ratios.rounds)
     return None
 

@@ -38,8 +38,8 @@ from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome, error_text, outcome_of, user_traceback
-from opatlas.run.replay import Sampling
 from opatlas.run.result_check import Checked
+from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle, without_build_command
 
 #: Number of sets of inputs.

@@ -31,7 +31,7 @@ from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_call import InputWatch, KernelCall
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.replay import Sampling
+from opatlas.run.sampling import Sampling
 from opatlas.text import exception_line
 
 #: Calls of the warm-up, and its longest time in seconds.

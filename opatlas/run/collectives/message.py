@@ -24,8 +24,8 @@ from opatlas.run.devices.system import available_cores
 from opatlas.run.group import Group, ranks_of_node
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import RowOutcome
-from opatlas.run.replay import Sampling
 from opatlas.run.result_check import Checked
+from opatlas.run.sampling import Sampling
 from opatlas.text import parse_whole
 
 #: Elements are whole numbers up to this one. bfloat16 and int8 hold a sum of 40 of them exactly, in any order.

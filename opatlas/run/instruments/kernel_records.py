@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ from opatlas.gc_pause import gc_paused
 from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.run.devices.device import InstrumentMissing
 from opatlas.run.instruments.instrument import MeasureSettings, Rule, Samples
+from opatlas.run.instruments.turns import Turns
 
 #: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
@@ -86,28 +88,29 @@ class KernelRecords:
         """
         durations_us: list[float] = []
         spans_us: list[float] = []
-        kernels: tuple[str, ...] = ()
-        totals_us: list[float] = []
+        #: The kernels of a call, and the durations of each, by turn: only `Turns` have several.
+        kernels: dict[int, tuple[str, ...]] = {}
+        of_first: list[list[float]] = []
         with gc_paused():
             at_once = self._calls_at_once(call, before_each)
             while not rule.enough(durations_us):
                 count = min(at_once, rule.batch(len(durations_us)))
                 calls = between_marks(self._records(call, before_each, count), count)
-                names = {tuple(record.name for record in launched) for launched in calls}
-                names |= {kernels} if kernels else set()
-                if len(names) > 1:
-                    several = " and ".join(sorted(" + ".join(map(_short, kind)) for kind in names))
-                    raise ReplayError(f"equal calls launched different kernels: {several}")
-                (kernels,) = names
+                turns = call.made[-count:] if isinstance(call, Turns) else [0] * count
+                for turn, launched in zip(turns, calls, strict=True):
+                    names = tuple(record.name for record in launched)
+                    if kernels.setdefault(turn, names) != names:
+                        several = " and ".join(sorted(" + ".join(map(_short, kind)) for kind in (kernels[turn], names)))
+                        raise ReplayError(f"equal calls launched different kernels: {several}")
+                    if turn == 0:
+                        of_first.append([record.duration_us for record in launched])
                 durations_us += [sum(record.duration_us for record in launched) for launched in calls]
                 spans_us += map(_span_us, calls)
-                of_each = [sum(record.duration_us for record in same) for same in zip(*calls, strict=True)]
-                totals_us = [sum(pair) for pair in zip(of_each, totals_us or [0.0] * len(of_each), strict=True)]
         return Samples(
             tuple(durations_us),
-            len(kernels),
-            kernel_names=tuple(map(readable_name, kernels)),
-            kernels_us=tuple(total / len(durations_us) for total in totals_us),
+            len(kernels[0]),
+            kernel_names=tuple(map(readable_name, kernels[0])),
+            kernels_us=tuple(map(fmean, zip(*of_first, strict=True))),
             spans_us=tuple(spans_us),
         )
 

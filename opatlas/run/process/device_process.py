@@ -11,6 +11,7 @@ import contextlib
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from opatlas.row.errors import DeviceGone
@@ -118,6 +119,8 @@ class DeviceProcess(Opened):
         #: Whether the process has opened its device.
         self._is_ready = False
         self._exit_code: int | None = None
+        #: The process of jobs that run elsewhere, once there was one.
+        self._other: DeviceProcess | None = None
 
     def begin(self) -> None:
         with self._end_if_interrupted, contextlib.suppress(OSError, DeviceGone):
@@ -126,6 +129,8 @@ class DeviceProcess(Opened):
                 self._spawn()
 
     def _run(self, job: Job) -> RowOutcome:
+        if job.elsewhere:
+            return self._run_elsewhere(job)
         with self._end_if_interrupted, self._waits:
             for attempt in range(TRIES):
                 child = self._child if self._child is not None and self._is_ready else self._open()
@@ -161,13 +166,26 @@ class DeviceProcess(Opened):
                 return outcome
         raise DeviceGone(f"its process {how} before it took a row, {TRIES} times")
 
+    def _run_elsewhere(self, job: Job) -> RowOutcome:
+        """Runs a job in the other process. Raises ReplayError if it is lost, or the device takes one process alone."""
+        if self._other is None:
+            self._other = DeviceProcess(self._spec, self._settings, self._launcher, self._waits)
+        try:
+            return self._other._run(replace(job, elsewhere=False))
+        except DeviceGone as error:
+            raise ProcessDied(f"the device has no other process: {error}") from None
+
     def release(self) -> None:
         # The next job would get a new process.
         if self._child is not None:
             self._child.channel.close()
+        if self._other is not None:
+            self._other.release()
 
     def close(self) -> None:
         """Waits until the process ends, or ends the process after a limit; then ends all its descendants."""
+        if self._other is not None:
+            self._other.close()
         if self._child is not None:
             self._child.channel.close()
         self._kill(_END_TIMEOUT_S if self._is_ready else 0.0)

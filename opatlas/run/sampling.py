@@ -1,0 +1,176 @@
+"""Takes the samples of a row, on one device or on each device of a group: memory, warm-up, cache, turns, stop rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from opatlas.row.errors import OutOfMemory
+from opatlas.row.quality import HOST_BOUND
+from opatlas.row.record import Execution, Measurement, Rounds
+from opatlas.row.status import Status
+from opatlas.run.devices.device import Device
+from opatlas.run.group import Group
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
+from opatlas.run.instruments.turns import RoundsRule, Turns
+from opatlas.run.job import RowOutcome, add_profiled_samples, describe_stand_in
+from opatlas.run.kernel_call import KernelCall
+from opatlas.run.result_check import Checked
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Sampling:
+    """Takes the samples of one row on one device. The ranks of a group take equally many samples."""
+
+    def __init__(
+        self,
+        kernel_type: str,
+        cells: Mapping[str, str],
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group,
+    ) -> None:
+        self._kernel_type = kernel_type
+        self._cells = cells
+        self._device = device
+        self._instrument = instrument
+        self._settings = settings
+        self._group = group
+
+    def expect_memory(self, needed_bytes: float) -> None:
+        """Raises OutOfMemory if the device has less available memory than `needed_bytes`."""
+        available = self._device.available_bytes()
+        if needed_bytes > available:
+            raise OutOfMemory(
+                f"needs about {needed_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
+            )
+
+    def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
+        """Calls at most `most_calls` times, and not after the time `until` of `time.monotonic`."""
+        for _ in range(most_calls):
+            if self._group.first_rank_decides(monotonic() < until):
+                call()
+
+    def take(
+        self,
+        call: Callable[[], object],
+        restore: Callable[[], object] | None,
+        touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
+    ) -> Samples:
+        """Takes samples of `call` according to the settings, and waits for the device.
+
+        Args:
+            call: launches the kernel.
+            restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
+            touched: returns the tensors that a call reads and writes; None if the tensors are not known.
+        """
+        cold = self._settings.cache == "cold"
+
+        def before_each() -> None:
+            if restore is not None:
+                restore()
+            if cold:
+                self._device.flush_cache(touched())
+
+        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
+        samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
+        self._device.synchronize()
+        return samples
+
+    def take_turns(
+        self,
+        calls: Sequence[KernelCall],
+        touched: Callable[[], Sequence[torch.Tensor] | None],
+    ) -> tuple[Samples, Rounds]:
+        """Takes samples of a kernel and its baseline in turn, and waits for the device.
+
+        Args:
+            calls: the kernel, the baseline, and for a control the baseline once more.
+            touched: returns the tensors that the calls read and write; None if the tensors are not known.
+
+        Returns:
+            the samples of the kernel, and the rounds: of spans where a call launches several kernels, unless the host
+            decides how far these are apart.
+        """
+        cold = self._settings.cache == "cold"
+
+        def before(call: KernelCall) -> Callable[[], None]:
+            def prepare() -> None:
+                if call.changes_tensors:
+                    call.restore()
+                if cold:
+                    self._device.flush_cache(touched())
+
+            return prepare
+
+        turns = Turns([call.launch for call in calls], [before(call) for call in calls])
+        # Each of them has the time that a row has.
+        limit_s = self._settings.time_limit_s * len(calls)
+        rule = RoundsRule(turns, repeat_count=self._settings.repeat_count, time_limit_s=limit_s)
+        samples = self._instrument.sample(turns, turns.before_each, rule)
+        self._device.synchronize()
+        sums, spans = turns.split(samples.durations_us), turns.split(samples.spans_us)
+        waits_for_host = any(
+            median(each) > HOST_BOUND * median(us) for each, us in zip(spans, sums, strict=True) if each
+        )
+        compared = sums if waits_for_host or not spans[0] else spans
+        own = replace(samples, durations_us=tuple(sums[0]), spans_us=tuple(spans[0]))
+        return own, Rounds(*map(tuple, compared))
+
+    def outcome(
+        self,
+        samples: Samples,
+        checked: Checked,
+        *,
+        execution: Execution | None = None,
+        calls: int = 0,
+        assumed: Sequence[str] = (),
+        noted: Sequence[str] = (),
+        operators: Sequence[str] = (),
+        against: str = "",
+        rounds: Rounds | None = None,
+    ) -> RowOutcome:
+        """Returns the outcome of a row with these samples; FAILED if a profile should have the samples and does not.
+
+        Args:
+            samples: the samples.
+            checked: the comparison of the results with the formula.
+            execution: the implementation and its set-up; None: unknown.
+            calls: total number of calls of the kernel; 0: not counted.
+            assumed: assumptions about the row.
+            noted: remarks for the reason, besides those of the instrument.
+            operators: operators of torch that one call used in place of the kernel.
+            against, rounds: the baseline, and the rounds with it; None if there are none.
+        """
+        notes = (*samples.notes, *noted)
+        measurement = Measurement(
+            samples_us=samples.durations_us,
+            instrument=self._instrument.name,
+            cache_state=self._settings.cache,
+            device_kernels=samples.device_kernels,
+            calls_per_sample=samples.calls_per_sample,
+            checked_elements=checked.elements,
+            total_elements=checked.total,
+            execution=replace(
+                execution or Execution(),
+                kernel_names=samples.kernel_names,
+                span_us=median(samples.spans_us) if samples.spans_us else None,
+                max_error=checked.error,
+            ),
+            assumptions=tuple(assumed),
+            throttled=samples.throttled,
+            stand_in=describe_stand_in(operators, samples.device_kernels),
+            against=against,
+            rounds=(rounds,) if rounds is not None else (),
+        )
+        pending = replace(samples.pending, calls=calls) if samples.pending else None
+        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=pending)
+        if samples.profiled is not None:
+            outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
+        return outcome
