@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
         ("bench_collect", "--rows=50", "--rounds=1"),
         ("bench_replay", "--rows=20", "--rounds=1"),
         ("bench_gpu_session", "--device=cpu", "--rows=5", "--most-mb=0.1"),
+        ("bench_verdicts", "--rows=1", "--extra=0.3", "--repeat-count=2", "--cache=warm"),
         ("bench_gpu_repeat", "database/data/Intel_Xeon_Processor/torch/torch2.11.0_cpu", "--device=cpu", "--rows=3"),
     ],
     ids=lambda arguments: arguments[0],

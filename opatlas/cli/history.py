@@ -139,8 +139,8 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
             for each in found.shifts
             for runs in [(each.before_run, each.after_run)]
         ]
-        columns = ("from run", "to run", Column("all rows", change), "rows", "what differs")
-        yield Table(columns, shifts, "changes of the machine, left out below").without_empty_columns()
+        of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
+        yield Table(of_shifts, shifts, "changes of the machine, left out below").without_empty_columns()
     by_runs = found.by_runs()
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [

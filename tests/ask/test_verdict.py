@@ -215,16 +215,22 @@ def test_rounds_decide_whatever_the_samples_are(rival: RowCall, verdict: PairVer
     assert (swapped.verdict, swapped.speed_up) == (SWAPPED.get(verdict, verdict), 1 / pair.speed_up)
 
 
+def test_rounds_count_until_the_baseline_is_measured_anew() -> None:
+    rival = with_rounds(1.2, 1.1, 1.3)
+    assert pair_of(changed(BASELINE, run_id="."), rival).basis is Basis.ROUNDS
+    assert pair_of(changed(BASELINE, run_id="1"), rival).basis is Basis.DEFAULT
+    assert pair_of(BASELINE, rival).run_id == pair_of(rival, BASELINE).run_id == "0"
+
+
 @pytest.mark.parametrize(
     "rival",
     [
-        changed(with_rounds(1.2, 1.1, 1.3), run_id="-before"),
         with_rounds(1.2, 1.1, 1.3, against="liger 0.8"),
         call(10.0, ratio="1.2", low="damaged", high="1.3", rounds="40;40", against="torch 2.13.0"),
         with_rounds(1.2, 1.1, 1.3, rounds=""),
     ],
 )
-def test_rounds_of_an_older_run_or_another_baseline_decide_nothing(rival: RowCall) -> None:
+def test_rounds_with_another_baseline_or_damaged_ones_decide_nothing(rival: RowCall) -> None:
     assert pair_of(BASELINE, rival).basis is Basis.DEFAULT
 
 

@@ -241,7 +241,7 @@ def verdicts(work: Path, options: argparse.Namespace, more: Sequence[str]) -> in
     known = [each.verdict for each in found if each.verdict is not None]
     share = sum(each.is_definite for each in known) / max(len(known), 1)
     print(f"false: {percent(share)} (target: {percent(MOST_FALSE, 0)})")
-    return 0 if share <= MOST_FALSE else 1
+    return 0 if known and share <= MOST_FALSE else 1
 
 
 def histories(work: Path, options: argparse.Namespace, more: Sequence[str]) -> int:
@@ -265,11 +265,11 @@ def histories(work: Path, options: argparse.Namespace, more: Sequence[str]) -> i
             flush=True,
         )
     print(f"\nrows with a step: {told(stepped, searched)} (target: {percent(MOST_STEPS)})")
-    return 0 if stepped <= MOST_STEPS * searched else 1
+    return 0 if searched and stepped <= MOST_STEPS * searched else 1
 
 
 def main() -> int:
-    """Returns 1 if a target is missed."""
+    """Returns 1 if a target is missed, or nothing was compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=1, help="sessions, or histories (default: %(default)s)")
     parser.add_argument("--busy", type=int, default=0, help="processes that keep a core busy (default: %(default)s)")

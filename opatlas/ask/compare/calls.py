@@ -278,6 +278,7 @@ class CallPair:
         reason: why the verdict is AMBIGUOUS or NOT_COMPARABLE; "" for others.
         host_bound: whether a call waits for the host between its kernels.
         composition: which of both timed several operators in place of the kernel: "baseline", "rival", "both" or "".
+        run_id: the run of the rounds; "" without rounds.
     """
 
     baseline_us: float
@@ -290,6 +291,7 @@ class CallPair:
     reason: str = ""
     host_bound: bool = False
     composition: str = ""
+    run_id: str = ""
 
     @property
     def speed_up(self) -> float:
@@ -315,11 +317,13 @@ def compare_calls(baseline: RowCall, rival: RowCall, controls: Mapping[str, Cont
     assert baseline_us is not None
     assert rival_us is not None
     difference = _other_conditions(baseline, rival)
-    spread, margin = None, LEAST_DIFFERENCE
-    if (ratios := _ratios_of_rounds(baseline, rival)) is not None:
-        basis = Basis.ROUNDS
-        margin = (controls or {}).get(rival.run_id, Controls("")).threshold
-        verdict, reason = _verdict_of_rounds(baseline, rival, ratios, margin)
+    spread, run_id = None, ""
+    if (sampled := _sampled_in_rounds(baseline, rival)) is not None and sampled.ratios is not None:
+        ratios, basis, run_id = sampled.ratios, Basis.ROUNDS, sampled.run_id
+        if sampled is baseline:
+            ratios = RatioInterval(1 / ratios.ratio, 1 / ratios.high, 1 / ratios.low, ratios.rounds)
+        margin = (controls or {}).get(run_id, Controls(run_id)).threshold
+        verdict, reason = _verdict_of_rounds(sampled, ratios, margin)
     else:
         variance, spread, basis = _variance_of_runs(baseline, rival)
         error = math.sqrt(baseline.variance_of_mean + rival.variance_of_mean + variance)
@@ -331,7 +335,7 @@ def compare_calls(baseline: RowCall, rival: RowCall, controls: Mapping[str, Cont
     composed = {"baseline": baseline.is_composition, "rival": rival.is_composition}
     composition = "both" if all(composed.values()) else next((who for who, holds in composed.items() if holds), "")
     durations = (baseline_us, rival_us)
-    return CallPair(*durations, ratios, margin, basis, spread, verdict, reason, host_bound, composition)
+    return CallPair(*durations, ratios, margin, basis, spread, verdict, reason, host_bound, composition, run_id)
 
 
 def _interval(ratio: float, standard_error: float) -> RatioInterval:
@@ -340,27 +344,18 @@ def _interval(ratio: float, standard_error: float) -> RatioInterval:
     return RatioInterval(ratio, ratio / factor, ratio * factor, 0)
 
 
-def _ratios_of_rounds(baseline: RowCall, rival: RowCall) -> RatioInterval | None:
-    """Returns what rounds of both say; None without, and where the one that was called along was measured anew since.
+def _sampled_in_rounds(baseline: RowCall, rival: RowCall) -> RowCall | None:
+    """Returns which of both was sampled in rounds with the other one.
 
-    Run ids begin with the time.
+    None without such rounds, and where the one that was called along was measured anew since. Run ids begin with the
+    time.
     """
-    if rival.run_id and baseline.run_id <= rival.run_id and _is_against(rival, baseline):
-        return rival.ratios
-    if (
-        baseline.run_id
-        and rival.run_id <= baseline.run_id
-        and _is_against(baseline, rival)
-        and (ratios := baseline.ratios) is not None
-    ):
-        return RatioInterval(1 / ratios.ratio, 1 / ratios.high, 1 / ratios.low, ratios.rounds)
+    for call, other in ((rival, baseline), (baseline, rival)):
+        against = call.cell(SPEED_UP_AGAINST)
+        is_against = bool(against) and against == other.cell(IMPLEMENTATION) and call.ratios is not None
+        if is_against and call.run_id and other.run_id <= call.run_id:
+            return call
     return None
-
-
-def _is_against(call: RowCall, other: RowCall) -> bool:
-    """Returns whether a call has rounds with the implementation of another one."""
-    against = call.cell(SPEED_UP_AGAINST)
-    return bool(against) and against == other.cell(IMPLEMENTATION) and call.ratios is not None
 
 
 def _variance_of_runs(baseline: RowCall, rival: RowCall) -> tuple[float, float, Basis]:
@@ -380,15 +375,12 @@ def _variance_of_runs(baseline: RowCall, rival: RowCall) -> tuple[float, float, 
     return spread**2 * sum(1 / len(each) for each in runs), spread, basis
 
 
-def _verdict_of_rounds(
-    baseline: RowCall, rival: RowCall, ratios: RatioInterval, threshold: float
-) -> tuple[PairVerdict, str]:
+def _verdict_of_rounds(sampled: RowCall, ratios: RatioInterval, threshold: float) -> tuple[PairVerdict, str]:
     """Returns the verdict and its reason.
 
     Two levels of a call are in both samples of a round by chance, and widen the interval; a clock that was lowered
     may have been so for one kernel only.
     """
-    sampled = rival if _is_against(rival, baseline) else baseline
     assert sampled.duration is not None
     if sampled.duration.quality is Quality.THROTTLED:
         return PairVerdict.AMBIGUOUS, f"the rounds: {Quality.THROTTLED}"

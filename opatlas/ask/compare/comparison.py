@@ -234,12 +234,11 @@ class DatabaseComparison:
 
     def evidence(self, rival: str) -> Evidence:
         """Returns what the comparisons of a rival rest on."""
-        calls = [(row.calls[rival].run_id, pair) for row in self.rows if (pair := row.pairs.get(rival))]
-        calls = [(run_id, pair) for run_id, pair in calls if pair.is_comparable]
-        runs = dict.fromkeys(run_id for run_id, pair in calls if pair.basis is Basis.ROUNDS)
-        spreads = {pair.spread for _, pair in calls if pair.basis is Basis.DEFAULT and pair.spread is not None}
+        pairs = [pair for row in self.rows if (pair := row.pairs.get(rival)) and pair.is_comparable]
+        runs = dict.fromkeys(pair.run_id for pair in pairs if pair.basis is Basis.ROUNDS)
+        spreads = {pair.spread for pair in pairs if pair.basis is Basis.DEFAULT and pair.spread is not None}
         return Evidence(
-            Counter(pair.basis for _, pair in calls),
+            Counter(pair.basis for pair in pairs),
             [self.controls.get(run_id, Controls(run_id)) for run_id in runs],
             sorted(spreads),
         )

@@ -237,12 +237,6 @@ def _series(
 
 
 def _change(series: RowSeries, change: Change, runs: Sequence[str]) -> RowChange:
-    return RowChange(
-        series,
-        runs[change.before],
-        runs[change.after],
-        *map(math.exp, change.levels),
-        *change.runs,
-        change.is_drift,
-        change.is_newest,
-    )
+    before_us, after_us = (math.exp(level) for level in change.levels)
+    places = runs[change.before], runs[change.after]
+    return RowChange(series, *places, before_us, after_us, *change.runs, change.is_drift, change.is_newest)

@@ -49,6 +49,7 @@ _MAD_OF_NORMAL = 0.6745
 _TURNS = 10
 Series = npt.NDArray[np.float64]
 Values = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 
 
@@ -128,18 +129,18 @@ def common_levels(values: Values) -> Series:
     """
     known = ~np.isnan(values)
     telling = np.flatnonzero(known.sum(axis=0) >= LEAST_COMMON)
-    levels = np.zeros(values.shape[1])
     if len(telling) < 2:
-        return levels
+        return np.zeros(values.shape[1])
     # Rows without any value among these runs tell nothing.
     rows = values[known[:, telling].any(axis=1)][:, telling]
     of_runs = np.zeros(len(telling))
     for _ in range(_TURNS):
         of_rows = np.nanmedian(rows - of_runs, axis=1, keepdims=True)
         of_runs = np.nanmedian(rows - of_rows, axis=0)
-    places = np.searchsorted(telling, np.arange(len(levels)), side="right") - 1
-    levels = of_runs[np.maximum(places, 0)]
-    return levels - levels[-1]
+    places = np.searchsorted(telling, np.arange(values.shape[1]), side="right") - 1
+    found: Series = of_runs[np.maximum(places, 0)]
+    found -= found[-1]
+    return found
 
 
 def _changes(row: int, values: Series, runs: Indices, steps: Steps) -> Iterator[Change]:
@@ -163,7 +164,7 @@ def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bo
     at = len(runs) // 2 if change.is_drift else int(np.searchsorted(runs, change.after))
     before, after = (at, len(runs) - at) if change.is_drift else change.runs
     first, second = own[:, runs[at - before : at]], own[:, runs[at : at + after]]
-    both = ~np.isnan(first).all(axis=1) & ~np.isnan(second).all(axis=1)
+    both: Mask = np.logical_and(np.isfinite(first).any(axis=1), np.isfinite(second).any(axis=1))
     if both.sum() < LEAST_COMMON:
         return True
     differences = np.nanmean(second[both], axis=1) - np.nanmean(first[both], axis=1)
