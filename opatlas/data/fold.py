@@ -207,13 +207,14 @@ class TableFold:
         Raises:
             OpAtlasError: a file cannot be written; the CSV is as it was.
         """
-        table = self.rows.table()
+        is_changed = len(self.rows) > len(self._table) or self.rows.changed()
+        table = self.rows.table() if is_changed else self._table
         for run_id, kept in self._replaced.items():
             add_events(database, run_id, kept)
         if self._set_aside:
             database.add_pruned(self.kernel_type, self._set_aside)
         table = table.without(self._gone) if self._gone else table
-        if not table.arrow.equals(self._table.arrow):
+        if table is not self._table:
             database.write(table)
         return table
 
