@@ -227,7 +227,9 @@ class TableFold:
             part, own = candidate.duration, self._own_duration(position)
             assert part is not None
             if self._is_newer(position, candidate, part, own):
-                if self.put_duration(position, part):
+                if own is not None and self._differ(own, part):
+                    self._keep_own(position, part.run_id)
+                if self._set_duration(position, part):
                     changes.changed.add(position)
                 changes.measured[position] = candidate
             elif candidate.record is not None:
