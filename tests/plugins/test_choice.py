@@ -8,7 +8,6 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import pytest
 import warm_python
 from sessions import ROOT, Sessions, row
 
@@ -26,18 +25,11 @@ def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sess
     done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only", "--mixed")
     assert done.code == 0
     assert done.numbers("(--update-mode=missing-only)") == [2, 0, 2]
-    again = sessions.run_in_process("-k", "OtherToy", "--update-mode=unreplayed", "--mixed")
-    assert again.ledger() == {"measured": 2}
-    assert measured(sessions) == set()
 
 
 def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
-    rows = [{**NO_DURATIONS, **row(n)} for n in (1, 2, 3)]
-    sessions.write("Toy", rows)
+    sessions.write("Toy", [{**NO_DURATIONS, **row(n)} for n in (1, 2, 3)])
     sessions.run_in_process("--where", "tokens < 3")
-    fresh = sessions.run_in_process("--update-mode=stale")
-    assert fresh.code == 0
-    assert fresh.numbers("(--update-mode=stale)") == [0, 2, 1]
     (manifest,) = (sessions.database / "runs").glob("*.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "code": "of long ago"}))
     sessions.run_in_process("--where", "tokens == 2")
@@ -52,8 +44,7 @@ def test_rows_without_a_replay_are_skipped_cases_in_an_update_mode(sessions: Ses
     sessions.write("muls_add_kernel", [{**row(1), **captured}, {**row(2), **captured, "Profiling Samples": ""}])
     sessions.write("main_kernel", [row(3)])
     left = {name: sessions.read(name) for name in ("muls_add_kernel", "main_kernel")}
-    first = sessions.run_in_process()
-    assert (first.code, first.ledger()) == (0, {"measured": 1, "without a replay": 3})
+    sessions.run_in_process("-k", "Toy")
     done = sessions.run("--update-mode=unreplayed", "--strict", "--junitxml=junit.xml", "-n2", "--dist=load")
     assert (done.code, done.outcomes()) == (0, {"skipped": 3}), done.output
     assert done.ledger() == {"without a replay": 3}
@@ -70,14 +61,12 @@ def test_rows_without_a_replay_are_skipped_cases_in_an_update_mode(sessions: Ses
 
 def test_a_list_tells_the_time_and_the_memory_of_the_rows(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1), row(2), row(4096)])
-    rows, pace, _, size = estimate(sessions.run_in_process("--co").output)
-    assert (rows, pace) == ("3 rows", "1 s a row")
-    sessions.run_in_process()
+    assert estimate(sessions.run_in_process("--co").output)[:2] == ("3 rows", "1 s a row")
+    sessions.run_in_process("-k", "Toy-1_1")
     (manifest,) = (sessions.database / "runs").glob("*.json")
     later = estimate(sessions.run_in_process("--co").output)
-    assert (later[0], later[3]) == ("3 rows", size)
+    assert later[0] == "3 rows"
     assert manifest.stem in later[2]
-    assert not _ESTIMATE.search(" ".join(sessions.run_in_process("--co", "--update-mode=missing-only").output.split()))
 
 
 _ESTIMATE = re.compile(r"opatlas: (\d+ rows?) would take about .*?, at (.*?) \((.*?)\); .*? of (\S+ \w?B)")
@@ -90,17 +79,12 @@ def estimate(output: str) -> tuple[str, ...]:
     return found.groups()
 
 
-@pytest.mark.parametrize(
-    ("options", "least"),
-    [(("--ops=RmsNorm,Add", "--shard=1/2"), 1), (("--suite=traces",), 0)],
-)
-def test_a_list_of_an_empty_database_is_that_of_its_starter(
-    tmp_path: Path, options: tuple[str, ...], least: int
-) -> None:
+def test_a_list_of_an_empty_database_is_that_of_its_starter(tmp_path: Path) -> None:
+    options = ("--ops=RmsNorm,Add", "--shard=1/2")
     words = [sys.executable, "-m", "pytest", "bench/", "--co", "-q", f"--database-path={tmp_path}", *options]
     done = warm_python.run([*words, "-p", "no:cacheprovider"], cwd=ROOT)
     assert done.returncode == 0, done.stdout
     listed = [line for line in done.stdout.splitlines() if line.startswith("bench/")]
-    assert len(listed) >= least
+    assert listed
     assert "there is no database yet" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -75,8 +75,12 @@ def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"measured": 2, "failed": 1}
     assert measured_right(sessions) == {1, 2}
-    assert list((sessions.database / "profiles").rglob("op_summary*.csv"))
+    kept = list((sessions.database / "profiles").rglob("op_summary*.csv"))
+    assert kept
     assert (sessions.folder / "junit.xml").read_text().count("<testcase") == 3
+    # It is no profile of a killed session.
+    npus.run("-k", "Toy-1_1")
+    assert all(path.exists() for path in kept)
 
 
 def test_rows_that_kill_the_process_or_hang_cost_themselves_alone_and_can_be_pruned(
@@ -173,24 +177,18 @@ def test_what_a_row_launches_decides_whose_duration_is_its_own(sessions: Session
     assert sessions.read("Twin")[0]["Status Reason"] == "ran as TwinAiCore"
 
 
-def test_a_database_whose_path_msprof_refuses_is_profiled_among_the_temporary_files(
+def test_fail_fast_stops_at_the_failure_also_where_msprof_refuses_the_path_of_the_database(
     sessions: Sessions, npus: StandInNpus, tmp_path: Path
 ) -> None:
+    """Such a database is profiled among the temporary files."""
     sessions.database = sessions.database.rename(sessions.folder / "a'b;$c R&D 100 %")
-    sessions.write("Toy", [row(size) for size in (1, 2)])
-    done = npus.run("--instrument=msprof:L2Cache", TMPDIR=str(tmp_path))
-    assert done.ledger() == {"measured": 2}, done.output
+    sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
+    done = npus.run("-x", "--instrument=msprof:L2Cache", TMPDIR=str(tmp_path))
+    assert done.ledger() == {"measured": 1, "failed": 1, "not run": 1}
     (manifest,) = (sessions.database / "runs").glob("*.json")
     assert json.loads(manifest.read_text())["options"]["aic_metrics"] == "L2Cache"
-    assert measured_right(sessions) == {1, 2}
-    assert not list(tmp_path.glob("opatlas-profiles-*"))
-
-
-def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(1), row(Mood.RAISE), row(2)])
-    done = npus.run("-x")
-    assert done.ledger() == {"measured": 1, "failed": 1, "not run": 1}
     assert measured_right(sessions, "Moody") == {1}
+    assert not list(tmp_path.glob("opatlas-profiles-*"))
 
 
 def test_msprof_that_does_not_start_ends_the_session(sessions: Sessions, npus: StandInNpus) -> None:

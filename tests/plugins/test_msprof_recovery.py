@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import signal
+from pathlib import Path
 
 from moods import Mood
 from sessions import WAITING_KERNEL, Sessions, row, wait_for
@@ -12,40 +13,28 @@ from stand_in_npus import StandInNpus, measured_right
 
 def test_the_profile_of_a_killed_session_is_read_by_the_next(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Moody", [row(1), row(2), row(Mood.WAIT_FOR_GO)])
-    killed = npus.start("-k", "Moody")
-    killed.wait_for_body(Mood.WAIT_FOR_GO)
-    killed.send(signal.SIGKILL)
-    killed.wait()
-    assert wait_for(lambda: not sessions.processes(), seconds=300)
+
+    def kill_in_row_40(*options: str) -> None:
+        killed = npus.start(*options)
+        killed.wait_for_body(Mood.WAIT_FOR_GO)
+        killed.send(signal.SIGKILL)
+        killed.wait()
+        assert wait_for(lambda: not sessions.processes(), seconds=300)
+        (sessions.folder / f"body-{Mood.WAIT_FOR_GO:d}").unlink()
+
+    def profiles() -> list[Path]:
+        return list((sessions.database / "profiles").rglob("PROF_*"))
+
+    kill_in_row_40("-k", "Moody-40_40")
+    (of_no_row,) = profiles()
+    kill_in_row_40()
+    assert not of_no_row.exists()
     assert measured_right(sessions, "Moody") == set()
     done = npus.run("-s", "--update-mode=missing-only", "-k", "Moody-1_1 or Moody-2_2")
     assert "merged 2 records" in done
     assert "body of" not in done
     assert measured_right(sessions, "Moody") == {1, 2}
-    assert not (sessions.database / "profiles").exists() or not list((sessions.database / "profiles").rglob("PROF_*"))
-
-
-def test_the_profile_of_a_session_that_was_killed_in_its_first_row_is_removed_by_the_next(
-    sessions: Sessions, npus: StandInNpus
-) -> None:
-    sessions.write("Moody", [row(Mood.WAIT_FOR_GO), row(1)])
-    killed = npus.start()
-    killed.wait_for_body(Mood.WAIT_FOR_GO)
-    killed.send(signal.SIGKILL)
-    killed.wait()
-    assert wait_for(lambda: not sessions.processes(), seconds=300)
-    done = npus.run("-k", "Moody-1_1")
-    assert done.code == 0, done.output
-    assert not (sessions.database / "profiles").exists()
-
-
-def test_a_profile_that_a_session_keeps_is_no_profile_of_a_killed_one(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(Mood.SEGFAULT), row(7), row(1)])
-    npus.run("-k", "not Moody-1_1", faults={"all": "lost"})
-    kept = {path for path in (sessions.database / "profiles").rglob("*") if path.is_dir()}
-    assert kept
-    npus.run("-k", "Moody-1_1")
-    assert {path for path in kept if not path.exists()} == set()
+    assert not profiles()
 
 
 #: A replay of a kernel type that the kernels below launch.

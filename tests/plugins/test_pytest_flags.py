@@ -9,21 +9,15 @@ import pytest
 from sessions import ROOT, Sessions, row
 
 
-def test_help_groups_the_options_and_does_not_import_torch(sessions: Sessions) -> None:
-    code = "import sys, pytest; pytest.main(['--help']); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "--update-mode" in done.stdout
-    assert done.stdout.rstrip().endswith("False")
-
-
-def test_collecting_bench_does_not_import_torch_or_write(sessions: Sessions) -> None:
+def test_help_and_collecting_bench_do_not_import_torch_or_write(sessions: Sessions) -> None:
     sessions.write("Add", [row(1)])
     code = (
-        "import sys, pytest; "
+        "import sys, pytest; pytest.main(['--help']); "
         f"pytest.main(['--co', '-q', '-p', 'no:cacheprovider', 'bench', '--database-path={sessions.database}']); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--update-mode" in done.stdout
     assert "bench/test_elementwise.py::test_add[Add-1_1-FLOAT_FLOAT-1-" in done.stdout
     assert done.stdout.rstrip().endswith("False")
     assert [path.name for path in sessions.database.iterdir()] == ["Add.csv"]

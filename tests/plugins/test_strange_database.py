@@ -64,27 +64,20 @@ def _pytest(sessions: Sessions, cwd: Path, *arguments: str | Path) -> subprocess
 
 
 def test_no_module_of_the_database_is_imported_where_one_stands_in_it(sessions: Sessions) -> None:
-    """By pytest, a worker of xdist, and its device process."""
+    """By pytest, a worker of xdist, and its device process; nor is a conftest.py in a folder of kernels."""
     sessions.write("Toy", [row(1), row(2)])
     ran = _strange_modules(sessions.database)
-    done = _pytest(sessions, sessions.database, sessions.folder, "--database-path", ".", "-n", "1")
-    assert _imported(ran) == []
-    assert done.returncode == 0, done.stdout
-    assert Finished(done.returncode, done.stdout).ledger() == {"measured": 2}
-
-
-def test_pytest_runs_no_module_of_a_folder_of_kernels(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
     kernels = sessions.folder / "mine"
     kernels.mkdir()
     (kernels / "Toy.py").write_text("def kernel(x, y):\n    return x + y\n")
-    ran = kernels.with_suffix(".ran")
-    (kernels / "conftest.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
-    where = ("--database-path", sessions.database, "--implementation", "mine")
-    done = _pytest(sessions, sessions.folder, "test_toys.py", *where, "--in-process")
+    own = kernels.with_suffix(".ran")
+    (kernels / "conftest.py").write_text(f"open({str(own)!r}, 'w').close()\n")
+    given = ("--database-path", ".", "--implementation", "../mine", "-n", "1")
+    done = _pytest(sessions, sessions.database, sessions.folder / "test_toys.py", *given)
+    assert _imported(ran) == []
+    assert not own.exists()
     assert done.returncode == 0, done.stdout
-    assert Finished(done.returncode, done.stdout).ledger() == {"measured": 1}
-    assert not ran.exists()
+    assert Finished(done.returncode, done.stdout).ledger() == {"measured": 2}
 
 
 def test_a_configuration_of_pytest_in_a_database_is_refused(sessions: Sessions) -> None:

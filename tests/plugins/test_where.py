@@ -116,20 +116,14 @@ def test_an_unknown_name_is_told_with_its_place() -> None:
 
 
 def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(n) for n in (Mood.RAISE, 101)])
-    sessions.run_in_process()
-    done = sessions.run_in_process("--where", "status == none")
-    assert re.search(r"^nothing to do +2 ", done.output, re.MULTILINE)
     sessions.write("Toy", [row(n) for n in (1, 2, 3, 4)])
     assert sessions.run_in_process("--where", "tokens > 2 and status == none").ledger() == {"measured": 2}
-    assert sessions.run_in_process("--where", "type == Moody and status == failed").ledger() == {"xfailed": 1}
     nothing = sessions.run_in_process("--where", "tokens > 1000")
     assert nothing.code == pytest.ExitCode.NO_TESTS_COLLECTED
-    assert re.search(r"^nothing to do +6 ", nothing.output, re.MULTILINE)
-    assert "did you mean failed" in sessions.run_in_process("--where", "status in (oom, 'faild')")
-    wrong = sessions.run_in_process("--where", "tokns > 2")
+    assert re.search(r"^nothing to do +4 ", nothing.output, re.MULTILINE)
+    wrong = sessions.run_in_process("--where", "status in (oom, 'faild')")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    assert re.search(r"'tokns'.* tokens\b", " ".join(wrong.output.split()))
+    assert "did you mean failed" in wrong
 
 
 def test_a_stopped_session_with_an_expression_goes_on_with_a_longer_one(sessions: Sessions) -> None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
@@ -24,6 +23,7 @@ from opatlas.run.devices.device_lock import DeviceLock
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.instruments.npu_profilers import MarkedLaunches
 from opatlas.run.job import Job
+from opatlas.run.kernel_call import OperatorMode
 from opatlas.run.runner import Runner
 
 #: The file from which the stand-in msprof reads the launches.
@@ -88,7 +88,7 @@ class StandInNpu(CpuDevice):
         Runner.run_raising = run  # type: ignore[method-assign]
 
 
-class _Log(TorchDispatchMode):
+class _Log(OperatorMode):
     """Writes a line for each kernel, at once: the process may be killed."""
 
     def __init__(self, path: Path) -> None:
@@ -98,13 +98,13 @@ class _Log(TorchDispatchMode):
         self._silent = False
         self._kernels: dict[str, list[Any]] = json.loads(os.environ.get(KERNELS, "{}"))
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if function.namespace == "c10d":
-            self._collective(function.overloadpacket.__name__)
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        result = operator(*arguments, **keywords)
+        if operator.namespace == "c10d":
+            self._collective(operator.overloadpacket.__name__)
         elif not self._silent:
-            tensors = [value for value in args if isinstance(value, torch.Tensor)]
-            name = function.overloadpacket.__name__.strip("_").title().replace("_", "")
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            name = operator.overloadpacket.__name__.strip("_").title().replace("_", "")
             shapes = ";".join(",".join(map(str, tensor.shape)) for tensor in tensors)
             dtypes = ";".join(_DTYPES.get(tensor.dtype, "INT32") for tensor in tensors)
             self._line(name, NOISE_US, {"Input Shapes": shapes, "Input Data Types": dtypes})
