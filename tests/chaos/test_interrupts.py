@@ -63,12 +63,7 @@ def test_a_signal_that_ends_pytest_tells_which_journal_has_the_records(
     sessions: Sessions, number: signal.Signals, devices: str
 ) -> None:
     sessions.write("Moody", [row(1), row(Mood.SLEEP)])
-    # Where the tests run in the background, or with nohup, their children ignore some signals.
-    before = signal.signal(number, signal.SIG_DFL)
-    try:
-        running = sessions.start("--case-timeout=3000", alone=True, SIMULATED_DEVICES=devices)
-    finally:
-        signal.signal(number, before)
+    running = sessions.start("--case-timeout=3000", SIMULATED_DEVICES=devices)
     running.wait_for_records(1)
     running.wait_for_body(Mood.SLEEP)
     running.send(number)

@@ -239,4 +239,3 @@ def test_a_limit_of_pytest_timeout_that_ends_a_wait_is_not_the_fault_of_the_row(
         done = sessions.run("--timeout=2", SIMULATED_DEVICES="1")
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"not run": 1}
-    assert sessions.run_in_process(SIMULATED_DEVICES="1").ledger() == {"measured": 1}

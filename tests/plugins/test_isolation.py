@@ -83,21 +83,3 @@ def test_files_that_cannot_be_read_cost_their_rows_and_are_told_with_file_and_li
     assert broken.read_text() == content
     assert pointer.read_text().startswith("version https://git-lfs")
     assert sessions.statuses("Toy") == {1: "measured"}
-
-
-def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_table(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    broken = sessions.write("OtherToy", [row(1)])
-    (sessions.folder / "test_a_broken.py").write_text(
-        "from opatlas.data.database import Database\n"
-        "whole = Database.read\n"
-        "def read(self, kernel_type):\n"
-        "    if kernel_type == 'OtherToy':\n"
-        "        raise RecursionError('deep')\n"
-        "    return whole(self, kernel_type)\n"
-        "Database.read = read\n"
-    )
-    done = sessions.run_in_process()
-    assert (done.code, done.outcomes()) == (1, {"passed": 1})
-    assert f"{broken}: RecursionError: deep" in done
-    assert "Traceback" not in done

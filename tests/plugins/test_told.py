@@ -91,16 +91,6 @@ def test_what_rows_printed_stands_behind_their_numbers(sessions: Sessions) -> No
     assert "body of (1,)" in others
 
 
-def test_a_comparison_with_the_database_is_in_the_line_and_in_ci(sessions: Sessions) -> None:
-    sessions.write("Toy", [row(1)])
-    sessions.run_in_process()
-    done = sessions.run_in_process("--read-only", "-v", "--junitxml=report.xml", COLUMNS="80")
-    (line,) = (line for line in done.output.splitlines() if "[Toy-1_1-" in line and "PASSED" in line)
-    assert re.search(r"PASSED [\d.]+x ", line)
-    (out,) = ElementTree.parse(sessions.folder / "report.xml").iter("system-out")
-    assert re.search(r"stored .* \([\d.]+x\)$", out.text or "")
-
-
 def test_the_report_names_a_row_of_each_cause(sessions: Sessions) -> None:
     sessions.write("Moody", [row(Mood.RAISE), row(Mood.REFUSE)])
     assert "= durations =" not in sessions.run_in_process()
@@ -127,15 +117,21 @@ def test_gaps_tell_how_both_durations_were_taken(sessions: Sessions) -> None:
     assert found.populations == two_kinds
 
 
-def test_slower_rows_fail_a_comparison_in_a_line(sessions: Sessions) -> None:
+def test_a_comparison_is_in_the_line_and_in_ci_and_slower_rows_fail_it(sessions: Sessions) -> None:
+    """With the database where nothing is written, and with an earlier session by pytest-benchmark."""
     sessions.write("Toy", [row(1)])
     saved = ("--benchmark-storage=saved",)
     assert sessions.run_in_process(*saved, "--benchmark-autosave").code == 0
     # Whatever the durations are, they are more than nothing.
     (before,) = (sessions.folder / "saved").rglob("*.json")
     before.write_text(re.sub(r'("(?:median|min|mean)"): [\d.e-]+', r"\1: 1e-12", before.read_text()))
-    done = sessions.run_in_process(*saved, "--benchmark-compare", "--benchmark-compare-fail=median:20%")
+    compared = ("--benchmark-compare", "--benchmark-compare-fail=median:20%")
+    done = sessions.run_in_process(*saved, *compared, "--read-only", "-v", "--junitxml=report.xml", COLUMNS="80")
     assert done.code == 1
+    (line,) = (line for line in done.output.splitlines() if "[Toy-1_1-" in line and "PASSED" in line)
+    assert re.search(r"PASSED [\d.]+x ", line)
+    (out,) = ElementTree.parse(sessions.folder / "report.xml").iter("system-out")
+    assert re.search(r"stored .* \([\d.]+x\)$", out.text or "")
     assert "(NOW)" in done
     assert "--benchmark-compare-fail" in done
     assert "Traceback" not in done.output

@@ -223,6 +223,9 @@ def _become(
     if new_session:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Which children of tests ignore that run in the background, or with nohup.
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     os.closerange(0, _ABOVE)
     for number, wanted in zip(moved, descriptors, strict=True):
         os.dup2(number, wanted)
