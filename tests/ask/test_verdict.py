@@ -237,13 +237,17 @@ def test_rounds_with_another_baseline_or_damaged_ones_decide_nothing(rival: RowC
 def test_the_controls_of_a_run_widen_its_threshold() -> None:
     rival = with_rounds(1.15, 1.1, 1.3)
     # Robust: one control that is far off decides nothing.
-    ratios = [1.04, 0.96, 1.05, 3.0, 0.99]
-    (found,) = controls_by_run([*(with_rounds(1, 1, 1, control=str(each)) for each in ratios), rival]).values()
+    ratios = [1.04, 0.96, 1.09, 3.0, 0.99]
+    (found,) = controls_by_run([*(with_rounds(1, 0.99, 1.01, control=str(each)) for each in ratios), rival]).values()
     assert (found.run_id, found.rows) == ("0", 5)
     assert found.spread == pytest.approx(-math.log(0.96) / 0.6745)
+    assert found.threshold == pytest.approx(2 * (math.log(1.09) - 0.01), rel=0.01)
     pair = compare_calls(BASELINE, rival, {"0": found})
     assert pair is not None
     assert (pair.verdict, pair.margin) == (PairVerdict.AMBIGUOUS, found.threshold)
+    # Controls that differ within their intervals are as they should be.
+    noisy = [with_rounds(1, 0.8, 1.25, control="1.2")] * 5
+    assert controls_by_run(noisy)["0"].threshold == 0.05
     assert controls_by_run([rival]) == {"0": Controls("0")}
     assert Controls("0").threshold == 0.05
 

@@ -53,6 +53,8 @@ SPREAD_ON_DEVICE, SPREAD_OF_WALL_CLOCK = 0.015, 0.10
 _ON_DEVICE = frozenset({"cupti", "kineto", "msprof", "torch-npu-profiler"})
 #: The median absolute deviation of a normal distribution has this share of the standard deviation.
 _MAD_OF_NORMAL = 0.6745
+#: A difference counts from so many times what controls differ beyond their intervals.
+_TIMES_EXCESS = 2.0
 
 
 @dataclass(frozen=True)
@@ -223,31 +225,43 @@ class Controls:
         run_id: the run.
         rows: the number of rows with a control.
         spread: the robust standard deviation around 0 of the logarithms of their ratios; None without controls.
+        excess: how far the logarithms lie beyond the intervals of their rows: of ten controls nine stay below.
     """
 
     run_id: str
     rows: int = 0
     spread: float | None = None
+    excess: float = 0.0
 
     @property
     def threshold(self) -> float:
         """The difference of logarithms that counts as one on that machine at that time."""
-        return max(LEAST_DIFFERENCE, STANDARD_ERRORS * (self.spread or 0.0))
+        return max(LEAST_DIFFERENCE, _TIMES_EXCESS * self.excess)
 
 
-def controls_of(run_id: str, ratios: Sequence[float]) -> Controls:
-    """Returns the controls of a run by the ratios of their rows."""
-    spread = median(abs(math.log(ratio)) for ratio in ratios) / _MAD_OF_NORMAL if ratios else None
-    return Controls(run_id, len(ratios), spread)
+def controls_of(run_id: str, calls: Sequence[RowCall]) -> Controls:
+    """Returns the controls among the calls of a run.
+
+    A control has as many rounds as its row, so that its interval is about as wide.
+    """
+    logarithms, excesses = [], []
+    for call in calls:
+        if call.control is not None and (ratios := call.ratios) is not None:
+            logarithms.append(abs(math.log(call.control)))
+            excesses.append(max(0.0, logarithms[-1] - (math.log(ratios.high) - math.log(ratios.low)) / 2))
+    if not logarithms:
+        return Controls(run_id)
+    nine_of_ten = sorted(excesses)[int(0.9 * (len(excesses) - 1))]
+    return Controls(run_id, len(logarithms), median(logarithms) / _MAD_OF_NORMAL, nine_of_ten)
 
 
 def controls_by_run(calls: Iterable[RowCall]) -> dict[str, Controls]:
     """Returns the controls of each run that has rounds, by run id."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[RowCall]] = {}
     for call in calls:
         if call.rounds:
-            found.setdefault(call.run_id, []).extend([call.control] if call.control is not None else [])
-    return {run_id: controls_of(run_id, ratios) for run_id, ratios in found.items()}
+            found.setdefault(call.run_id, []).append(call)
+    return {run_id: controls_of(run_id, of_run) for run_id, of_run in found.items()}
 
 
 @dataclass(frozen=True)
