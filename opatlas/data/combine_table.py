@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,12 +88,6 @@ class DurationCounts:
     replayed: int = 0
     captured: int = 0
 
-    def add(self, table: RowTable, first: int = 0) -> None:
-        """Adds the rows of a table, from a position on."""
-        self.rows += len(table) - first
-        self.replayed += int(np.count_nonzero(~np.isnan(table.durations_us(table.kind.duration_columns[0])[first:])))
-        self.captured += int(np.count_nonzero(~np.isnan(table.durations_us(PROFILING_AVERAGE)[first:])))
-
 
 @dataclass
 class TableChanges:
@@ -164,14 +158,17 @@ def combine_table(
         masks = [mask for name, mask in differ.items() if group_of(name, kind) in groups]
         return np.sum(masks, axis=0, dtype=int) if masks else np.zeros(there, dtype=int)
 
-    had_duration, has_duration = (~np.isnan(table.durations_us(column)[:there]) for table in (before, after))
-    taken = (changed(CellGroup.DURATION) > 0) & has_duration
+    replayed, captured = (~np.isnan(after.durations_us(name)) for name in (column, PROFILING_AVERAGE))
+    had_duration = ~np.isnan(before.durations_us(column))
+    taken = (changed(CellGroup.DURATION) > 0) & replayed[:there]
     for at in np.flatnonzero(taken & had_duration).tolist():
         own_run, own = before.cells(RUN_ID)[at], before.cells(column)[at]
         offers.append(_Offer(fold.signatures[at], own_run, own, givers[at]))
     is_offered = np.fromiter((name in offered for name in fold.signatures[:there]), dtype=bool, count=there)
-    changes.target_rows.add(after)
-    changes.added.add(after, there)
+    for counts, first in ((changes.target_rows, 0), (changes.added, there)):
+        counts.rows += len(after) - first
+        counts.replayed += int(replayed[first:].sum())
+        counts.captured += int(captured[first:].sum())
     changes.taken += int(taken.sum())
     changes.kept += int((is_offered & had_duration & ~taken).sum())
     changes.statuses.update(after.cells(STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
@@ -232,19 +229,21 @@ def _other_conflicts(fold: TableFold, candidates: Iterable[Candidate], source: s
 
     Of rows whose samples both have, the captured cells are no conflict: the launches count together.
     """
-    rows = fold.rows
+    column = cache(fold.rows.__getitem__)
+
+    def unlike(at: int, cells: Mapping[str, str]) -> list[str]:
+        """Returns the columns in which a row has another cell, and not an empty one."""
+        ours = ((name, column(name)[at], cell) for name, cell in cells.items())
+        return [name for name, own, cell in ours if own != cell and own and not _same(own, cell)]
+
     for each in candidates:
         captured = each.captured or {}
-        # The average first: it stands for the group.
-        names = sorted(captured, key=lambda name: name != PROFILING_AVERAGE)
-        for at in fold.positions.get(each.signature, ()) if captured or each.others else ():
-            if not (captured.get(PROFILING_RUN_ID) and rows[PROFILING_RUN_ID][at]):
-                unlike = (name for name in names if rows[name][at] and not _same(rows[name][at], captured[name]))
-                for name in itertools.islice(unlike, 1):
-                    yield _conflict(fold, at, name, (rows[name][at], ""), (captured[name], ""), source)
-            for name, cell in each.others.items():
-                if not _same(rows[name][at], cell):
-                    yield _conflict(fold, at, name, (rows[name][at], ""), (cell, ""), source)
+        for at in fold.positions.get(each.signature, ()):
+            both = captured.get(PROFILING_RUN_ID) and column(PROFILING_RUN_ID)[at]
+            # The average stands for the group.
+            first = sorted([] if both else unlike(at, captured), key=lambda name: name != PROFILING_AVERAGE)[:1]
+            for name in (*first, *unlike(at, each.others)):
+                yield _conflict(fold, at, name, (column(name)[at], ""), (each.cells[name], ""), source)
 
 
 def _conflict(
@@ -256,8 +255,6 @@ def _conflict(
 
 def _same(cell: str, other: str) -> bool:
     """Returns whether two cells are equal, except for quotes of a profiler and the form of numbers (`1.5`, `1.50`)."""
-    if cell == other:
-        return True
     cell, other = cell.strip('" '), other.strip('" ')
     try:
         return cell == other or float(cell) == float(other)

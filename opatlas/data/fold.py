@@ -207,13 +207,14 @@ class TableFold:
         Raises:
             OpAtlasError: a file cannot be written; the CSV is as it was.
         """
-        table = self.rows.table()
+        is_changed = len(self.rows) > len(self._table) or self.rows.changed()
+        table = self.rows.table() if is_changed else self._table
         for run_id, kept in self._replaced.items():
             add_events(database, run_id, kept)
         if self._set_aside:
             database.add_pruned(self.kernel_type, self._set_aside)
         table = table.without(self._gone) if self._gone else table
-        if not table.arrow.equals(self._table.arrow):
+        if table is not self._table:
             database.write(table)
         return table
 
@@ -226,7 +227,9 @@ class TableFold:
             part, own = candidate.duration, self._own_duration(position)
             assert part is not None
             if self._is_newer(position, candidate, part, own):
-                if self.put_duration(position, part):
+                if own is not None and self._differ(own, part):
+                    self._keep_own(position, part.run_id)
+                if self._set_duration(position, part):
                     changes.changed.add(position)
                 changes.measured[position] = candidate
             elif candidate.record is not None:

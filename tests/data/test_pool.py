@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from abs_rows import cells, read, record, write
+from folding import imported, session
 
 from opatlas.cli.main import main
-from opatlas.data import log as history
 from opatlas.data.database import Database
-from opatlas.data.journal import JournalHeader
+from opatlas.data.manifest import Manifest
 from opatlas.data.pool import pool
-from opatlas.data.write_back import write_back
 from opatlas.row.columns import (
     AVERAGE,
     POOLED_MACHINES,
@@ -23,7 +23,6 @@ from opatlas.row.columns import (
     POOLED_RUNS,
     POOLED_SPREAD,
 )
-from opatlas.row.status import UpdateMode
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 
@@ -36,22 +35,21 @@ def database(tmp_path: Path) -> Database:
 
 
 def run(
-    database: Database, run_id: str, duration_us: float, *devices: str, torch: str = "2.9.0", host: str = ""
+    database: Database, run_id: str, samples_us: float | list[float], *devices: str, torch: str = "2.9.0", **other: Any
 ) -> None:
-    """A session that measured row 1 on devices with serial numbers; `host/serial` are those of a cluster's hosts."""
-    records = [replace(record(1, duration_us, run=run_id), host=host)]
-    write_back(database, records, UpdateMode.ALL, prune=False)
-    history.add(database, JournalHeader(run_id, "all", prune=False), records)
+    """A session that measured row 1 on devices with serial numbers; `host/serial` are those of a cluster's hosts.
+
+    Args:
+        other: further fields of the measurement, or the host of the record.
+    """
+    samples = samples_us if isinstance(samples_us, list) else [samples_us]
+    one = replace(record(1, *samples, run=run_id), host=other.pop("host", ""))
+    assert one.measurement is not None
+    session(database, replace(one, measurement=replace(one.measurement, **other)))
     parts = [each.rpartition("/") for each in devices]
     first, *others = [{"name": "H200", "facts": {"host": name, "uuid": serial}} for name, _, serial in parts]
-    manifest = {
-        "started_at": 1.7e9,
-        "host": "vm",
-        "device": first,
-        "other_devices": others,
-        "packages": {"torch": torch},
-    }
-    (database.runs_dir / f"{run_id}.json").write_text(json.dumps(manifest))
+    packages = {"torch": torch}
+    Manifest(run_id, 1.7e9, device=first, other_devices=others, packages=packages, host="vm").write(database)
 
 
 def pooled_cells(database: Database) -> list[tuple[str, ...]]:
@@ -93,18 +91,20 @@ def test_the_hosts_of_a_cluster_are_machines(database: Database) -> None:
     assert pooled(database)[0][1:3] == ("5", "3")
 
 
-def test_runs_of_another_torch_are_not_pooled(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-1", torch="2.8.0")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"torch": "2.8.0"},
+        {"cache_state": "warm"},
+        {"instrument": "cupti"},
+        {"stand_in": "composition of 2 torch operators (abs, mul)"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_runs_that_measured_otherwise_are_not_pooled(database: Database, other: dict[str, str]) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1", **other)
     run(database, RUNS[1], 20.0, "GPU-2")
     assert pooled(database)[0] == ("20.0000", "1", "1", "")
-
-
-def test_runs_with_another_cache_state_are_not_pooled(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-1")
-    row = {**read(database)[0], "Cache State": "warm", "Average Duration(us)": "5.0", "Run ID": RUNS[1]}
-    row["MicroBench Median Duration(us)"] = "5.0"
-    write(database, [row])
-    assert pooled(database)[0] == ("5.0000", "1", "1", "")
 
 
 def test_rows_that_were_replaced_and_have_no_history_count(database: Database) -> None:
@@ -149,12 +149,8 @@ def test_a_row_that_was_edited_brings_no_duration_of_its_old_shape(database: Dat
 
 
 def test_a_row_gets_the_duration_of_the_median_run_whole(database: Database) -> None:
-    for run_id, samples_us, machine in zip(RUNS, ([30.0, 34.0], [21.0, 21.5], [10.0]), ("1", "2", "3"), strict=False):
-        records = [record(1, *samples_us, run=run_id)]
-        write_back(database, records, UpdateMode.ALL, prune=False)
-        run(database, run_id, samples_us[0], machine)
-        history.file_path(database, run_id).unlink()
-        history.add(database, JournalHeader(run_id, "all", prune=False), records)
+    for run_id, samples_us in zip(RUNS, ([30.0, 34.0], [21.0, 21.5], [10.0]), strict=False):
+        run(database, run_id, samples_us, run_id)
     pooled(database)
     (row, _) = read(database)
     assert row["Run ID"] == RUNS[1]
@@ -170,21 +166,9 @@ def test_a_row_gets_the_duration_of_the_median_run_whole(database: Database) -> 
 
 def test_a_noisy_run_does_not_represent_quiet_ones(database: Database) -> None:
     for run_id, samples_us in zip(RUNS, ([10.0] * 4, [1.0, 11.0, 11.0, 21.0], [15.0] * 4), strict=False):
-        run(database, run_id, 1.0, run_id)
-        records = [record(1, *samples_us, run=run_id)]
-        write_back(database, records, UpdateMode.ALL, prune=False)
-        history.file_path(database, run_id).unlink()
-        history.add(database, JournalHeader(run_id, "all", prune=False), records)
+        run(database, run_id, samples_us, run_id)
     assert pooled(database)[0] == ("11.0000", "3", "3", "45.45")
     assert duration(database) == ("10.0000", RUNS[0])
-
-
-def test_a_composition_is_not_pooled_with_the_kernel(database: Database) -> None:
-    run(database, RUNS[0], 10.0, "GPU-1")
-    composed = record(1, 30.0, run=RUNS[1], stand_in="composition of 2 torch operators (abs, mul)")
-    write_back(database, [composed], UpdateMode.ALL, prune=False)
-    history.add(database, JournalHeader(RUNS[1], "all", prune=False), [composed])
-    assert pooled(database)[0] == ("30.0000", "1", "1", "")
 
 
 def test_a_database_without_histories_keeps_what_was_pooled_and_adds_to_it(database: Database) -> None:
@@ -210,5 +194,5 @@ def test_a_duration_that_no_history_has_is_saved_before_the_median_run_replaces_
     assert pooled(database)[0] == ("11.0000", "3", "3", "809.09")
     assert duration(database) == ("11.0000", RUNS[1])
     pooled(database)
-    assert [each.row[AVERAGE] for each in history.imported(database, [])] == ["99.0"]
+    assert [row[AVERAGE] for row in imported(database)] == ["99.0"]
     assert pooled_cells(database)[0] == ("11.0000", "3", "3", "809.09")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from abs_rows import cells, product_record, read, record, write
-from folding import imported, killed
+from folding import csvs, filled, imported, killed
 
 from opatlas.cli.main import main
 from opatlas.data.database import Database, SessionLock
@@ -32,10 +32,6 @@ def database(tmp_path: Path) -> Database:
     return database
 
 
-def contents(database: Database) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in database.path.glob("*.csv")}
-
-
 def edit(database: Database, size: int, **changes: str) -> None:
     rows = read(database)
     for row in rows:
@@ -45,12 +41,12 @@ def edit(database: Database, size: int, **changes: str) -> None:
 
 
 def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Database) -> None:
-    before = contents(database)
+    before = csvs(database)
     edit(database, 1, **{"Average Duration(us)": "77", "Status": "failed"})
     edit(database, 2, **{"Average Duration(us)": "", "Run ID": ""})
     rebuilt = rebuild(database)
     assert (rebuilt.changed, rebuilt.added) == ({"Abs": 2}, {"Abs": 0})
-    assert contents(database) == before
+    assert csvs(database) == before
     assert [row["Average Duration(us)"] for row in imported(database)] == ["77"]
 
 
@@ -58,16 +54,16 @@ def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Databa
     before = {row["Input Shapes"]: row for row in read(database) if row["Average Duration(us)"]}
     (database.path / "Abs.csv").unlink()
     assert rebuild(database).added == {"Abs": 2}
-    after = {row["Input Shapes"]: {name: cell for name, cell in row.items() if cell} for row in read(database)}
-    assert after == {shapes: {name: cell for name, cell in row.items() if cell} for shapes, row in before.items()}
+    after = {row["Input Shapes"]: filled(row) for row in read(database)}
+    assert after == {shapes: filled(row) for shapes, row in before.items()}
 
 
 def test_a_history_that_cannot_be_read_costs_itself_only(database: Database) -> None:
-    before = contents(database)
+    before = csvs(database)
     (database.runs_dir / "run-2.jsonl.gz").write_bytes(b"damaged")
     rebuilt = rebuild(database)
     assert (len(rebuilt.problems), rebuilt.runs) == (1, ["run-1"])
-    assert contents(database) == before
+    assert csvs(database) == before
 
 
 def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
@@ -75,13 +71,13 @@ def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
     asked = product_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
     write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
-    before = contents(database)
+    before = csvs(database)
     assert len(before) == 2
     for kernel_type in (path.stem for path in database.path.glob("*.csv")):
         rows = [{**row, "Average Duration(us)": "", "Run ID": ""} for row in read(database, kernel_type)]
         write(database, rows, kernel_type)
     assert rebuild(database).changed.total() == 2
-    assert contents(database) == before
+    assert csvs(database) == before
 
 
 @pytest.fixture
@@ -155,7 +151,7 @@ def test_a_row_that_was_pruned_twice_comes_back_once(emptied: Database) -> None:
 def test_a_database_that_a_session_has_is_refused(emptied: Database, what: str) -> None:
     lock = SessionLock(emptied, run_id="run-3", command="pytest")
     lock.acquire()
-    before = contents(emptied)
+    before = csvs(emptied)
     assert main(["history", str(emptied.path), "--restore", what]) == 1
-    assert (contents(emptied), pruned(emptied)) == (before, ["2,4", "3,4"])
+    assert (csvs(emptied), pruned(emptied)) == (before, ["2,4", "3,4"])
     lock.release()

@@ -66,7 +66,7 @@ def test_options_that_cannot_be_followed(pytester: pytest.Pytester, options: tup
     [
         (("--target-models=qwen3-33b",), "--target-models qwen3-33b: "),
         (("--ops=MatMulV4",), "'MatMulV4' (did you mean MatMulV"),
-        ((f"--database-path={__file__}",), "test_refusals.py: "),
+        ((f"--database-path={__file__}",), "test_refused_options.py: "),
         (("--max-hbm-gb=0.1",), "--max-hbm-gb 0.1"),
     ],
 )
