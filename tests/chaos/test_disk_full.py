@@ -21,6 +21,7 @@ from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.row.record import Record
 
+pytestmark = pytest.mark.usefixtures("forks")
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
 ROWS = {"1": (1, 2, 3, 4, 40, 5), "2": (40, 5, 1, 2, 3, 4)}
 FULL = os.strerror(errno.ENOSPC)
