@@ -137,8 +137,6 @@ def test_full_from_the_start(sessions: Sessions, disk: Disk) -> None:
     assert "Traceback" not in done
     assert not (sessions.folder / "body-1").exists()
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
-    disk.make_room()
-    assert sessions.run_in_process(SIMULATED_DEVICES="1").ledger() == {"measured": 2}
 
 
 def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path) -> None:
