@@ -77,7 +77,9 @@ def rebuild(database: Database) -> RebuiltRows:
                 for _, fold in filter(None, tables.values()):
                     pooling.pool(fold)
         for before, fold in filter(None, tables.values()):
-            changed = fold.rows.changed()
+            changed, added = fold.rows.changed(), len(fold.rows) - len(before)
+            if not changed and not added:
+                continue
             try:
                 fold.keep_rows(before, changed)
                 fold.write(database)
@@ -85,7 +87,7 @@ def rebuild(database: Database) -> RebuiltRows:
                 rebuilt.problems.append(str(error))
             else:
                 rebuilt.changed[fold.kernel_type] += len(changed)
-                rebuilt.added[fold.kernel_type] += len(fold.rows) - len(before)
+                rebuilt.added[fold.kernel_type] += added
     return rebuilt
 
 
