@@ -65,19 +65,21 @@ def rebuild(database: Database) -> RebuiltRows:
         tables: dict[str, tuple[RowTable, TableFold] | None] = {}
         runs = sorted(log.runs(database), key=order.age)
         # What was pooled is pooled again, before later runs.
-        for some in ([run for run in runs if run in pooled], [run for run in runs if run not in pooled]):
-            for run_id in some:
+        for is_pooled in (True, False):
+            for run_id in (run for run in runs if (run in pooled) == is_pooled):
                 for kernel_type, candidates in _candidates(database, run_id, rebuilt).items():
                     if kernel_type not in tables:
                         tables[kernel_type] = _open(known, kernel_type, order, rebuilt, is_pooled=bool(pooled))
                     if (opened := tables[kernel_type]) is not None:
                         opened[1].fold(candidates)
-            if some and pooled.issuperset(some):
+            if is_pooled and tables:
                 pooling = Pooling(database, manifests, rebuilt.problems, pooled)
                 for _, fold in filter(None, tables.values()):
                     pooling.pool(fold)
         for before, fold in filter(None, tables.values()):
-            changed = fold.rows.changed()
+            changed, added = fold.rows.changed(), len(fold.rows) - len(before)
+            if not changed and not added:
+                continue
             try:
                 fold.keep_rows(before, changed)
                 fold.write(database)
@@ -85,7 +87,7 @@ def rebuild(database: Database) -> RebuiltRows:
                 rebuilt.problems.append(str(error))
             else:
                 rebuilt.changed[fold.kernel_type] += len(changed)
-                rebuilt.added[fold.kernel_type] += len(fold.rows) - len(before)
+                rebuilt.added[fold.kernel_type] += added
     return rebuilt
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -113,27 +110,6 @@ def test_a_process_that_has_begun_takes_the_first_job_and_ends_where_there_is_no
     device.begin()
     device.begin()
     assert sample(device.run(job(1))) == 1
-    assert launcher.starts == 2
-
-
-class Interrupted(BaseException):
-    """As a second Ctrl-C, or pytest-timeout, raises it in the middle of a wait."""
-
-
-def test_an_interrupted_wait_is_not_answered_to_the_next_row(devices: list[DeviceProcess]) -> None:
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
-
-    device, launcher = odd(devices, "answers_half")
-    assert sample(device.run(job(1))) == 1
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGALRM)).start()
-        with pytest.raises(Interrupted):
-            device.run(job(ODD))
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert [sample(device.run(job(size))) for size in (3, 4)] == [3, 4]
     assert launcher.starts == 2
 
 

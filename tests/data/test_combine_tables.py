@@ -181,20 +181,25 @@ def newest(tables: Sequence[Rows]) -> dict[str, str]:
     return {shapes: row[AVERAGE] for shapes, row in best.items()}
 
 
-def combine_all(tables: Sequence[Rows]) -> Rows:
-    result: Rows = [dict.fromkeys(measured(0, "", ""), "") | cells(0)]
-    for rows in filter(None, tables):
-        result = combined(result, rows).rows
-    return result
+BARE_TABLE = [dict.fromkeys(measured(0, "", ""), "") | cells(0)]
+
+
+def durations_of(rows: Rows) -> set[tuple[str, str, str]]:
+    return {(row["Input Shapes"], row[RUN_ID], row[AVERAGE]) for row in rows if valid_duration(row[AVERAGE])}
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(any_rows(), min_size=1, max_size=4), st.randoms())
 def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
-    shuffled = random.sample(tables, len(tables))
-    for order in (tables, shuffled):
-        result = combine_all(order)
-        there = {row["Input Shapes"]: row for row in result}
-        assert {shapes: row[AVERAGE] for shapes, row in there.items() if valid_duration(row[AVERAGE])} == newest(tables)
-        assert all(row["Cache State"] == row[RUN_ID] for row in there.values() if row[AVERAGE]), "groups move whole"
-        assert len(there) == len(result), "no row twice"
+    tables = [*filter(None, tables)]
+    in_turn: Rows = BARE_TABLE
+    for rows in tables:
+        in_turn = combined(in_turn, rows).rows
+    shuffled = combined(BARE_TABLE, *random.sample(tables, len(tables)))
+    for after in (in_turn, shuffled.rows):
+        assert {shapes: us for shapes, _, us in durations_of(after)} == newest(tables)
+        assert all(row["Cache State"] == row[RUN_ID] for row in after if row[AVERAGE]), "groups move whole"
+        assert len({row["Input Shapes"] for row in after}) == len(after), "no row twice"
+    told = [(each.input_shapes, each.dropped_run, each.dropped) for each in shuffled.conflicts if each.what == AVERAGE]
+    everything = {each for rows in tables for each in durations_of(rows)}
+    assert sorted(told) == sorted(everything - durations_of(shuffled.rows))

@@ -126,9 +126,9 @@ def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes,
     assert not any(row["Average Duration(us)"] for row in gone if "Average Duration(us)" in row)
     assert list(after[0])[:7] == ["Mine", *COLUMNS] if after else True
     assert len(after) == len(kept) + result.added.total()
-    text = (database.path / "Abs.csv").read_bytes()
+    written = (database.path / "Abs.csv").stat().st_ino
     again = write_back(database, records, UpdateMode.MISSING_ONLY if prune else mode, prune=prune)
-    assert (database.path / "Abs.csv").read_bytes() == text
+    assert (database.path / "Abs.csv").stat().st_ino == written, "the file is written again"
     assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
 
 

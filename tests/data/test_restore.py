@@ -47,6 +47,11 @@ def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Dat
     rebuilt = rebuild(database)
     assert (rebuilt.changed, rebuilt.added) == ({"Abs": 2}, {"Abs": 0})
     assert csvs(database) == before
+    path = database.csv_path("Abs")
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    before = csvs(database)
+    rebuild(database)
+    assert csvs(database) == before, "a file in which no cell changes is not written"
     assert [row["Average Duration(us)"] for row in imported(database)] == ["77"]
 
 

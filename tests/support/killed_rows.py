@@ -82,7 +82,7 @@ def toys(folder: Path, keys: Sequence[Key]) -> Sessions:
 
 def start(sessions: Sessions, devices: int, *options: str) -> Running:
     # Of one kind, whatever their number: durations of another kind are not taken.
-    return sessions.start("-v", *options, alone=True, measure=MEASURE, SIMULATED_DEVICES=str(devices))
+    return sessions.start("-v", *options, measure=MEASURE, SIMULATED_DEVICES=str(devices))
 
 
 def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:

@@ -31,6 +31,7 @@ from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Near, Space, TheoryRow
 
+pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
 MODELS = (DEEPSEEK_V3, QWEN3_32B, GLM_5_1)
 TARGETS = Targets(MODELS, tp_sizes=(16,), ep_sizes=(64,))
