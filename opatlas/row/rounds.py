@@ -65,11 +65,16 @@ class RatioInterval:
         return math.log(self.ratio)
 
     def verdict(self, threshold: float = LEAST_DIFFERENCE) -> PairVerdict:
-        """Returns what the interval says; `threshold` is the difference of logarithms that counts as one."""
+        """Returns what the interval says.
+
+        Args:
+            threshold: the difference of logarithms that counts as one here, LEAST_DIFFERENCE or more.
+        """
         low, high = math.log(self.low), math.log(self.high)
         if abs(self.logarithm) > threshold and not low <= 0 <= high:
             return PairVerdict.FAST if self.logarithm > 0 else PairVerdict.SLOW
-        return PairVerdict.SAME if -threshold < low and high < threshold else PairVerdict.AMBIGUOUS
+        # Where more counts, less is not the same.
+        return PairVerdict.SAME if max(-low, high) < LEAST_DIFFERENCE else PairVerdict.AMBIGUOUS
 
 
 def ratio_interval(baseline_us: Sequence[float], kernel_us: Sequence[float]) -> RatioInterval:

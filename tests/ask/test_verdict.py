@@ -155,7 +155,7 @@ def test_the_spread_of_pooled_runs_is_seldom_taken_for_a_difference(runs: tuple[
         wrong += pair_of(*calls).verdict in SWAPPED
         by_default += pair_of(*(changed(each, run_id="of another run") for each in calls)).verdict in SWAPPED
     assert 2 * wrong < by_default
-    assert wrong < 80
+    assert wrong <= 10
 
 
 @pytest.mark.parametrize("runs", [(4, 1), (3, 3)])
@@ -164,7 +164,7 @@ def test_a_difference_of_pooled_runs_is_found(runs: tuple[int, int]) -> None:
     for _ in range(1000):
         baseline, rival = simulated_call(random, 12.0, 0.02, runs[0]), simulated_call(random, 10.0, 0.02, runs[1])
         found[pair_of(baseline, rival).verdict] += 1
-    assert found[PairVerdict.FAST] >= 950
+    assert found[PairVerdict.FAST] >= 750
 
 
 @pytest.mark.parametrize(

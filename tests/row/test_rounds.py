@@ -35,7 +35,7 @@ def test_quiet_rounds_of_the_same_code_are_the_same() -> None:
     assert found.verdict() is PairVerdict.SAME
     assert found.low <= 1 <= found.high
     # A machine whose controls differ by more tells less.
-    assert ratio_interval(*rounds(1.1, 40, 0.01, 1)).verdict(threshold=0.2) is PairVerdict.SAME
+    assert ratio_interval(*rounds(1.1, 40, 0.01, 1)).verdict(threshold=0.2) is PairVerdict.AMBIGUOUS
 
 
 def test_an_outlier_decides_nothing() -> None:

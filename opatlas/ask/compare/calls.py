@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median, pvariance
 
+from opatlas.ask.compare.student import two_sided_t
 from opatlas.formats import percent
 from opatlas.row.columns import (
     CACHE_STATE,
@@ -36,7 +37,7 @@ from opatlas.row.quality import (
     run_medians,
     valid_duration,
 )
-from opatlas.row.rounds import LEAST_DIFFERENCE, PairVerdict, RatioInterval
+from opatlas.row.rounds import LEAST_DIFFERENCE, LEVEL, PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.row.table import Row
 from opatlas.text import parse_whole
@@ -325,10 +326,10 @@ def compare_calls(baseline: RowCall, rival: RowCall, controls: Mapping[str, Cont
         margin = (controls or {}).get(run_id, Controls(run_id)).threshold
         verdict, reason = _verdict_of_rounds(sampled, ratios, margin)
     else:
-        variance, spread, basis = _variance_of_runs(baseline, rival)
-        error = math.sqrt(baseline.variance_of_mean + rival.variance_of_mean + variance)
-        ratios = _interval(baseline_us / rival_us, error)
-        margin = max(LEAST_DIFFERENCE, STANDARD_ERRORS * error)
+        variance, spread, basis, errors = _variance_of_runs(baseline, rival)
+        reach = errors * math.sqrt(baseline.variance_of_mean + rival.variance_of_mean + variance)
+        ratios = _interval(baseline_us / rival_us, reach)
+        margin = max(LEAST_DIFFERENCE, reach)
         verdict, reason = _verdict_of_durations(baseline, rival, ratios.logarithm, margin)
     if difference:
         verdict, reason = PairVerdict.NOT_COMPARABLE, difference
@@ -338,9 +339,9 @@ def compare_calls(baseline: RowCall, rival: RowCall, controls: Mapping[str, Cont
     return CallPair(*durations, ratios, margin, basis, spread, verdict, reason, host_bound, composition, run_id)
 
 
-def _interval(ratio: float, standard_error: float) -> RatioInterval:
+def _interval(ratio: float, reach: float) -> RatioInterval:
     # A wider interval says no more, and would be no number.
-    factor = math.exp(min(STANDARD_ERRORS * standard_error, 100.0))
+    factor = math.exp(min(reach, 100.0))
     return RatioInterval(ratio, ratio / factor, ratio * factor, 0)
 
 
@@ -358,8 +359,11 @@ def _sampled_in_rounds(baseline: RowCall, rival: RowCall) -> RowCall | None:
     return None
 
 
-def _variance_of_runs(baseline: RowCall, rival: RowCall) -> tuple[float, float, Basis]:
-    """Returns the variance that runs add to the difference of logarithms, the spread of a run, and where it is from.
+def _variance_of_runs(baseline: RowCall, rival: RowCall) -> tuple[float, float, Basis, float]:
+    """Returns the variance that runs add to the difference of logarithms, and what is known of it.
+
+    That is the spread of a run, where it is from, and how many standard errors may be chance: more than
+    STANDARD_ERRORS where few runs tell the spread (Student's t).
 
     The pooled runs of both tell the variance of one run, in which LEAST_SPREAD counts for one degree of freedom, as few
     runs may agree by chance. Without pooled runs it is that of the instruments. A call that was not pooled is of one
@@ -370,9 +374,11 @@ def _variance_of_runs(baseline: RowCall, rival: RowCall) -> tuple[float, float, 
     if freedom:
         squares = sum(len(each) * pvariance(each) for each in runs)
         spread, basis = math.sqrt((LEAST_SPREAD**2 + squares) / (1 + freedom)), Basis.POOLED_RUNS
+        errors = two_sided_t(1 - LEVEL, 1 + freedom)
     else:
         spread, basis = max(baseline.spread_of_runs, rival.spread_of_runs), Basis.DEFAULT
-    return spread**2 * sum(1 / len(each) for each in runs), spread, basis
+        errors = STANDARD_ERRORS
+    return spread**2 * sum(1 / len(each) for each in runs), spread, basis, errors
 
 
 def _verdict_of_rounds(sampled: RowCall, ratios: RatioInterval, threshold: float) -> tuple[PairVerdict, str]:
