@@ -16,7 +16,7 @@ from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.capture.time_shares import without_shapes
 from opatlas.errors import OpAtlasError
 from opatlas.row.status import Status
-from opatlas.show.compared import figures_table, rows_table
+from opatlas.show.compared import evidence, figures_table, rows_table
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.show.row_summary import duration_tables
 from opatlas.show.session_report import SessionFacts, cause_table, gap_table
@@ -267,5 +267,7 @@ def _comparison(session: Session) -> Iterator[Part]:
         rows = replace(compared, rows=[row for row in compared.rows if row.case_id in measured[number]])
         if any(databases[number].name in row.pairs for row in rows.rows):
             yield figures_table(rows, [databases[number]])
+            if (basis := evidence(rows, databases[number])) is not None:
+                yield basis
             if (table := rows_table(rows, databases[number])).rows:
                 yield table
