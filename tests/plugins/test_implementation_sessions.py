@@ -164,27 +164,6 @@ def test_databases_are_taken_in_one_order_so_that_two_sessions_never_wait_for_ea
     assert not (toys.database / "implementations").exists()
 
 
-#: Changes its own file in the row of length 5, and takes its process along.
-CHANGES = """
-import os
-import pathlib
-
-def kernel(x, y):
-    if len(x) == 5:
-        pathlib.Path(__file__).write_text("def kernel(x, y): return y + x")
-        os.abort()
-    return x + y
-"""
-
-
-def test_a_kernel_that_is_changed_while_rows_run_is_not_measured_as_the_former_one(toys: Sessions) -> None:
-    folder = kernels(toys, Toy=CHANGES)
-    assert toys.run(f"--implementation={folder}").ledger() == {"measured": 1, "crashed": 1, "failed": 1}
-    # The next session measures it, in a database of its own.
-    assert toys.run_in_process(f"--implementation={folder}").ledger() == {"measured": 3}
-    assert len(list(toys.database.glob("implementations/mine-*/Toy.csv"))) == 2
-
-
 def test_an_implementation_on_an_npu_is_measured_with_all_its_kernels(toys: Sessions, npus: StandInNpus) -> None:
     """The stand-in for msprof tells the operators that the kernel runs as what the NPU launched."""
     folder = kernels(toys, Toy="def kernel(x, y):\n    return (x * 1) + y\n")

@@ -177,14 +177,6 @@ def test_a_row_that_was_pruned_beside_captures_stays_away(sessions: Sessions) ->
     assert len(sessions.read("Moody")) == 2
 
 
-def test_mixed_replays_stay_with_the_captures(captured: Sessions) -> None:
-    done = captured.run_in_process("--mixed", "-k", "Toy-4")
-    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-    assert UNNAMED_NPU in done
-    assert [bool(r[AVERAGE]) for r in captured.read("Toy")] == [True, True]
-    assert not list(captured.folder.glob("*-replays"))
-
-
 NPU = "Ascend910B3"
 
 

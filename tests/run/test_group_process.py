@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -310,23 +309,3 @@ def test_a_group_names_the_missing_nodes_and_gives_up(
     assert gone.value.nodes is (nodes > 1)
     assert re.fullmatch(r".*, \d+ s left", clock.messages[-1]), clock.messages
     assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=300)
-
-
-def test_nodes_meet_at_the_port_of_the_first() -> None:
-    """Two launchers on one machine; each has one rank of the group, and both report the same."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    specs = [GroupSpec(2, nnodes=2, node_rank=node, master_port=port) for node in range(2)]
-    # Of one machine, whose ranks would wait for each other's turn.
-    groups = [group_of(spec, "broken_ranks:without_lock") for spec in specs]
-    with ThreadPoolExecutor() as nodes:
-        try:
-            outcomes = list(nodes.map(lambda own: own.run(job(group_replays.GOOD, own.spec)), groups))
-        finally:
-            list(nodes.map(lambda own: own.close(), groups))
-    assert [outcome.status for outcome in outcomes] == [Status.MEASURED] * 2, outcomes
-    first, second = (outcome.measurement for outcome in outcomes)
-    assert first is not None
-    assert second is not None
-    assert first.samples_us == second.samples_us

@@ -40,9 +40,6 @@ class WithoutLock(CpuDevice):
         return contextlib.nullcontext()
 
 
-without_lock = WithoutLock
-
-
 def meets_where_all_are_visible(spec, settings):
     """HCCL where it does not start in processes that see one NPU each."""
     if spec.sees_no_other or "ASCEND_RT_VISIBLE_DEVICES" in os.environ:
