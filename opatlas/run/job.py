@@ -69,6 +69,8 @@ class Job:
         subject: what the row is about besides its cells; None mostly.
         judge: what runs a job whose kernel is judged ("module:function", `ReplaySpec.judge`); "": nobody.
         log: a file for what a judged kernel writes on stderr, and for its current step; "" without one.
+        court: folder with the address of the process that makes the inputs of a judged kernel and compares its results;
+            "": the process of the kernel does.
         language: the language that a judged kernel must have ("triton", "cuda"); "": any.
         together: jobs with the same text run on the same device, so that their durations compare; "": on any.
         id: number of the job among all jobs of the process that created the job; each answer contains the number.
@@ -87,6 +89,7 @@ class Job:
     subject: Subject | None = None
     judge: str = ""
     log: str = ""
+    court: str = ""
     language: str = ""
     together: str = ""
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)

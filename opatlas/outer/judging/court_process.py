@@ -1,0 +1,222 @@
+"""The process of a court, and the way to it from the process of a candidate.
+
+pytest ------ Row, Leave -----> court, which listens in a folder of its own
+pytest <---- Open, Verdict ---- court
+candidate <- Inputs, bytes ---> court
+
+Run as `python -m opatlas.outer.judging.court_process FD`, where FD is its end of a socket pair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+import random
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from opatlas.outer.judging.court import Court, Inputs, Purpose, ReferenceFailed, write_results
+from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Found, Open, Row
+from opatlas.outer.judging.memory import Leaf, SharedMemory
+from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.sentence import Verdict
+from opatlas.run.process.child import Channel, readable
+from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
+from opatlas.run.process.messages import ChannelBroken, ChildChannel, ProcessMessage
+from opatlas.text import exception_line
+
+_SEEDS = 1 << 30
+_ADDRESS, _MEMORY = "address", "memory"
+_SHARED = Path("/dev/shm")
+
+
+class Hello(ProcessMessage, frozen=True):
+    """The first message of a candidate's process: its device, and the variables that say which devices it sees."""
+
+    device: str
+    variables: dict[str, str]
+
+
+class Welcome(ProcessMessage, frozen=True):
+    """The answer to Hello.
+
+    Attributes:
+        weights_seed: the seed of the weights.
+        memory_bytes, results_start: size of the memory, and where results begin.
+        failure: why there is no reference; "" if there is one.
+    """
+
+    weights_seed: int
+    memory_bytes: int = 0
+    results_start: int = 0
+    failure: str = ""
+
+
+class Ask(ProcessMessage, frozen=True):
+    """Asks for the inputs of a call; `purpose` is a `Purpose`."""
+
+    purpose: str
+
+
+class Given(ProcessMessage, frozen=True):
+    """The inputs of a call, as `msgspec` encodes them; or why there are none."""
+
+    inputs: bytes
+    failure: str = ""
+
+
+class Step(ProcessMessage, frozen=True):
+    """A step of a candidate: "start", "started", "weights", "end", "ended"."""
+
+    name: str
+
+
+class Returned(ProcessMessage, frozen=True):
+    """What a call has returned, and the inputs after it."""
+
+    results: tuple[Leaf, ...]
+    inputs: tuple[Leaf, ...] | None
+
+
+_OF_CANDIDATE = Hello | Ask | Step | Returned
+_TO_CANDIDATE = Welcome | Given | Step
+
+
+class RemoteCourt:
+    """The way from the process of a candidate to the court."""
+
+    def __init__(self, folder: str, device: torch.device) -> None:
+        """Connects. Raises ReferenceFailed if there is no reference."""
+        end = socket.socket(socket.AF_UNIX)
+        end.connect(str(Path(folder, _ADDRESS)))
+        self._channel = ChildChannel(end, _TO_CANDIDATE)
+        variables = {name: os.environ[name] for name in os.environ if name.endswith("_VISIBLE_DEVICES")}
+        self._channel.send(Hello(str(device), variables))
+        welcome = self._channel.receive()
+        if welcome.failure:
+            raise ReferenceFailed(welcome.failure)
+        self.weights_seed: int = welcome.weights_seed
+        self._start = welcome.results_start
+        self._memory = SharedMemory(welcome.memory_bytes, Path(folder, _MEMORY))
+
+    def ask(self, purpose: Purpose) -> tuple[Inputs, SharedMemory]:
+
+        self._channel.send(Ask(purpose.value))
+        given = self._channel.receive()
+        if given.failure:
+            raise ReferenceFailed(given.failure)
+        return msgspec.msgpack.decode(given.inputs, type=Inputs), self._memory
+
+    def start(self) -> None:
+        self._step("start")
+
+    def returned(self, results: FlatResults, inputs: Sequence[Any] | None) -> None:
+        found, after = write_results(self._memory, self._start, results, inputs)
+        self._channel.send(Returned(tuple(found), None if after is None else tuple(after)))
+
+    def share_weights(self) -> None:
+        self._step("weights")
+
+    def end(self) -> None:
+        self._step("end")
+
+    def _step(self, name: str) -> None:
+        self._channel.send(Step(name))
+        self._channel.receive()
+
+
+def main(fd: int) -> None:
+    """Judges one row after the other until the connection to pytest is closed."""
+    die_with_parent()
+    with ChildChannel(socket.socket(fileno=fd), OF_PYTEST) as channel:
+        while True:
+            try:
+                row = channel.receive()
+            except EOFError:
+                return
+            if isinstance(row, Row):
+                sys.path[:] = dict.fromkeys((*sys.path, *row.sys_path))
+                _judge(channel, fd, row)
+
+
+def _judge(channel: ChildChannel, fd: int, row: Row) -> None:
+
+    folder = Path(tempfile.mkdtemp(prefix="opatlas-court-", dir=_SHARED if os.access(_SHARED, os.W_OK) else None))
+    threads = torch.get_num_threads()
+    verdict = Verdict(failure="the candidate's process has not asked for a verdict")
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(folder / _ADDRESS))
+            listening.listen(1)
+            channel.send(Open(str(folder)))
+            if listening.fileno() in readable([listening.fileno(), fd], None):
+                candidate = Channel(listening.accept()[0], _OF_CANDIDATE)
+                with contextlib.suppress(EOFError, OSError, ChannelBroken):
+                    verdict = _hear(candidate, fd, folder, row, threads) or verdict
+                candidate.close()
+                torch.set_num_threads(threads)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    channel.send(Found(msgspec.msgpack.encode(verdict)))
+
+
+def _hear(candidate: Channel, fd: int, folder: Path, row: Row, threads: int) -> Verdict | None:
+    """Answers a candidate's process until it asks for the verdict, which is returned; None if it does not."""
+
+    seed = random.SystemRandom().randrange(_SEEDS)
+    hello = candidate.receive(ANSWER_TIMEOUT_S, [fd])
+    if not isinstance(hello, Hello):
+        return None
+    for name, value in hello.variables.items():
+        if name.endswith("_VISIBLE_DEVICES"):
+            os.environ[name] = value
+    device = torch.device(hello.device)
+    # Several threads would wait for each other within a bracket.
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        try:
+            referee = pkgutil.resolve_name(row.referee)(row.run.whole, device, seed)
+            court = Court(referee, device)
+            court.memory = SharedMemory(court.memory_bytes, folder / _MEMORY, is_new=True)
+        except Exception as error:
+            failure = str(error) if isinstance(error, ReferenceFailed) else exception_line(error)
+            candidate.send(Welcome(seed, failure=failure))
+            return Verdict(failure=failure)
+        candidate.send(Welcome(seed, court.memory_bytes, court.results_start))
+        while True:
+            match message := candidate.receive(None, [fd]):
+                case Ask():
+                    try:
+                        given = Given(msgspec.msgpack.encode(court.ask(Purpose(message.purpose))))
+                    except ReferenceFailed as error:
+                        given = Given(b"", str(error))
+                    candidate.send(given)
+                case Returned():
+                    court.returned(message.results, message.inputs)
+                case Step(name="start"):
+                    court.start()
+                    candidate.send(Step("started"))
+                case Step(name="weights"):
+                    court.share_weights()
+                    candidate.send(Step("shared"))
+                case Step(name="end"):
+                    torch.set_num_threads(threads)
+                    verdict = court.verdict()
+                    candidate.send(Step("ended"))
+                    return verdict
+                case _:
+                    return None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    exit_without_cleanup()
