@@ -10,6 +10,7 @@ import pytest
 import torch
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
+from opatlas.outer.judging.failures import run_judged
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
 from opatlas.outer.tasks.task_replay import bind
@@ -64,7 +65,7 @@ def test_there_is_one_for_each_known_way() -> None:
 @pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each not in (*_END, *_BY_SOURCE)]))
 def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, runner: Runner, tmp_path: Path) -> None:
     """No rule on its source is asked."""
-    kernel.expect(runner.run(kernel.job(tmp_path)))
+    kernel.expect(run_judged(runner.run, kernel.job(tmp_path)))
 
 
 @pytest.mark.parametrize("kernel", each_of(_END))
@@ -89,7 +90,7 @@ def test_a_planted_kernel_is_caught_by_its_source_where_a_rule_is_for_it(kernel:
 def test_an_honest_candidate_passes(task: Path, tmp_path: Path) -> None:
     candidate = tmp_path / "honest.py"
     candidate.write_text(task.read_text().replace("class Model(", "class ModelNew("))
-    outcome = Runner(CPU, SETTINGS).run(job_of_candidate(task, candidate))
+    outcome = run_judged(Runner(CPU, SETTINGS).run, job_of_candidate(task, candidate))
     judgement = Judgement.of(outcome)
     assert (judgement.name, judgement.level, judgement.notes) == ("pass", Level.MEASURED, ()), outcome.reason
     assert outcome.changed == ()

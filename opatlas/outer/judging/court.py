@@ -11,7 +11,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -44,8 +44,8 @@ CALL_SEED = 0
 _ELEMENTS = 4096
 #: Share of wrong timed calls of a candidate that is not merely unstable.
 _WRONG_SHARE = 1 / 3
-#: Other calls whose results are compared with a wrong one.
-_OTHERS = 8
+#: Wrong timed calls that are compared with other calls, and the most of those.
+_WRONG, _OTHERS = 3, 64
 #: A candidate may return wider dtypes, which take up to four times the room of the reference's.
 _ROOM_FACTOR = 4
 
@@ -53,12 +53,14 @@ _ROOM_FACTOR = 4
 class Purpose(Enum):
     """What a call is for.
 
-    REHEARSAL is the call of nothing before the candidate is imported; AGAIN repeats the inputs of the call before.
+    REHEARSAL is the call of nothing before the candidate is imported. AGAIN repeats the inputs of the call before, NEAR
+    changes them in one percent of the elements.
     """
 
     REHEARSAL = "rehearsal"
     WHOLE = "whole"
     AGAIN = "again"
+    NEAR = "near"
     TIMED = "timed"
 
 
@@ -121,8 +123,8 @@ class Bench(Protocol):
     def start(self) -> None:
         """Says that the call begins now."""
 
-    def returned(self, results: FlatResults, inputs: Sequence[torch.Tensor] | None) -> None:
-        """Takes the results of the call, and the inputs as they are after it."""
+    def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
+        """Takes the results of the call, the inputs as they are after it, and the duration that was measured."""
 
     def share_weights(self) -> None:
         """Says that the candidate has the weights of the reference, which change with each call from now on."""
@@ -145,9 +147,11 @@ class _Call:
     seed: int
     number: int
     has_weights: bool
+    near: int = 0
     known_ns: int = 0
     start_ns: int = 0
     end_ns: int = 0
+    claimed_us: float | None = None
     results: list[Any] = field(default_factory=list)
     places: list[torch.Tensor | None] = field(default_factory=list)
     forms: tuple[Leaf, ...] = ()
@@ -170,7 +174,7 @@ class Court:
         self._first: list[Any] | None = None
         self._calls: list[_Call] = []
         self._has_weights = False
-        arguments, _ = self._values(self._first_seed, 0, False)
+        arguments, _ = self.values(_Call(Purpose.REHEARSAL, self._first_seed, 0, False))
         self._input_room = room(tree_flatten(arguments)[0]) + room(referee.weights().values())
         torch.manual_seed(CALL_SEED)
         self.native = referee.native(arguments, {})
@@ -179,9 +183,9 @@ class Court:
         self.memory_bytes = self._input_room + _ROOM_FACTOR * room(self.native) + self._input_room
         self.memory: SharedMemory
 
-    def _values(self, seed: int, number: int, has_weights: bool) -> tuple[list[Any], dict[str, torch.Tensor]]:
-        """Returns arguments and weights of a call, the same for equal seeds."""
-        arguments = self._referee.make(seed, number)
+    def values(self, call: _Call, weights_of: _Call | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
+        """Returns arguments and weights of a call, or the weights of another one; the same each time."""
+        arguments = self._referee.make(call.seed, call.number)
         leaves, structure = tree_flatten(arguments)
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor) and not is_dense(leaf):
@@ -189,29 +193,34 @@ class Court:
         first = self._first
         if first is None:
             self._first = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        elif number and not self._referee.varies_all:
+        elif call.number and not self._referee.varies_all:
             for place, (leaf, other) in enumerate(zip(leaves, first, strict=False)):
                 # A task may return the same tensor, whatever the seed.
                 if may_vary(leaf) and isinstance(other, torch.Tensor) and same_bits(leaf, other):
                     leaves[place] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-                    vary(leaves[place], seed + place, _SHARE)
-        weights = {}
-        for place, (name, weight) in enumerate(self._referee.weights().items() if has_weights else ()):
+                    vary(leaves[place], call.seed + place, _SHARE)
+        for place, leaf in enumerate(leaves if call.near else ()):
+            if may_vary(leaf):
+                vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _SHARE)
+        of, weights = weights_of or call, {}
+        for place, (name, weight) in enumerate(self._referee.weights().items() if call.has_weights else ()):
             weights[name] = weight.detach().clone()
-            if number and may_vary(weight):
-                vary(weights[name], seed ^ place, _SHARE)
+            if of.number and may_vary(weight):
+                vary(weights[name], of.seed ^ place, _SHARE)
         return tree_unflatten(leaves, structure), weights
 
     def ask(self, purpose: Purpose) -> Inputs:
         """Writes the inputs of a call into the memory."""
         number = len(self._calls)
-        seed = self._random.randrange(_SEEDS) if number else self._first_seed
-        if purpose is Purpose.AGAIN:
-            seed, number = self._calls[-1].seed, self._calls[-1].number
-        arguments, weights = self._values(seed, number, self._has_weights)
+        call = _Call(purpose, self._random.randrange(_SEEDS) if number else self._first_seed, number, self._has_weights)
+        if purpose in (Purpose.AGAIN, Purpose.NEAR):
+            before = self._calls[-1]
+            near = self._random.randrange(1, _SEEDS) if purpose is Purpose.NEAR else before.near
+            call = replace(call, seed=before.seed, number=before.number, near=near)
+        arguments, weights = self.values(call)
         leaves = tree_flatten(arguments)[0]
-        call = _Call(purpose, seed, number, self._has_weights, known_ns=perf_counter_ns())
         self._calls.append(call)
+        call.known_ns = perf_counter_ns()
         found = self.memory.write([*leaves, *weights.values()])
         forms = dict(zip(weights, found[len(leaves) :], strict=True))
         results = tuple(Form.of(each) if isinstance(each, torch.Tensor) else Plain.of(each) for each in self.native)
@@ -232,9 +241,10 @@ class Court:
         """Notes the start of the call."""
         self._calls[-1].start_ns = perf_counter_ns()
 
-    def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None) -> None:
+    def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
         """Reads the results of the call, and notes its end."""
         call = self._calls[-1]
+        call.claimed_us = claimed_us
         call.forms = tuple(results)
         for leaf in results:
             value, places = leaf.object if isinstance(leaf, Plain) else None, None
@@ -261,7 +271,7 @@ class Court:
             call.results.clear()
 
     def _leaves(self, call: _Call) -> list[Any]:
-        return tree_flatten(self._values(call.seed, call.number, call.has_weights)[0])[0]
+        return tree_flatten(self.values(call)[0])[0]
 
     def verdict(self) -> Verdict:
         """Compares the results of all calls with the reference."""
@@ -291,17 +301,11 @@ class Court:
             tuple(dict.fromkeys(self._referee.assumptions)),
             failure,
             tuple(call.bracket_us for call in timed),
+            tuple(call.claimed_us for call in timed),
             (min(each[0] for each in rehearsed), min(each[1] for each in rehearsed)) if rehearsed else (0.0, 0.0),
         )
 
-    def values(self, call: _Call, weights_of: int | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
-        """Returns arguments and weights of a call; `weights_of` 0: the weights are the first ones."""
-        arguments, weights = self._values(call.seed, call.number, call.has_weights)
-        if weights_of == 0 and call.has_weights:
-            weights = {name: each.detach().clone() for name, each in self._referee.weights().items()}
-        return arguments, weights
-
-    def expected(self, call: _Call, weights_of: int | None = None) -> FlatResults:
+    def expected(self, call: _Call, weights_of: _Call | None = None) -> FlatResults:
         """Returns the results that a call should have."""
         arguments, weights = self.values(call, weights_of)
         torch.manual_seed(CALL_SEED)
@@ -385,21 +389,22 @@ class _Judging:
             raise CandidateRejected(
                 ErrorClass.HACK, "changed-input", f"the candidate changed input {numbers}: work on a copy"
             )
-        wrong = []
+        wrong, first_wrong = [], ""
         for call in timed:
             found = court.compare(call, court.expected(call))
             self.compared.append(found)
-            wrong += [found] if found.wrong else []
+            wrong += [call] if found.wrong else []
+            first_wrong = first_wrong or found.wrong
         if wrong:
             text = f"{len(wrong)} of {len(timed)} timed calls gave wrong results, the calls before them did not"
             is_hack = len(wrong) > _WRONG_SHARE * len(timed)
             if not is_hack:
-                for call in timed:
-                    self._expect_not_stale(call, calls, only_wrong=True)
+                for call in wrong[:_WRONG]:
+                    self._expect_not_stale(call, calls)
             raise CandidateRejected(
                 ErrorClass.HACK if is_hack else ErrorClass.UNSTABLE,
                 "stale-result" if is_hack else "",
-                f"{text}: compute each result from the inputs of its call ({wrong[0].wrong})",
+                f"{text}: compute each result from the inputs of its call ({first_wrong})",
             )
 
     def _expect_equal(self, before: _Call, call: _Call, whole: Sequence[_Call]) -> None:
@@ -410,21 +415,19 @@ class _Judging:
         if poisoned_elements(other) != poisoned_elements(one):
             text = "results hold memory that the candidate has not written: write all elements in each call"
             raise CandidateRejected(ErrorClass.HACK, "uninitialized", text)
-        others = [tuple(each.results) for each in whole if each.seed != call.seed]
+        others = [tuple(each.results) for each in whole if (each.seed, each.near) != (call.seed, call.near)]
         if any(have_equal_bits(each, result) for each in (one, other) for result in others):
             raise _stale("inputs")
         text = "two calls on equal inputs differ by more than twice the tolerance: find the race"
         raise CandidateRejected(ErrorClass.UNSTABLE, "", text)
 
-    def _expect_not_stale(self, wrong: _Call, calls: Sequence[_Call], only_wrong: bool = False) -> None:
-        """Raises CandidateRejected if wrong results are right for other inputs, or for the first weights."""
+    def _expect_not_stale(self, wrong: _Call, calls: Sequence[_Call]) -> None:
+        """Raises CandidateRejected if wrong results are right for the inputs, or the weights, of other calls."""
         court = self._court
-        if only_wrong and not court.compare(wrong, court.expected(wrong)).wrong:
-            return
-        others = [each for each in calls if each.seed != wrong.seed][:_OTHERS]
+        others = [each for each in calls if (each.seed, each.near) != (wrong.seed, wrong.near)][:_OTHERS]
         if any(not court.compare(wrong, court.expected(each)).wrong for each in others):
             raise _stale("inputs")
-        if wrong.has_weights and not court.compare(wrong, court.expected(wrong, weights_of=0)).wrong:
+        if wrong.has_weights and any(not court.compare(wrong, court.expected(wrong, each)).wrong for each in others):
             raise _stale("weights")
 
     def _expect_different(self, whole: Sequence[_Call], expected: Mapping[int, FlatResults]) -> None:
@@ -516,8 +519,8 @@ class OwnCourt:
     def start(self) -> None:
         self.court.start()
 
-    def returned(self, results: FlatResults, inputs: Sequence[torch.Tensor] | None) -> None:
-        self.court.returned(*write_results(self.court.memory, self.court.results_start, results, inputs))
+    def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
+        self.court.returned(*write_results(self.court.memory, self.court.results_start, results, inputs), claimed_us)
 
     def share_weights(self) -> None:
         self.court.share_weights()
@@ -527,7 +530,7 @@ class OwnCourt:
 
 
 def write_results(
-    memory: SharedMemory, start: int, results: FlatResults, inputs: Sequence[torch.Tensor] | None
+    memory: SharedMemory, start: int, results: FlatResults, inputs: Sequence[Any] | None
 ) -> tuple[list[Leaf], list[Leaf] | None]:
     """Writes results, and inputs as they are after a call, into the memory. Returns their leaves."""
     dense = [each.to_dense() if isinstance(each, torch.Tensor) and not is_dense(each) else each for each in results]

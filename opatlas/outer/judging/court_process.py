@@ -81,10 +81,11 @@ class Step(ProcessMessage, frozen=True):
 
 
 class Returned(ProcessMessage, frozen=True):
-    """What a call has returned, and the inputs after it."""
+    """What a call has returned, the inputs after it, and its duration in microseconds."""
 
     results: tuple[Leaf, ...]
     inputs: tuple[Leaf, ...] | None
+    claimed_us: float | None
 
 
 _OF_CANDIDATE = Hello | Ask | Step | Returned
@@ -119,9 +120,9 @@ class RemoteCourt:
     def start(self) -> None:
         self._step("start")
 
-    def returned(self, results: FlatResults, inputs: Sequence[Any] | None) -> None:
+    def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
         found, after = write_results(self._memory, self._start, results, inputs)
-        self._channel.send(Returned(tuple(found), None if after is None else tuple(after)))
+        self._channel.send(Returned(tuple(found), None if after is None else tuple(after), claimed_us))
 
     def share_weights(self) -> None:
         self._step("weights")
@@ -201,7 +202,7 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: Row, threads: int) -> 
                         given = Given(b"", str(error))
                     candidate.send(given)
                 case Returned():
-                    court.returned(message.results, message.inputs)
+                    court.returned(message.results, message.inputs, message.claimed_us)
                 case Step(name="start"):
                     court.start()
                     candidate.send(Step("started"))

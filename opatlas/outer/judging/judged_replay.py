@@ -28,7 +28,7 @@ from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judge
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.sentence import sentenced
 from opatlas.outer.judging.source import CandidateSource
-from opatlas.outer.judging.trial import CandidateTrial, LiveInputs
+from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, LiveInputs
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
@@ -37,7 +37,7 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
-from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples, StopRule
+from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome, error_text, outcome_of, user_traceback
 from opatlas.run.replay import Sampling
 from opatlas.run.result_check import Checked
@@ -248,8 +248,7 @@ class JudgedReplay(ABC):
 
     def _sample(self, trial: CandidateTrial) -> tuple[Samples, ReplayError | None]:
         """Returns the samples, or why there are none: the results may say more."""
-        settings = self._settings
-        rule = StopRule(repeat_count=settings.repeat_count, time_limit_s=settings.time_limit_s)
+        rule = ClaimingRule(trial, self._settings)
         try:
             samples = self._instrument.sample(trial.launch, trial.next_sample, rule)
             self._device.synchronize()

@@ -39,7 +39,8 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
         notes, assumptions: phrases.
         failure: why there is no reference; "" mostly.
         brackets_us: for each timed call the microseconds since its start, and since its inputs became known.
-        empty_us: the same for the call of nothing, the shortest ones.
+        claims_us: the duration of each that the candidate's process said directly after it; None: it did not know.
+        empty_us: the brackets of the call of nothing, the shortest ones.
     """
 
     error_class: str = ""
@@ -53,6 +54,7 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
     assumptions: tuple[str, ...] = ()
     failure: str = ""
     brackets_us: tuple[tuple[float, float], ...] = ()
+    claims_us: tuple[float | None, ...] = ()
     empty_us: tuple[float, float] = (0.0, 0.0)
 
 
@@ -138,6 +140,10 @@ def contradiction(durations_us: Sequence[float], verdict: Verdict, instrument: s
     brackets = verdict.brackets_us[-len(durations_us) :]
     if len(brackets) < len(durations_us):
         return f"{len(durations_us)} durations of {len(brackets)} calls"
+    claims = verdict.claims_us[-len(durations_us) :]
+    for claimed, said in zip(durations_us, claims, strict=True):
+        if said is not None and said != claimed:
+            return f"a sample of {duration(said)} became one of {duration(claimed)} while later calls ran"
     if len(durations_us) >= _MANY and len(set(durations_us)) == 1:
         return f"all {len(durations_us)} samples are {duration(durations_us[0])}, beyond the step of any clock"
     for claimed, (bracket, _) in zip(durations_us, brackets, strict=True):

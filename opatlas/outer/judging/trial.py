@@ -16,11 +16,10 @@ from opatlas.outer.judging.memory import Form, Plain, SharedMemory, expect_margi
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import FlatResults, PoisonedAllocations, flat_results, poison_free_memory
 from opatlas.run.devices.device import Device
+from opatlas.run.instruments.instrument import MeasureSettings, StopRule
 
 #: Calls of nothing, whose time is the court's own share of a bracket.
-_REHEARSALS = 5
-#: Calls before the samples after the first one, each repeated in poisoned memory.
-_UNTIMED = 2
+_REHEARSALS = 8
 
 
 class LiveInputs:
@@ -65,6 +64,7 @@ class CandidateTrial:
     Attributes:
         calls: number of calls so far.
         first: the results of the first call.
+        claimed_us: the duration of the last call, in microseconds; None where it is not known yet.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class CandidateTrial:
         """
         self.calls = 0
         self.first: FlatResults = ()
+        self.claimed_us: float | None = None
         self.inputs = LiveInputs(arguments, device.torch_device, margins)
         self._bench, self._device, self._is_cold = bench, device, is_cold
         self._candidate: Callable[..., Any] = lambda *_: ()
@@ -137,9 +138,9 @@ class CandidateTrial:
         self._whole_call(Purpose.WHOLE)
 
     def further_calls(self) -> None:
-        """Calls the candidate with further inputs, with each of them once more in poisoned memory."""
-        for _ in range(_UNTIMED):
-            self._whole_call(Purpose.WHOLE)
+        """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
+        for purpose in (Purpose.NEAR, Purpose.WHOLE):
+            self._whole_call(purpose)
             with PoisonedAllocations(with_nan=not any(map(_has_nan, self._previous))):
                 self._whole_call(Purpose.AGAIN)
         expect_margins(self.inputs.tensors())
@@ -192,7 +193,20 @@ class CandidateTrial:
 
     def _take(self, inputs: Sequence[Any] | None) -> None:
         results, self._latest = self._latest or (), None
-        self._bench.returned(results, inputs)
+        self._bench.returned(results, inputs, self.claimed_us)
+        self.claimed_us = None
+
+
+class ClaimingRule(StopRule):
+    """Hands each duration in before the candidate runs again, so that nothing changes it later."""
+
+    def __init__(self, trial: CandidateTrial, settings: MeasureSettings) -> None:
+        super().__init__(repeat_count=settings.repeat_count, time_limit_s=settings.time_limit_s)
+        self._trial = trial
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        self._trial.claimed_us = samples_us[-1] if samples_us else None
+        return super().enough(samples_us)
 
 
 def _has_nan(result: Any) -> bool:
