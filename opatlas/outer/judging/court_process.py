@@ -101,8 +101,7 @@ class RemoteCourt:
         end.connect(str(Path(folder, _ADDRESS)))
         self._channel = ChildChannel(end, _TO_CANDIDATE)
         variables = {name: os.environ[name] for name in os.environ if name.endswith("_VISIBLE_DEVICES")}
-        self._channel.send(Hello(str(device), variables))
-        welcome = self._channel.receive()
+        welcome = self._asked(Hello(str(device), variables))
         if welcome.failure:
             raise ReferenceFailed(welcome.failure)
         self.weights_seed: int = welcome.weights_seed
@@ -111,8 +110,7 @@ class RemoteCourt:
 
     def ask(self, purpose: Purpose) -> tuple[Inputs, SharedMemory]:
 
-        self._channel.send(Ask(purpose.value))
-        given = self._channel.receive()
+        given = self._asked(Ask(purpose.value))
         if given.failure:
             raise ReferenceFailed(given.failure)
         return msgspec.msgpack.decode(given.inputs, type=Inputs), self._memory
@@ -131,8 +129,15 @@ class RemoteCourt:
         self._step("end")
 
     def _step(self, name: str) -> None:
-        self._channel.send(Step(name))
-        self._channel.receive()
+        self._asked(Step(name))
+
+    def _asked(self, message: ProcessMessage) -> Any:
+        """Returns the answer to a message. Raises ReferenceFailed if the court has ended."""
+        try:
+            self._channel.send(message)
+            return self._channel.receive()
+        except (OSError, EOFError) as error:
+            raise ReferenceFailed("the process that judges results has ended") from error
 
 
 def main(fd: int) -> None:

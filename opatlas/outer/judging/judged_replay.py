@@ -24,7 +24,7 @@ from opatlas.formats import duration, percent
 from opatlas.outer.judging.court import Bench, Court, OwnCourt, Referee, ReferenceFailed
 from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import TORCH_WORKS, CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.sentence import sentenced
 from opatlas.outer.judging.source import CandidateSource
@@ -427,4 +427,4 @@ def share_notes(share: float | None) -> tuple[str, ...]:
     """Returns what is told of a share: that torch does the work."""
     if share is None or share > LEAST_SHARE:
         return ()
-    return (f"torch does the work: {percent(share, 0)} of the time is in kernels that the candidate defines",)
+    return (f"{TORCH_WORKS}: {percent(share, 0)} of the time is in kernels that the candidate defines",)

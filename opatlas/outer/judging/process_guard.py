@@ -259,23 +259,23 @@ class ThreadWatch:
     """The threads of this process, as they are when this object is made."""
 
     def __init__(self) -> None:
-        self._known = frozenset(threading.enumerate())
-        self._count = threading.active_count()
+        self._known = sys._current_frames().keys()
 
     def expect_same(self) -> None:
-        """Raises CandidateRejected if there are further threads, other than idle ones of a compiler."""
-        if threading.active_count() <= self._count:
+        """Raises CandidateRejected if further threads run Python, other than idle ones of a compiler."""
+        frames = sys._current_frames()
+        if frames.keys() <= self._known:
             return
-        started = [thread for thread in threading.enumerate() if thread not in self._known]
+        started = [number for number in frames if number not in self._known]
         if any(name in sys.modules for name in _COMPILERS):
-            frames = sys._current_frames()
-            started = [thread for thread in started if not _waits_for_compilations(frames.get(thread.ident or 0))]
+            started = [number for number in started if not _waits_for_compilations(frames[number])]
         if started:
-            names = ", ".join(thread.name for thread in started[:3])
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            found = ", ".join(names.get(number, "without a name") for number in started[:3])
             raise CandidateRejected(
                 ErrorClass.HACK,
                 "thread",
-                f"the candidate left a thread running ({names}): end the work before the call returns",
+                f"the candidate left a thread running ({found}): end the work before the call returns",
             )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import TORCH_WORKS, ErrorClass, Judgement, Level
 from opatlas.outer.judging.source import CandidateSource, Function, is_installed
 
 #: Line and detail of what a rule objects to. Line 0 is the whole file.
@@ -246,9 +246,13 @@ def inherited_forward(source: CandidateSource) -> Iterator[Finding]:
 
 @rule(None, "hack 24")
 def no_kernel(source: CandidateSource) -> Iterator[Finding]:
-    """neither a kernel of Triton nor of CUDA"""
-    if not source.triton_kernels and not source.native_kernels:
-        yield 0, "no kernel of its own: torch does the work"
+    """neither a kernel of Triton nor of CUDA, nor a module that compiles or loads code"""
+    compiles = any(_COMPILERS.match(name) for name in source.imported.values())
+    if not (source.triton_kernels or source.native_kernels or source.uses_helpers or compiles):
+        yield 0, f"no kernel of its own: {TORCH_WORKS}"
+
+
+_COMPILERS = re.compile(r"torch\.utils\.cpp_extension|(?:numba|ctypes|cffi|cupy|cutlass|tilelang|warp|jax)\b")
 
 
 @rule(None, "KernelBench, hack 24")

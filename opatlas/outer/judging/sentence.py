@@ -22,8 +22,8 @@ _WALL_CLOCK = "wall-clock"
 #: microseconds: since the start of the call, and since its inputs became known, which includes the flush of caches.
 #: docs/candidates.md has the figures of honest candidates.
 MULTIPLE = 1.5
-CONSTANT_US, CONSTANT_KNOWN_US = 500.0, 5000.0
-#: With fewer samples other processes may have disturbed all of them. Many samples cannot all be equal, since clocks step
+CONSTANT_US, CONSTANT_KNOWN_US = 2_000.0, 20_000.0
+#: Fewer samples may all have been disturbed by other processes. As many cannot all be equal, since clocks step
 #: by some nanoseconds.
 _MANY, _CONSTANT_OF_FEW_US = 10, 50_000.0
 

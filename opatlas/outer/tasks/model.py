@@ -192,7 +192,7 @@ class TaskReferee(Referee):
         try:
             return self._run(self._module.make(self._seed, self._device), arguments, weights)
         except Exception as error:
-            raise ReferenceFailed(f"Model of the task fails: {exception_line(error)}") from error
+            raise ReferenceFailed(f"the task's own Model fails: {exception_line(error)}") from error
 
     def expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
         """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails."""
