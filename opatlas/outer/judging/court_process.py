@@ -35,6 +35,8 @@ from opatlas.run.process.messages import ChannelBroken, ChildChannel, ProcessMes
 from opatlas.text import exception_line
 
 _SEEDS = 1 << 30
+#: Smaller inputs and results are compared by one thread: others would wait for a busy processor more than they compute.
+_LARGE_BYTES = 16 << 20
 _ADDRESS, _MEMORY = "address", "memory"
 _SHARED = Path("/dev/shm")
 
@@ -215,7 +217,8 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: Row, threads: int) -> 
                     court.share_weights()
                     candidate.send(Step("shared"))
                 case Step(name="end"):
-                    torch.set_num_threads(threads)
+                    if court.memory_bytes > _LARGE_BYTES:
+                        torch.set_num_threads(threads)
                     verdict = court.verdict()
                     candidate.send(Step("ended"))
                     return verdict

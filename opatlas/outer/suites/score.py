@@ -154,10 +154,10 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
         total = sum(count for _, count in logs)
         speed_up = math.exp(sum(log * count for log, count in logs) / total) if total else None
         reasons = column_cells(frame, STATUS_REASON)
-        torchs = sum(
+        by_torch = sum(
             status in _RIGHT and TORCH_WORKS in reason for status, reason in zip(statuses, reasons, strict=True)
         )
-        operator = OperatorScore(overload_of(name), Counter(statuses), torchs, speed_up)
+        operator = OperatorScore(overload_of(name), Counter(statuses), by_torch, speed_up)
         operators.append(operator if operator.is_right else replace(operator, speed_up=None))
     return SuiteScore(operators)
 
