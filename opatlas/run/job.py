@@ -95,6 +95,11 @@ class Job:
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether its process runs no further row, whatever the kernel makes it say: one that is judged on a task."""
+        return bool(self.court) and self.subject is not None
+
+    @property
     def phase_file(self) -> str:
         """The file that names the step of a judged kernel, next to its log."""
         return f"{self.log}.phase"

@@ -160,7 +160,7 @@ def _judge(channel: ChildChannel, fd: int, row: Row) -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="opatlas-court-", dir=_SHARED if os.access(_SHARED, os.W_OK) else None))
     threads = torch.get_num_threads()
-    verdict = Verdict(failure="the candidate's process has not asked for a verdict")
+    verdict = Verdict()
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(folder / _ADDRESS))

@@ -76,7 +76,7 @@ def sentenced(outcome: RowOutcome, verdict: Verdict | None, *, is_baseline: bool
         said = replace(said, within_1e3=verdict.difference < LIMIT, max_error=verdict.max_error)
     is_waiting = said.passed or said.sub_class == "no-kernel"
     notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
-    if verdict is not None and is_waiting and ErrorClass(verdict.error_class) is not ErrorClass.PASS:
+    if verdict is not None and is_waiting and verdict.error_class not in ("", ErrorClass.PASS):
         found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
     elif not said.passed:
         return replace(outcome, judged=said.judged)
