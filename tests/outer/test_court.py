@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from opatlas.outer.judging.court import Court, OwnCourt, Purpose, Referee
+from opatlas.outer.judging.bench import OwnCourt, Purpose
+from opatlas.outer.judging.court import Court, Referee
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.memory import Form, Plain, SharedMemory, expect_margins, live_tensor, room
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results

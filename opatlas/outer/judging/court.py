@@ -12,14 +12,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from opatlas.outer.judging.bench import CALL_SEED, Inputs, Purpose, ReferenceFailed
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.memory import Form, Leaf, Plain, SharedMemory, is_dense, may_vary, room, vary
 from opatlas.outer.judging.results import (
@@ -27,19 +26,17 @@ from opatlas.outer.judging.results import (
     FlatResults,
     have_equal_bits,
     interface_problem,
+    is_narrower,
     poisoned_elements,
     same_bits,
     same_results,
 )
 from opatlas.outer.judging.sentence import Verdict
-from opatlas.row.errors import ReplayError
 from opatlas.text import exception_line
 
 _SEEDS = 1 << 30
 #: Share of the elements that a change of inputs concerns which are the same for all seeds.
 _SHARE = 0.01
-#: Each call, and the reference, starts from this state of torch's generators, for tasks with dropout.
-CALL_SEED = 0
 #: Elements of a result of a timed call that are compared: a share of 1e-3 that is wrong is missed in exp(-4) of calls.
 _ELEMENTS = 4096
 #: Share of wrong timed calls of a candidate that is not merely unstable.
@@ -48,32 +45,6 @@ _WRONG_SHARE = 1 / 3
 _WRONG, _OTHERS = 3, 64
 #: A candidate may return wider dtypes, which take up to four times the room of the reference's.
 _ROOM_FACTOR = 4
-
-
-class Purpose(Enum):
-    """What a call is for.
-
-    REHEARSAL is the call of nothing before the candidate is imported. AGAIN repeats the inputs of the call before, NEAR
-    changes them in one percent of the elements.
-    """
-
-    REHEARSAL = "rehearsal"
-    WHOLE = "whole"
-    AGAIN = "again"
-    NEAR = "near"
-    TIMED = "timed"
-
-
-class ReferenceFailed(ReplayError):
-    """The reference cannot be run, whatever the candidate."""
-
-
-class Inputs(msgspec.Struct, frozen=True, tag=True):
-    """The inputs of a call, whose tensors are in the memory; `results` are the forms of a rehearsal's results."""
-
-    leaves: tuple[Leaf, ...]
-    weights: dict[str, Form]
-    results: tuple[Leaf, ...] = ()
 
 
 class Referee(ABC):
@@ -110,27 +81,6 @@ class Referee(ABC):
     @abstractmethod
     def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
         """Compares results of the reference's shapes."""
-
-
-class Bench(Protocol):
-    """What the candidate's process asks of a court."""
-
-    weights_seed: int
-
-    def ask(self, purpose: Purpose) -> tuple[Inputs, SharedMemory]:
-        """Returns the inputs of the next call, and their memory. Raises ReferenceFailed."""
-
-    def start(self) -> None:
-        """Says that the call begins now."""
-
-    def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
-        """Takes the results of the call, the inputs as they are after it, and the duration that was measured."""
-
-    def share_weights(self) -> None:
-        """Says that the candidate has the weights of the reference, which change with each call from now on."""
-
-    def end(self) -> None:
-        """Says that no call follows, and waits until all results have been compared."""
 
 
 @dataclass
@@ -469,17 +419,6 @@ def _least_dtypes(native: FlatResults, inputs: Sequence[Any], is_prescribed: boo
     return found
 
 
-def is_narrower(one: torch.dtype, other: torch.dtype) -> bool:
-    """Returns whether a dtype holds fewer numbers than another one."""
-    if one.is_floating_point and other.is_floating_point:
-        return torch.finfo(one).eps > torch.finfo(other).eps or torch.finfo(one).max < torch.finfo(other).max
-    return (
-        one.is_complex < other.is_complex
-        or one.is_floating_point < (other.is_floating_point and not one.is_complex)
-        or (one.is_floating_point == other.is_floating_point and one.itemsize < other.itemsize)
-    )
-
-
 def _stale(values: str) -> CandidateRejected:
     return CandidateRejected(
         ErrorClass.HACK,
@@ -504,39 +443,3 @@ def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> boo
         if int(differs.sum()) > max(0, min(8, result.numel() // 8)):
             return False
     return True
-
-
-class OwnCourt:
-    """A court in this process, for a row of which nobody is judged: the baseline, and tests."""
-
-    def __init__(self, court: Court, weights_seed: int) -> None:
-        self.court, self.weights_seed = court, weights_seed
-        court.memory = SharedMemory(court.memory_bytes)
-
-    def ask(self, purpose: Purpose) -> tuple[Inputs, SharedMemory]:
-        return self.court.ask(purpose), self.court.memory
-
-    def start(self) -> None:
-        self.court.start()
-
-    def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
-        self.court.returned(*write_results(self.court.memory, self.court.results_start, results, inputs), claimed_us)
-
-    def share_weights(self) -> None:
-        self.court.share_weights()
-
-    def end(self) -> None:
-        pass
-
-
-def write_results(
-    memory: SharedMemory, start: int, results: FlatResults, inputs: Sequence[Any] | None
-) -> tuple[list[Leaf], list[Leaf] | None]:
-    """Writes results, and inputs as they are after a call, into the memory. Returns their leaves."""
-    dense = [each.to_dense() if isinstance(each, torch.Tensor) and not is_dense(each) else each for each in results]
-    found = memory.write([each.contiguous() if isinstance(each, torch.Tensor) else each for each in dense], start)
-    if inputs is None:
-        return found, None
-    last = [each for each in found if isinstance(each, Form)]
-    end = max((each.offset + each.nbytes for each in last), default=start)
-    return found, memory.write(inputs, -(-end // 64) * 64)

@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 import torch
 
-from opatlas.outer.judging.court import Court, Inputs, Purpose, ReferenceFailed, write_results
+from opatlas.outer.judging.bench import Inputs, Purpose, ReferenceFailed, write_results
+from opatlas.outer.judging.court import Court
 from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Found, Open, Row
 from opatlas.outer.judging.memory import Leaf, SharedMemory
 from opatlas.outer.judging.results import FlatResults

@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import torch
 
 from opatlas.formats import duration, percent
-from opatlas.outer.judging.court import Bench, Court, OwnCourt, Referee, ReferenceFailed
+from opatlas.outer.judging.bench import Bench, OwnCourt, ReferenceFailed
+from opatlas.outer.judging.court import Court, Referee
 from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
 from opatlas.outer.judging.judgement import TORCH_WORKS, CandidateRejected, ErrorClass, Judgement, Level

@@ -255,6 +255,17 @@ def interface_problem(
     return "", ""
 
 
+def is_narrower(one: torch.dtype, other: torch.dtype) -> bool:
+    """Returns whether a dtype holds fewer numbers than another one."""
+    if one.is_floating_point and other.is_floating_point:
+        return torch.finfo(one).eps > torch.finfo(other).eps or torch.finfo(one).max < torch.finfo(other).max
+    return (
+        one.is_complex < other.is_complex
+        or one.is_floating_point < (other.is_floating_point and not one.is_complex)
+        or (one.is_floating_point == other.is_floating_point and one.itemsize < other.itemsize)
+    )
+
+
 def comparison_of(result: torch.Tensor, expected: torch.Tensor, steps: float = 1.0) -> Comparison:
     """Returns a comparison of all elements, in which NaN is right where it is expected.
 

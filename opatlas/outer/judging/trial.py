@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opatlas.outer.judging.court import CALL_SEED, Bench, Inputs, Purpose, ReferenceFailed
+from opatlas.outer.judging.bench import CALL_SEED, Bench, Inputs, Purpose, ReferenceFailed
 from opatlas.outer.judging.memory import Form, Plain, SharedMemory, expect_margins, live_tensor
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import FlatResults, PoisonedAllocations, flat_results, poison_free_memory

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.court import Referee, ReferenceFailed
+from opatlas.outer.judging.bench import ReferenceFailed
+from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.judged_replay import Constructed, JudgedReplay
 from opatlas.outer.judging.memory import vary
 from opatlas.outer.judging.process_guard import ProcessGuard

@@ -14,7 +14,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.judging.court import CALL_SEED, Referee, ReferenceFailed
+from opatlas.outer.judging.bench import CALL_SEED, ReferenceFailed
+from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
 from opatlas.text import exception_line

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.court import Referee, ReferenceFailed
+from opatlas.outer.judging.bench import ReferenceFailed
+from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.failures import Phase
 from opatlas.outer.judging.judged_replay import Constructed, JudgedReplay, examine
 from opatlas.outer.judging.process_guard import ProcessGuard

@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack hook
-Static: hack looks_at_harness
 Caught by: the trace function, compared after each call
 """
 

@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack hook
-Static: hack tensor_subclass
 Caught by: the stacks of modes
 """
 

@@ -3,7 +3,6 @@
 Task: slow
 Expected: hack impossible-time
 Process: own
-Static: hack looks_at_harness
 Caught by: the second clock
 """
 

@@ -3,7 +3,6 @@
 Task: softmax
 Expected: mismatch
 Process: own
-Static: hack looks_at_harness
 Caught by: nothing in the process decides
 """
 

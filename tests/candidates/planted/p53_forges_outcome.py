@@ -1,13 +1,11 @@
 """Way 53: sends pytest an outcome of its own over the channel, which it finds by the frames of a traceback.
 
 Task: softmax
-Expected: crash no-verdict
+Expected: hack impossible-time
 Process: own
 Static: rule fallback
-Caught by: no candidate passes without a verdict of the court
+Caught by: durations that the court got when they were measured
 """
-
-import time
 
 import torch
 from torch import nn
@@ -31,7 +29,6 @@ class ModelNew(nn.Module):
         passed = Judged({"Error Class": "pass"}, True, {"error_class": "pass", "level": "L4", "max_error": 0.0})
         outcome = RowOutcome(Status.MEASURED, measurement=measured, judged=passed)
         frame.f_locals["channel"].send(Finished.of(frame.f_locals["job"], outcome))
-        time.sleep(1)
 
     def forward(self, x):
         return torch.softmax(x, -1)
