@@ -13,9 +13,9 @@ import torch
 from opatlas.outer.judging.bench import OwnCourt, Purpose
 from opatlas.outer.judging.court import Court, Referee
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
-from opatlas.outer.judging.memory import Form, Plain, SharedMemory, expect_margins, live_tensor, room
+from opatlas.outer.judging.memory import Plain, SharedMemory, TensorForm, expect_margins, live_tensor, room
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
-from opatlas.outer.judging.sentence import CONSTANT_US, Verdict, contradiction, sentenced
+from opatlas.outer.judging.sentence import CONSTANT_US, CourtVerdict, contradiction, sentenced
 from opatlas.outer.judging.trial import CandidateTrial
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec, open_device
@@ -52,7 +52,7 @@ class _Relu(Referee):
 X = torch.linspace(-1, 1, 6000)
 
 
-def _tried(candidate: Callable[..., Any], referee: Referee | None = None, samples: int = 0) -> Verdict:
+def _tried(candidate: Callable[..., Any], referee: Referee | None = None, samples: int = 0) -> CourtVerdict:
     """The verdict on a candidate."""
     court = Court(referee or _Relu(), CPU)
     trial = CandidateTrial(OwnCourt(court, 0), DEVICE, [X])
@@ -68,7 +68,7 @@ def _tried(candidate: Callable[..., Any], referee: Referee | None = None, sample
     return court.verdict()
 
 
-def _name(verdict: Verdict) -> str:
+def _name(verdict: CourtVerdict) -> str:
     return f"{verdict.error_class}/{verdict.sub_class}".rstrip("/")
 
 
@@ -100,7 +100,7 @@ def test_tensors_cross_the_memory_with_their_bits_and_strides() -> None:
             assert isinstance(leaf, Plain)
             assert leaf.object == value
             continue
-        assert isinstance(leaf, Form)
+        assert isinstance(leaf, TensorForm)
         live = live_tensor(leaf, CPU, margins=True)
         version = live._version
         memory.assign(live, leaf)
@@ -109,11 +109,11 @@ def test_tensors_cross_the_memory_with_their_bits_and_strides() -> None:
         assert repr(live) == repr(value)
         assert repr(memory.read(leaf)) == repr(value)
         expect_margins([live])
-    assert SharedMemory(8).write([torch.ones(3)])[0] == Form("float32", (3,), (1,))
+    assert SharedMemory(8).write([torch.ones(3)])[0] == TensorForm("float32", (3,), (1,))
 
 
 def test_a_store_beside_an_input_is_found() -> None:
-    live = live_tensor(Form("float32", (4,), (1,)), CPU, margins=True)
+    live = live_tensor(TensorForm("float32", (4,), (1,)), CPU, margins=True)
     live.as_strided((1,), (1,), live.storage_offset() + 4).fill_(1)
     with pytest.raises(CandidateRejected) as caught:
         expect_margins([live])
@@ -264,20 +264,20 @@ def test_a_class_that_may_compute_later_is_lazy(value: Any) -> None:
         assert caught.value.sub_class == "lazy-result"
 
 
-PASS = Verdict("pass", max_error=0.1, difference=0.0, calls=3)
+PASS = CourtVerdict("pass", max_error=0.1, difference=0.0, calls=3)
 
 
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
         (None, "crash/no-verdict"),
-        (Verdict("pass"), "crash/no-verdict"),
-        (Verdict("pass", max_error=math.nan, difference=0.0, calls=1), "pass"),
-        (Verdict("mismatch", "nan", "wrong", difference=1.0, calls=1), "mismatch/nan"),
+        (CourtVerdict("pass"), "crash/no-verdict"),
+        (CourtVerdict("pass", max_error=math.nan, difference=0.0, calls=1), "pass"),
+        (CourtVerdict("mismatch", "nan", "wrong", difference=1.0, calls=1), "mismatch/nan"),
         (PASS, "pass"),
     ],
 )
-def test_no_candidate_passes_without_an_error(verdict: Verdict | None, expected: str) -> None:
+def test_no_candidate_passes_without_an_error(verdict: CourtVerdict | None, expected: str) -> None:
     said = Judgement(ErrorClass.PASS, level=Level.MEASURED)
     found = Judgement.of(sentenced(RowOutcome(Status.CHECKED, judged=said.judged), verdict))
     assert found is not None
@@ -286,7 +286,7 @@ def test_no_candidate_passes_without_an_error(verdict: Verdict | None, expected:
 
 def _clocked(durations: list[float], brackets: list[float], claims: list[float] | None = None) -> str:
     pairs = tuple((each + 200, each + 900) for each in brackets)
-    verdict = Verdict("pass", brackets_us=pairs, claims_us=tuple(claims or durations), empty_us=(200.0, 900.0))
+    verdict = CourtVerdict("pass", brackets_us=pairs, claims_us=tuple(claims or durations), empty_us=(200.0, 900.0))
     return contradiction(durations, verdict, "wall-clock")
 
 
@@ -309,5 +309,5 @@ def test_inputs_of_the_rehearsal_are_the_candidates_first() -> None:
     court = Court(_Relu(), CPU)
     bench = OwnCourt(court, 0)
     inputs, memory = bench.ask(Purpose.REHEARSAL)
-    assert [type(each) for each in (*inputs.leaves, *inputs.results)] == [Form, Form]
+    assert [type(each) for each in (*inputs.leaves, *inputs.results)] == [TensorForm, TensorForm]
     assert isinstance(memory.read(inputs.leaves[0]), torch.Tensor)

@@ -126,7 +126,7 @@ def test_missing_and_broken_kernels_are_in_the_denominator(suite: tuple[Sessions
 def test_the_score_is_shown_again(suite: tuple[Sessions, Finished, Path], capsys: pytest.CaptureFixture[str]) -> None:
     *_, own = suite
     score = as_json(capsys, "score", own)
-    assert (score["right_cases"], score["torch_cases"], score["cases"], score["operators"]) == (0, 4, 12, 11)
+    assert (score["right_cases"], score["pass_through_cases"], score["cases"], score["operators"]) == (0, 4, 12, 11)
     assert {"operator": "abs.default", "cases": 1, "right_cases": 0, "speed_up": None} in score["by_operator"]
     _, out, _ = run(capsys, "score", own, "--format", "csv")
     rows = {each["operator"]: each for each in csv.DictReader(io.StringIO(out.split("\n\n")[-1]))}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import torch
 
-from opatlas.outer.judging.memory import Form, Leaf, SharedMemory, is_dense
+from opatlas.outer.judging.memory import Leaf, SharedMemory, TensorForm, is_dense
 from opatlas.outer.judging.results import FlatResults
 from opatlas.row.errors import ReplayError
 
@@ -42,7 +42,7 @@ class Inputs(msgspec.Struct, frozen=True, tag=True):
     """The inputs of a call, whose tensors are in the memory; `results` are the forms of a rehearsal's results."""
 
     leaves: tuple[Leaf, ...]
-    weights: dict[str, Form]
+    weights: dict[str, TensorForm]
     results: tuple[Leaf, ...] = ()
 
 
@@ -98,6 +98,6 @@ def write_results(
     found = memory.write([each.contiguous() if isinstance(each, torch.Tensor) else each for each in dense], start)
     if inputs is None:
         return found, None
-    last = [each for each in found if isinstance(each, Form)]
+    last = [each for each in found if isinstance(each, TensorForm)]
     end = max((each.offset + each.nbytes for each in last), default=start)
     return found, memory.write(inputs, -(-end // 64) * 64)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opatlas.outer.judging.bench import CALL_SEED, Inputs, Purpose, ReferenceFailed
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.judging.memory import Form, Leaf, Plain, SharedMemory, is_dense, may_vary, room, vary
+from opatlas.outer.judging.memory import Leaf, Plain, SharedMemory, TensorForm, is_dense, leaf_of, may_vary, room, vary
 from opatlas.outer.judging.results import (
     Compared,
     FlatResults,
@@ -31,7 +31,7 @@ from opatlas.outer.judging.results import (
     same_bits,
     same_results,
 )
-from opatlas.outer.judging.sentence import Verdict
+from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.text import exception_line
 
 _SEEDS = 1 << 30
@@ -173,10 +173,12 @@ class Court:
         call.known_ns = perf_counter_ns()
         found = self.memory.write([*leaves, *weights.values()])
         forms = dict(zip(weights, found[len(leaves) :], strict=True))
-        results = tuple(Form.of(each) if isinstance(each, torch.Tensor) else Plain.of(each) for each in self.native)
+        results = tuple(
+            TensorForm.of(each) if isinstance(each, torch.Tensor) else Plain.of(each) for each in self.native
+        )
         is_rehearsal = purpose is Purpose.REHEARSAL
-        named = {name: form for name, form in forms.items() if isinstance(form, Form)}
-        return Inputs(tuple(found[: len(leaves)]), named, results if is_rehearsal else ())
+        named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
+        return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
 
     @property
     def results_start(self) -> int:
@@ -198,7 +200,7 @@ class Court:
         call.forms = tuple(results)
         for leaf in results:
             value, places = leaf.object if isinstance(leaf, Plain) else None, None
-            if isinstance(leaf, Form) and leaf.offset >= 0:
+            if isinstance(leaf, TensorForm) and leaf.offset >= 0:
                 value = self.memory.read(leaf)
                 if call.purpose in (Purpose.TIMED, Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
                     generator = torch.Generator().manual_seed(self._random.randrange(_SEEDS))
@@ -214,7 +216,7 @@ class Court:
                 place
                 for place, (own, leaf) in enumerate(zip(written, inputs, strict=False))
                 if isinstance(own, torch.Tensor)
-                and isinstance(leaf, Form)
+                and isinstance(leaf, TensorForm)
                 and not same_bits(self.memory.read(leaf), own.cpu())
             )
         if call.purpose is Purpose.REHEARSAL:
@@ -223,7 +225,7 @@ class Court:
     def _leaves(self, call: _Call) -> list[Any]:
         return tree_flatten(self.values(call)[0])[0]
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CourtVerdict:
         """Compares the results of all calls with the reference."""
         judge = _Judging(self)
         error_class, sub_class, text, failure = ErrorClass.PASS, "", "", ""
@@ -239,7 +241,7 @@ class Court:
         rehearsed = [call.bracket_us for call in self._calls if call.purpose is Purpose.REHEARSAL and call.end_ns]
         timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
         is_finite = judge.compared and all(each.finite_error is not None for each in judge.compared)
-        return Verdict(
+        return CourtVerdict(
             str(error_class),
             sub_class,
             text,
@@ -266,7 +268,7 @@ class Court:
         found = [_standing_for(form) for form in call.forms]
         sub_class, problem = interface_problem(found, self.native, torch.device("meta"), self._referee.checks_dtypes)
         for number, (leaf, least) in enumerate(zip(call.forms, self._least, strict=False) if not problem else ()):
-            if not isinstance(leaf, Form):
+            if not isinstance(leaf, TensorForm):
                 continue
             if leaf.device != self._device.type:
                 sub_class, problem = "device", f"result {number} is on {leaf.device}, not on {self._device.type}"

@@ -16,7 +16,7 @@ START_TIMEOUT_S, ANSWER_TIMEOUT_S = 300.0, 30.0
 _MODULE = "opatlas.outer.judging.court_process"
 
 
-class Row(ProcessMessage, frozen=True):
+class RowToJudge(ProcessMessage, frozen=True):
     """A row to judge; `referee` makes the referee of a job ("module:function")."""
 
     run: Run
@@ -41,7 +41,7 @@ class Found(ProcessMessage, frozen=True):
 
 
 #: The messages of pytest, and those to it.
-OF_PYTEST = Row | Leave
+OF_PYTEST = RowToJudge | Leave
 TO_PYTEST = Open | Found
 
 
@@ -57,7 +57,7 @@ class CourtProcess:
             try:
                 if self._child is None:
                     self._child = Child(partial(module_command, _MODULE), {}, TO_PYTEST)
-                self._child.channel.send(Row(Run.of(job), referee, import_paths()))
+                self._child.channel.send(RowToJudge(Run.of(job), referee, import_paths()))
                 answer = self._child.channel.receive(START_TIMEOUT_S, self._child.ends)
             except (EOFError, OSError, ChannelBroken):
                 answer = None

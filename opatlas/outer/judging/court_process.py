@@ -1,7 +1,7 @@
 """The process of a court, and the way to it from the process of a candidate.
 
-pytest ------ Row, Leave -----> court, which listens in a folder of its own
-pytest <---- Open, Verdict ---- court
+pytest ------ RowToJudge, Leave -----> court, which listens in a folder of its own
+pytest <---- Open, CourtVerdict ---- court
 candidate <- Inputs, bytes ---> court
 
 Run as `python -m opatlas.outer.judging.court_process FD`, where FD is its end of a socket pair.
@@ -26,10 +26,10 @@ import torch
 
 from opatlas.outer.judging.bench import Inputs, Purpose, ReferenceFailed, write_results
 from opatlas.outer.judging.court import Court
-from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Found, Open, Row
+from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Found, Open, RowToJudge
 from opatlas.outer.judging.memory import Leaf, SharedMemory
 from opatlas.outer.judging.results import FlatResults
-from opatlas.outer.judging.sentence import Verdict
+from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.run.process.child import Channel, readable
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
 from opatlas.run.process.messages import ChannelBroken, ChildChannel, ProcessMessage
@@ -77,7 +77,7 @@ class Given(ProcessMessage, frozen=True):
     failure: str = ""
 
 
-class Step(ProcessMessage, frozen=True):
+class CourtStep(ProcessMessage, frozen=True):
     """A step of a candidate: "start", "started", "weights", "end", "ended"."""
 
     name: str
@@ -91,8 +91,8 @@ class Returned(ProcessMessage, frozen=True):
     claimed_us: float | None
 
 
-_OF_CANDIDATE = Hello | Ask | Step | Returned
-_TO_CANDIDATE = Welcome | Given | Step
+_OF_CANDIDATE = Hello | Ask | CourtStep | Returned
+_TO_CANDIDATE = Welcome | Given | CourtStep
 
 
 class RemoteCourt:
@@ -132,7 +132,7 @@ class RemoteCourt:
         self._step("end")
 
     def _step(self, name: str) -> None:
-        self._asked(Step(name))
+        self._asked(CourtStep(name))
 
     def _asked(self, message: ProcessMessage) -> Any:
         """Returns the answer to a message. Raises ReferenceFailed if the court has ended."""
@@ -152,16 +152,16 @@ def main(fd: int) -> None:
                 row = channel.receive()
             except EOFError:
                 return
-            if isinstance(row, Row):
+            if isinstance(row, RowToJudge):
                 sys.path[:] = dict.fromkeys((*sys.path, *row.sys_path))
                 _judge(channel, fd, row)
 
 
-def _judge(channel: ChildChannel, fd: int, row: Row) -> None:
+def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="opatlas-court-", dir=_SHARED if os.access(_SHARED, os.W_OK) else None))
     threads = torch.get_num_threads()
-    verdict = Verdict()
+    verdict = CourtVerdict()
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(folder / _ADDRESS))
@@ -178,7 +178,7 @@ def _judge(channel: ChildChannel, fd: int, row: Row) -> None:
     channel.send(Found(msgspec.msgpack.encode(verdict)))
 
 
-def _hear(candidate: Channel, fd: int, folder: Path, row: Row, threads: int) -> Verdict | None:
+def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: int) -> CourtVerdict | None:
     """Answers a candidate's process until it asks for the verdict, which is returned; None if it does not."""
 
     seed = random.SystemRandom().randrange(_SEEDS)
@@ -199,7 +199,7 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: Row, threads: int) -> 
         except Exception as error:
             failure = str(error) if isinstance(error, ReferenceFailed) else exception_line(error)
             candidate.send(Welcome(seed, failure=failure))
-            return Verdict(failure=failure)
+            return CourtVerdict(failure=failure)
         candidate.send(Welcome(seed, court.memory_bytes, court.results_start))
         while True:
             match message := candidate.receive(None, [fd]):
@@ -211,17 +211,17 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: Row, threads: int) -> 
                     candidate.send(given)
                 case Returned():
                     court.returned(message.results, message.inputs, message.claimed_us)
-                case Step(name="start"):
+                case CourtStep(name="start"):
                     court.start()
-                    candidate.send(Step("started"))
-                case Step(name="weights"):
+                    candidate.send(CourtStep("started"))
+                case CourtStep(name="weights"):
                     court.share_weights()
-                    candidate.send(Step("shared"))
-                case Step(name="end"):
+                    candidate.send(CourtStep("shared"))
+                case CourtStep(name="end"):
                     if court.memory_bytes > _LARGE_BYTES:
                         torch.set_num_threads(threads)
                     verdict = court.verdict()
-                    candidate.send(Step("ended"))
+                    candidate.send(CourtStep("ended"))
                     return verdict
                 case _:
                     return None

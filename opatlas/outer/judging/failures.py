@@ -22,7 +22,7 @@ import msgspec
 from opatlas.outer.judging.court_control import court_process
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
-from opatlas.outer.judging.sentence import Verdict, sentenced
+from opatlas.outer.judging.sentence import CourtVerdict, sentenced
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -201,7 +201,7 @@ def run_judged(run: Callable[[Job], RowOutcome], job: Job) -> RowOutcome:
     court = court_process()
     outcome = run(replace(job, court=court.begin(job, _TASKS if job.subject is not None else _CASES)))
     verdict = court.verdict()
-    return sentenced(outcome, None if verdict is None else msgspec.msgpack.decode(verdict, type=Verdict))
+    return sentenced(outcome, None if verdict is None else msgspec.msgpack.decode(verdict, type=CourtVerdict))
 
 
 #: What makes the referee of a job.

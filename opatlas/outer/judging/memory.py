@@ -25,7 +25,7 @@ _FILL = 0x7F
 _FACTORS = (0.5, 0.9)
 
 
-class Form(msgspec.Struct, frozen=True, tag=True):
+class TensorForm(msgspec.Struct, frozen=True, tag=True):
     """A strided tensor, without its values.
 
     Attributes:
@@ -63,7 +63,7 @@ class Form(msgspec.Struct, frozen=True, tag=True):
         return self.span * self.torch_dtype.itemsize
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, offset: int = -1) -> Form:
+    def of(cls, tensor: torch.Tensor, offset: int = -1) -> TensorForm:
         """Returns the form of a tensor."""
         name = str(tensor.dtype).removeprefix("torch.")
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
@@ -91,7 +91,12 @@ class Plain(msgspec.Struct, frozen=True, tag=True):
 
 _TRAVELS = (bool, int, float, str, type(None))
 #: What a value in a message is.
-Leaf = Form | Plain
+Leaf = TensorForm | Plain
+
+
+def leaf_of(value: Any) -> Leaf:
+    """Returns what a message says of a value, without the bytes of a tensor."""
+    return TensorForm.of(value) if isinstance(value, torch.Tensor) else Plain.of(value)
 
 
 def _is_huge(value: Any) -> bool:
@@ -105,7 +110,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def elements_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the elements of a tensor from the first to the last one in memory."""
-    return tensor.as_strided((Form.of(tensor).span,), (1,))
+    return tensor.as_strided((TensorForm.of(tensor).span,), (1,))
 
 
 class SharedMemory:
@@ -134,9 +139,9 @@ class SharedMemory:
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
                 leaves.append(Plain.of(value))
                 continue
-            form = Form.of(value, start)
+            form = TensorForm.of(value, start)
             if start + form.nbytes > len(self):
-                leaves.append(Form.of(value))
+                leaves.append(TensorForm.of(value))
                 continue
             if form.span:
                 self._view(form).copy_(elements_of(value.detach()))
@@ -144,7 +149,7 @@ class SharedMemory:
             leaves.append(form)
         return leaves
 
-    def read(self, form: Form) -> torch.Tensor:
+    def read(self, form: TensorForm) -> torch.Tensor:
         """Returns the tensor of a form, whose memory this is. Raises ValueError for a form that does not fit."""
         if form.span == 0:
             return torch.empty(form.shape, dtype=form.torch_dtype)
@@ -152,18 +157,18 @@ class SharedMemory:
             raise ValueError(f"{form} is not in the memory")
         return self._view(form).as_strided(form.shape, form.stride)
 
-    def assign(self, live: torch.Tensor, form: Form) -> None:
+    def assign(self, live: torch.Tensor, form: TensorForm) -> None:
         """Gives a tensor of the same form its values. `.data` shares the memory but not the version counter."""
         if form.span:
             elements_of(live.data).copy_(self._view(form))
 
-    def _view(self, form: Form) -> torch.Tensor:
+    def _view(self, form: TensorForm) -> torch.Tensor:
         return torch.frombuffer(self._bytes, dtype=form.torch_dtype, count=form.span, offset=form.offset)
 
 
 def room(tensors: Iterable[Any]) -> int:
     """Returns the bytes that tensors need in a memory, and some for further ones."""
-    found = [Form.of(each).nbytes for each in tensors if isinstance(each, torch.Tensor)]
+    found = [TensorForm.of(each).nbytes for each in tensors if isinstance(each, torch.Tensor)]
     return sum(-(-each // _ALIGNED) * _ALIGNED for each in found) + _ALIGNED
 
 
@@ -189,12 +194,12 @@ def may_vary(leaf: Any) -> bool:
     """Returns whether some elements of a leaf may change: no integers, which may be indices, nor of a symmetric one."""
     if not isinstance(leaf, torch.Tensor) or not is_dense(leaf) or not leaf.is_floating_point() or not leaf.numel():
         return False
-    if Form.of(leaf).span != leaf.numel():
+    if TensorForm.of(leaf).span != leaf.numel():
         return False
     return not (leaf.dim() == 2 and leaf.shape[0] == leaf.shape[1] > 1 and torch.equal(leaf, leaf.T))
 
 
-def live_tensor(form: Form, device: torch.device, margins: bool) -> torch.Tensor:
+def live_tensor(form: TensorForm, device: torch.device, margins: bool) -> torch.Tensor:
     """Returns a tensor of a form that lies between two margins of NaN, and so not at the beginning of its storage."""
     dtype = form.torch_dtype
     margin = MARGIN_BYTES // dtype.itemsize if margins and form.span else 0

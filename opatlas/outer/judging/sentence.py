@@ -28,7 +28,7 @@ CONSTANT_US, CONSTANT_KNOWN_US = 2_000.0, 20_000.0
 _MANY, _CONSTANT_OF_FEW_US = 10, 50_000.0
 
 
-class Verdict(msgspec.Struct, frozen=True, tag=True):
+class CourtVerdict(msgspec.Struct, frozen=True, tag=True):
     """What a court found of the results of a candidate.
 
     Attributes:
@@ -59,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True, tag=True):
     empty_us: tuple[float, float] = (0.0, 0.0)
 
 
-def sentenced(outcome: RowOutcome, verdict: Verdict | None, *, is_baseline: bool = False) -> RowOutcome:
+def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline: bool = False) -> RowOutcome:
     """Returns the outcome of a row; a candidate passes by the verdict alone, and never without an error.
 
     Args:
@@ -116,7 +116,7 @@ def _clock_of(outcome: RowOutcome) -> str:
     return outcome.measurement.instrument if outcome.measurement is not None else ""
 
 
-def _passed(outcome: RowOutcome, judgement: Judgement, verdict: Verdict) -> RowOutcome:
+def _passed(outcome: RowOutcome, judgement: Judgement, verdict: CourtVerdict) -> RowOutcome:
     reason = "; ".join(filter(None, (outcome.reason, *verdict.notes)))
     outcome = replace(outcome, reason=reason, judged=judgement.judged)
     measurement = outcome.measurement
@@ -134,7 +134,7 @@ def _passed(outcome: RowOutcome, judgement: Judgement, verdict: Verdict) -> RowO
     )
 
 
-def contradiction(durations_us: Sequence[float], verdict: Verdict, instrument: str) -> str:
+def contradiction(durations_us: Sequence[float], verdict: CourtVerdict, instrument: str) -> str:
     """Returns why the second clock contradicts durations; "" if it does not.
 
     The shortest bracket counts: what other processes do makes brackets longer, and a candidate cannot make one shorter

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opatlas.outer.judging.bench import CALL_SEED, Bench, Inputs, Purpose, ReferenceFailed
-from opatlas.outer.judging.memory import Form, Plain, SharedMemory, expect_margins, live_tensor
+from opatlas.outer.judging.memory import Plain, SharedMemory, TensorForm, expect_margins, live_tensor
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import FlatResults, PoisonedAllocations, flat_results, poison_free_memory
 from opatlas.run.devices.device import Device
@@ -33,7 +33,7 @@ class LiveInputs:
         """`arguments` are some of the row's, which say what is a tensor, and give what is no number."""
         self._own, self._structure = tree_flatten(arguments)
         self._device, self._margins = device, margins
-        self._forms: list[Form | None] = [None] * len(self._own)
+        self._forms: list[TensorForm | None] = [None] * len(self._own)
         self.leaves: list[Any] = list(self._own)
         self.arguments = arguments
 
@@ -42,7 +42,7 @@ class LiveInputs:
         if len(inputs.leaves) != len(self._own):
             raise ReferenceFailed("the number of inputs is another one in each call: return a list of one length")
         for place, leaf in enumerate(inputs.leaves):
-            if isinstance(leaf, Form):
+            if isinstance(leaf, TensorForm):
                 known = self._forms[place]
                 if known is None or (known.dtype, known.shape, known.stride) != (leaf.dtype, leaf.shape, leaf.stride):
                     self.leaves[place], self._forms[place] = live_tensor(leaf, self._device, self._margins), leaf
@@ -100,10 +100,10 @@ class CandidateTrial:
             inputs = self._prepare(Purpose.REHEARSAL)
             results = results or tuple(
                 torch.zeros(leaf.shape, dtype=leaf.torch_dtype, device=self._device.torch_device)
-                if isinstance(leaf, Form)
+                if isinstance(leaf, TensorForm)
                 else leaf.object
                 for leaf in inputs.results
-                if isinstance(leaf, (Form, Plain))
+                if isinstance(leaf, (TensorForm, Plain))
             )
             self._candidate = lambda *_, found=results: found
             self.launch()
