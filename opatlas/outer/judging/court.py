@@ -173,10 +173,7 @@ class Court:
         call.known_ns = perf_counter_ns()
         found = self.memory.write([*leaves, *weights.values()])
         forms = dict(zip(weights, found[len(leaves) :], strict=True))
-        results = tuple(
-            TensorForm.of(each) if isinstance(each, torch.Tensor) else Plain.of(each) for each in self.native
-        )
-        is_rehearsal = purpose is Purpose.REHEARSAL
+        results = self.native if purpose is Purpose.REHEARSAL else ()
         named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
         return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
 
