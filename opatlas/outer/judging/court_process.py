@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 from opatlas.outer.judging.bench import Inputs, Purpose, ReferenceFailed, write_results
 from opatlas.outer.judging.court import Court
 from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Found, Open, RowToJudge
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.memory import Leaf, SharedMemory
 from opatlas.outer.judging.results import FlatResults
 from opatlas.outer.judging.sentence import CourtVerdict
@@ -123,7 +124,8 @@ class RemoteCourt:
 
     def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
         found, after = write_results(self._memory, self._start, results, inputs)
-        self._channel.send(Returned(tuple(found), None if after is None else tuple(after), claimed_us))
+        with _expect_court():
+            self._channel.send(Returned(tuple(found), None if after is None else tuple(after), claimed_us))
 
     def share_weights(self) -> None:
         self._step("weights")
@@ -135,12 +137,20 @@ class RemoteCourt:
         self._asked(CourtStep(name))
 
     def _asked(self, message: ProcessMessage) -> Any:
-        """Returns the answer to a message. Raises ReferenceFailed if the court has ended."""
-        try:
+        """Returns the answer to a message. Raises CandidateRejected as `_expect_court` does."""
+        with _expect_court():
             self._channel.send(message)
             return self._channel.receive()
-        except (OSError, EOFError) as error:
-            raise ReferenceFailed("the process that judges results has ended") from error
+
+
+@contextlib.contextmanager
+def _expect_court() -> Iterator[None]:
+    """Raises CandidateRejected if the court has ended, or got what is no message."""
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        text = "the process that judges results has ended, or got what is no message"
+        raise CandidateRejected(ErrorClass.CRASH, "no-verdict", text) from error
 
 
 def main(fd: int) -> None:
