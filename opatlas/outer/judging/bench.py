@@ -24,7 +24,7 @@ class Purpose(Enum):
     """What a call is for.
 
     REHEARSAL is the call of nothing before the candidate is imported. AGAIN repeats the inputs of the call before, NEAR
-    changes them in one percent of the elements.
+    changes them in 0.2 percent of the elements.
     """
 
     REHEARSAL = "rehearsal"

@@ -37,6 +37,8 @@ from opatlas.text import exception_line
 _SEEDS = 1 << 30
 #: Share of the elements that a change of inputs concerns which are the same for all seeds.
 _SHARE = 0.01
+#: The same of inputs near others: few enough that a fingerprint of some elements hardly ever sees them.
+_NEAR_SHARE = 0.002
 #: Elements of a result of a timed call that are compared: a share of 1e-3 that is wrong is missed in exp(-4) of calls.
 _ELEMENTS = 4096
 #: Share of wrong timed calls of a candidate that is not merely unstable.
@@ -151,7 +153,7 @@ class Court:
                     vary(leaves[place], call.seed + place, _SHARE)
         for place, leaf in enumerate(leaves if call.near else ()):
             if may_vary(leaf):
-                vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _SHARE)
+                vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _NEAR_SHARE)
         of, weights = weights_of or call, {}
         for place, (name, weight) in enumerate(self._referee.weights().items() if call.has_weights else ()):
             weights[name] = weight.detach().clone()
