@@ -85,6 +85,8 @@ class Job:
         subject: what the row is about besides its cells; None mostly.
         judge: what runs a job whose kernel is judged ("module:function", `ReplaySpec.judge`); "": nobody.
         log: a file for what a judged kernel writes on stderr, and for its current step; "" without one.
+        court: folder with the address of the process that makes the inputs of a judged kernel and compares its results;
+            "": the process of the kernel does.
         language: the language that a judged kernel must have ("triton", "cuda"); "": any.
         together: jobs with the same text run on the same device, so that their durations compare; "": on any.
         against: the baseline to compare with; None: the kernel is measured alone.
@@ -105,6 +107,7 @@ class Job:
     subject: Subject | None = None
     judge: str = ""
     log: str = ""
+    court: str = ""
     language: str = ""
     together: str = ""
     against: Against | None = None
@@ -115,6 +118,11 @@ class Job:
         """Returns a new job that compares the same kernel with its baseline in another process, without a control."""
         assert self.against is not None
         return replace(self, against=replace(self.against, control=False), elsewhere=True, id=_next_id())
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its process runs no further row, whatever the kernel makes it say: one that is judged on a task."""
+        return bool(self.court) and self.subject is not None
 
     @property
     def phase_file(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
+from opatlas.outer.judging.failures import run_judged
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -40,7 +41,7 @@ def _judged(gpu, job: Job) -> RowOutcome:
     """In a process of its own, as in a session."""
     process = DeviceProcess(gpu, MeasureSettings(repeat_count=40, instrument="cupti"))
     try:
-        return process.run(job)
+        return run_judged(process.run, job)
     finally:
         process.close()
 

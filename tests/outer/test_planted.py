@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from planted_trials import PLANTED, PlantedKernel, each_of, job_of_candidate, planted_kernels
 
+from opatlas.outer.judging.failures import run_judged
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
 from opatlas.outer.tasks.task_replay import bind
@@ -27,7 +29,9 @@ CPU = DeviceSpec("cpu")
 SETTINGS = MeasureSettings(repeat_count=40, time_limit_s=60, cache="warm", threads=1)
 KERNELS = [each for each in planted_kernels() if each.device != "cuda"]
 #: They end their process.
-_END = [each for each in KERNELS if each.error_class is ErrorClass.CRASH]
+_END = [each for each in KERNELS if each.error_class is ErrorClass.CRASH and not each.has_own_process]
+#: They may do anything to their process.
+_OWN = [each for each in KERNELS if each.has_own_process]
 #: Nothing but a rule on the source is for them.
 _BY_SOURCE = [each for each in KERNELS if each.error_class is ErrorClass.RULE]
 
@@ -58,13 +62,24 @@ def _restored_functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_one_for_each_known_way() -> None:
-    assert [kernel.number for kernel in planted_kernels()] == list(range(1, 37))
+    assert [kernel.number for kernel in planted_kernels()] == list(range(1, 55))
 
 
-@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each not in (*_END, *_BY_SOURCE)]))
+@pytest.mark.parametrize("kernel", each_of([each for each in KERNELS if each not in (*_END, *_BY_SOURCE, *_OWN)]))
 def test_a_planted_kernel_is_caught_by_its_calls(kernel: PlantedKernel, runner: Runner, tmp_path: Path) -> None:
     """No rule on its source is asked."""
-    kernel.expect(runner.run(kernel.job(tmp_path)))
+    kernel.expect(run_judged(runner.run, kernel.job(tmp_path)))
+
+
+@pytest.mark.parametrize("kernel", each_of(_OWN))
+def test_a_planted_kernel_that_owns_its_process_is_caught_from_outside(kernel: PlantedKernel, tmp_path: Path) -> None:
+    if "machine code" in kernel.path.read_text() and platform.machine() != "x86_64":
+        pytest.skip("the code is that of another processor")
+    process = DeviceProcess(CPU, SETTINGS)
+    try:
+        kernel.expect(run_judged(process.run, kernel.job(tmp_path)))
+    finally:
+        process.close()
 
 
 @pytest.mark.parametrize("kernel", each_of(_END))
@@ -88,8 +103,8 @@ def test_a_planted_kernel_is_caught_by_its_source_where_a_rule_is_for_it(kernel:
 @pytest.mark.parametrize("task", sorted((PLANTED / "tasks").glob("*.py")), ids=lambda path: path.stem)
 def test_an_honest_candidate_passes(task: Path, tmp_path: Path) -> None:
     candidate = tmp_path / "honest.py"
-    candidate.write_text(task.read_text().replace("class Model(", "class ModelNew("))
-    outcome = Runner(CPU, SETTINGS).run(job_of_candidate(task, candidate))
+    candidate.write_text(task.read_text().replace("class Model", "class ModelNew"))
+    outcome = run_judged(Runner(CPU, SETTINGS).run, job_of_candidate(task, candidate))
     judgement = Judgement.of(outcome)
     assert (judgement.name, judgement.level, judgement.notes) == ("pass", Level.MEASURED, ()), outcome.reason
     assert outcome.changed == ()
@@ -109,7 +124,7 @@ class _NoRecords:
 def test_right_results_without_a_kernel_are_a_hack(tmp_path: Path) -> None:
     task = PLANTED / "tasks" / "softmax.py"
     path = tmp_path / "honest.py"
-    path.write_text(task.read_text("utf-8").replace("class Model(", "class ModelNew("), "utf-8")
+    path.write_text(task.read_text("utf-8").replace("class Model", "class ModelNew"), "utf-8")
     settings = MeasureSettings(repeat_count=3)
     device = open_device(DeviceSpec("cpu"), settings)
     _, replay = bind(job_of_candidate(task, path), device, _NoRecords(), settings, ALONE)

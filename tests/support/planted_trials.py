@@ -31,6 +31,7 @@ class PlantedKernel:
         device: "cuda" if it needs a GPU, "cpu" if it needs none; "" for both.
         notes: words of its expected notes ("torch threads").
         row: the number of the task's inputs that it is wrong for.
+        has_own_process: whether it must not run in the process of tests.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class PlantedKernel:
     device: str
     notes: str
     row: int
+    has_own_process: bool
 
     @property
     def number(self) -> int:
@@ -76,6 +78,7 @@ def _planted(path: Path) -> PlantedKernel:
         fields.get("Device", ""),
         fields.get("Notes", ""),
         int(fields.get("Row", "0")),
+        "Process" in fields,
     )
 
 

@@ -120,6 +120,7 @@ def _suite_result(path: Path) -> Result:
     content = {
         "cases": found.cases,
         "right_cases": found.right,
+        "pass_through_cases": found.torchs,
         "operators": len(found.operators),
         "right_operators": found.right_operators,
         "speed_up": found.speed_up,

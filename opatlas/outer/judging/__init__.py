@@ -5,7 +5,12 @@ source.py         the syntax tree of a candidate, with imported names resolved
 rules.py          the rules on a source, and the judgement by them (L1)
 failures.py       runs a candidate, and finds the class of its failure (L2)
 judged_replay.py  judges a candidate on a row: the steps that all candidates have in common (L2 to L4)
-trial.py          calls a candidate with inputs that change between calls (input_sets.py), and judges the results
-results.py        whether results are plain, written, right (L3), and the same as those of other calls
-process_guard.py  finds replaced parts of the process, and restores the settings of torch
+trial.py          calls a candidate with the inputs that it gets, and hands its results in
+process_guard.py  finds replaced functions, hooks and threads, and restores the settings of torch
+bench.py          what the process of a candidate asks of a court
+court.py          makes inputs, and compares results, in a process where the candidate never ran
+court_process.py  that process, and the way to it; court_control.py is pytest's control of it
+memory.py         tensors in memory that both processes share
+results.py        types of results (L2), and whether they are right (L3)
+sentence.py       the outcome, from what the candidate's process claims and what the court found
 """

@@ -17,8 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 from signal import Signals
 
+import msgspec
+
+from opatlas.outer.judging.court_control import court_process
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
+from opatlas.outer.judging.sentence import CourtVerdict, sentenced
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -179,7 +183,7 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     refused, notes = _judge_source(text, path, helpers=helpers, language=language)
     if refused is not None:
         return refused.outcome()
-    outcome = run(job)
+    outcome = run_judged(run, job)
     if outcome.judged is None and outcome.status.crash:
         outcome = _judged_end(outcome, job)
     for each in (job.log, job.phase_file) if job.log else ():
@@ -192,6 +196,16 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     return replace(outcome, judged=judged, reason=reason)
 
 
+def run_judged(run: Callable[[Job], RowOutcome], job: Job) -> RowOutcome:
+    """Runs a candidate with inputs from the court, whose verdict decides. Raises the errors of `run`."""
+    court = court_process()
+    outcome = run(replace(job, court=court.begin(job, _TASKS if job.subject is not None else _CASES)))
+    verdict = court.verdict()
+    return sentenced(outcome, None if verdict is None else msgspec.msgpack.decode(verdict, type=CourtVerdict))
+
+
+#: What makes the referee of a job.
+_TASKS, _CASES = "opatlas.outer.tasks.task_replay:referee", "opatlas.outer.suites.replay:referee"
 #: Many cases have one source.
 _judge_source = lru_cache(maxsize=16)(judge_source)
 

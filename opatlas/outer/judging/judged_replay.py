@@ -1,6 +1,6 @@
 """Judges a candidate on one row: the steps that candidates for tasks and for operators of torch have in common.
 
-The reference is computed after the last call of the candidate, so that its process holds no expected value before.
+Inputs come from a court (court.py), which compares the results; what this process says of them decides nothing.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import random
 import re
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -21,13 +21,15 @@ from typing import Any, ClassVar
 import torch
 
 from opatlas.formats import duration, percent
+from opatlas.outer.judging.bench import Bench, OwnCourt, ReferenceFailed
+from opatlas.outer.judging.court import Court, Referee
+from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
-from opatlas.outer.judging.input_sets import InputSets, Variant
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import TORCH_WORKS, CandidateRejected, ErrorClass, Judgement, Level
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import Compared, FlatResults
+from opatlas.outer.judging.sentence import sentenced
 from opatlas.outer.judging.source import CandidateSource
-from opatlas.outer.judging.trial import CandidateTrial
+from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, LiveInputs
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
@@ -42,8 +44,8 @@ from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle, without_build_command
 
-#: Number of sets of inputs.
-SETS = 3
+#: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
+_MEMORY_FACTOR = 12.0
 _SEEDS = 1 << 30
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
@@ -55,24 +57,19 @@ _STATUS = {
 }
 
 
-class ReferenceFailed(ReplayError):
-    """The reference cannot be run, whatever the candidate."""
-
-
 @dataclass
 class Constructed:
     """A candidate that can be called.
 
     Attributes:
-        call: called with the arguments of a set.
-        inputs: the sets.
-        bind, results_of: as of `CandidateTrial`.
+        call: called with the arguments of a call, and returns its results.
+        weights: its parameters by name, where they are the reference's; else none.
+        bind: called with the arguments before each call; this is not timed.
     """
 
     call: Callable[..., Any]
-    inputs: InputSets
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
     bind: Callable[..., object] | None = None
-    results_of: Callable[[Any], Any] | None = None
 
 
 class JudgedReplay(ABC):
@@ -88,19 +85,19 @@ class JudgedReplay(ABC):
         self._job = job
         self._device = device
         self._group = group
+        self._instrument = instrument
+        self._settings = settings
         self._is_cold = settings.cache == "cold"
         #: The file of the called function.
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
         self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
-        #: Inputs and weights follow from it. No candidate can know it.
-        self._seed = random.SystemRandom().randrange(_SEEDS)
         self._notes: list[str] = []
-        self._assumptions: list[str] = []
         #: What the set-up of the candidate converts.
         self._conversions: Sequence[str] = ()
-        self._trial: CandidateTrial | None = None
+        #: Whether the court has compared all results.
+        self._is_complete = False
 
     def expect_memory(self) -> None:  # noqa: B027
         """Does nothing: the size of a row is known when its inputs are there."""
@@ -117,10 +114,16 @@ class JudgedReplay(ABC):
             ReplayError: the row cannot run, whatever the candidate.
         """
         self._prepare()
-        is_hack = False
+        is_hack, court = False, None
         try:
             with logged(self._job.log):
-                outcome = self._judge()
+                if not self._job.court:
+                    seed = random.SystemRandom().randrange(_SEEDS)
+                    court = Court(self._referee(seed), self._device.torch_device)
+                    bench: Bench = OwnCourt(court, seed)
+                else:
+                    bench = RemoteCourt(self._job.court, self._device.torch_device)
+                outcome = self._judge(bench)
         except (MissingPrecondition, ReferenceFailed, Unsupported) as error:
             outcome = outcome_of(error)
         except CandidateRejected as error:
@@ -134,6 +137,11 @@ class JudgedReplay(ABC):
             raise
         except BaseException as error:
             outcome = self._failed(classify(self._failure(error)), error)
+        if court is not None:
+            outcome = sentenced(
+                outcome, court.verdict() if self._is_complete else None, is_baseline=self._job.source is None
+            )
+            is_hack = is_hack or outcome.reason.startswith(f"{ErrorClass.HACK}/")
         ends_process = self._job.source is not None and (self._is_alone or is_hack)
         self.outcome = replace(outcome, ends_process=ends_process)
 
@@ -142,78 +150,78 @@ class JudgedReplay(ABC):
         """Makes the objects that the row needs besides the candidate. Raises MissingPrecondition and ReplayError."""
 
     @abstractmethod
+    def _referee(self, seed: int) -> Referee:
+        """Returns the referee of a row of which nobody else judges; `seed` is that of the weights."""
+
+    @abstractmethod
+    def _arguments(self) -> list[Any]:
+        """Returns some arguments of the row. Raises ReferenceFailed."""
+
+    @abstractmethod
     def _make_guard(self) -> ProcessGuard | None:
         """Returns the guard of the process, made before the candidate is imported; None where nobody is judged."""
 
     @abstractmethod
-    def _import(self) -> Callable[..., Any]:
+    def _import(self, weights_seed: int) -> Callable[..., Any]:
         """Imports the candidate. Raises the errors of its file."""
 
     @abstractmethod
-    def _construct(self, function: Callable[..., Any], guard: ProcessGuard | None) -> Constructed:
-        """Makes what is called of an imported candidate, and its inputs. Raises the errors of the candidate."""
+    def _construct(
+        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
+    ) -> Constructed:
+        """Makes what is called of an imported candidate. Raises the errors of the candidate."""
 
     @abstractmethod
-    def _expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results of the reference. Raises ReferenceFailed."""
-
-    @abstractmethod
-    def _own_results(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results of the replaced function in its own dtypes, which may change the arguments."""
-
-    @abstractmethod
-    def _compare(self, results: FlatResults, expected: FlatResults) -> Compared:
-        """Compares results with those of the reference. Raises CandidateRejected if they have another form."""
-
-    @abstractmethod
-    def _own_call(self, arguments: list[Any]) -> Callable[[], object] | None:
+    def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
         """Returns a call of the replaced function that can be measured; None if there is none."""
 
-    def _judge(self) -> RowOutcome:
+    def _judge(self, bench: Bench) -> RowOutcome:
         """Runs the steps of a judgement. Raises the errors of the candidate and of the guards."""
+        trial = CandidateTrial(
+            bench, self._device, self._arguments(), is_cold=self._is_cold, margins=self._has_margins()
+        )
+        trial.rehearse()
+        self._sampling.expect_memory(_MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
         guard = self._make_guard()
         self._step(Phase.IMPORT)
-        function = self._import()
+        function = self._import(bench.weights_seed)
         examine(guard, "its import")
-        made = self._construct(function, guard)
-        self._trial = trial = CandidateTrial(
-            made.call,
-            made.inputs,
-            self._device.torch_device,
-            synchronize=self._device.synchronize,
-            threads=guard.threads if guard is not None else None,
-            bind=made.bind,
-            results_of=made.results_of,
-        )
+        made = self._construct(function, trial.inputs, bench.weights_seed, guard)
+        trial.judge(made.call, guard, made.bind, made.weights)
         self._step(Phase.FIRST_CALL)
         warm_until = monotonic() + _WARM_UP_S
-        first = trial.first_call()
+        trial.first_call()
         self._set_up_s = perf_counter() - self._start
         examine(guard, "its first call")
-        if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):
-            self._step(Phase.CHECK)
-            self._compare(first, self._expected(*made.inputs.values(Variant(0))))
-            judgement = Judgement(ErrorClass.PASS, level=Level.CORRECT, within_1e3=True)
+        if trial.first and all(isinstance(each, torch.Tensor) and not each.numel() for each in trial.first):
+            self._end(trial)
             reason = "the results have no elements: there is nothing to time"
-            return RowOutcome(Status.CHECKED, reason, judged=judgement.judged)
+            return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
         self._step(Phase.LATER_CALL)
-        trial.examine()
+        trial.further_calls()
         examine(guard, "its calls")
         self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=warm_until)
         samples, failed = self._sample(trial)
         examine(guard, "its timed calls")
         if guard is not None:
             guard.files.expect_same()
-        self._step(Phase.CHECK)
-        trial.verify(self._expected, self._compare, self._own_results)
+        self._end(trial)
         if isinstance(failed, NoKernelLaunched) and guard is not None:
             text = "a timed call launched no kernel, and its result is right: compute the result in each call"
             raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
         if failed is not None:
             raise failed
         if samples.durations_us:
-            self._expect_possible(samples, made.inputs)
+            self._expect_possible(samples, trial.inputs, bench.weights_seed)
         return self._measured(samples, trial, guard)
+
+    def _has_margins(self) -> bool:
+        return True
+
+    def _end(self, trial: CandidateTrial) -> None:
+        self._step(Phase.CHECK)
+        trial.end()
+        self._is_complete = True
 
     def _step(self, phase: Phase) -> None:
         """Notes the next step of the candidate; the process may end meanwhile."""
@@ -241,18 +249,23 @@ class JudgedReplay(ABC):
 
     def _sample(self, trial: CandidateTrial) -> tuple[Samples, ReplayError | None]:
         """Returns the samples, or why there are none: the results may say more."""
+        rule = ClaimingRule(trial, self._settings)
         try:
-            return self._sampling.take(trial.launch, trial.prepare, trial.tensors), None
-        except CandidateRejected:
+            samples = self._instrument.sample(trial.launch, trial.next_sample, rule)
+            self._device.synchronize()
+            trial.finish()
+        except (CandidateRejected, ReferenceFailed):
             raise
         except ReplayError as error:
+            trial.finish()
             return Samples(()), error
+        return samples, None
 
-    def _expect_possible(self, samples: Samples, inputs: InputSets) -> None:
+    def _expect_possible(self, samples: Samples, inputs: LiveInputs, weights_seed: int) -> None:
         """Raises CandidateRejected for an impossible duration. Measures the replaced function where it is in doubt."""
 
         def baseline_us() -> float | None:
-            own = self._own_call(inputs.values(Variant(0))[0])
+            own = self._own_call(inputs.arguments, weights_seed)
             if own is None:
                 return None
             try:
@@ -271,7 +284,7 @@ class JudgedReplay(ABC):
         )
 
     def _measured(self, samples: Samples, trial: CandidateTrial, guard: ProcessGuard | None) -> RowOutcome:
-        """Returns the outcome of a candidate that passes."""
+        """Returns the outcome of a candidate whose results are right, as far as its own process knows."""
         source = self._job.source
         execution = Execution(
             source.implementation if source is not None else f"torch {public_version(torch.__version__)}",
@@ -279,23 +292,13 @@ class JudgedReplay(ABC):
             set_up_s=self._set_up_s if source is not None else None,
         )
         share = self._share(samples)
-        notes = [*self._notes, *(guard.notes if guard is not None else ()), *trial.notes, *share_notes(share)]
-        elements = sum(each.elements for each in trial.compared)
-        checked = Checked(elements, elements, max((each.error for each in trial.compared), default=None))
-        outcome = self._sampling.outcome(
-            samples, checked, execution=execution, calls=trial.calls, assumed=self._assumptions, noted=notes
-        )
+        notes = [*self._notes, *(guard.notes if guard is not None else ()), *share_notes(share)]
+        outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, calls=trial.calls, noted=notes)
         if outcome.status is not Status.MEASURED:
             return outcome
         median_us = outcome.measurement.summary.median_us if outcome.measurement and samples.durations_us else None
         judgement = Judgement(
-            ErrorClass.PASS,
-            level=Level.MEASURED,
-            within_1e3=all(each.within for each in trial.compared),
-            max_error=checked.error,
-            duration_us=median_us,
-            kernel_share=share,
-            notes=tuple(notes),
+            ErrorClass.PASS, level=Level.MEASURED, duration_us=median_us, kernel_share=share, notes=tuple(notes)
         )
         return replace(outcome, judged=judgement.judged)
 
@@ -310,9 +313,6 @@ class JudgedReplay(ABC):
 
     def _failed(self, judgement: Judgement, error: BaseException | None = None) -> RowOutcome:
         """Returns the outcome of a candidate that does not pass."""
-        if self._trial is not None and self._trial.compared:
-            worst = max(self._trial.compared, key=lambda each: each.difference)
-            judgement = replace(judgement, within_1e3=worst.within, max_error=worst.finite_error)
         judgement = replace(judgement, text=cut_middle(judgement.text, _LONGEST_TEXT), notes=tuple(self._notes))
         status = _STATUS.get(judgement.error_class, Status.FAILED)
         if judgement.error_class is ErrorClass.RUNTIME and judgement.sub_class.startswith(("CUDA ", "Ascend ")):
@@ -428,4 +428,4 @@ def share_notes(share: float | None) -> tuple[str, ...]:
     """Returns what is told of a share: that torch does the work."""
     if share is None or share > LEAST_SHARE:
         return ()
-    return (f"torch does the work: {percent(share, 0)} of the time is in kernels that the candidate defines",)
+    return (f"{TORCH_WORKS}: {percent(share, 0)} of the time is in kernels that the candidate defines",)

@@ -17,6 +17,10 @@ from opatlas.text import Word
 _Microseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e15)]
 
 
+#: What notes say of a candidate that only calls torch, or leaves most of the time to it.
+TORCH_WORKS = "torch does the work"
+
+
 class Level(Word):
     """The levels of a judgement, in their order. A candidate passes a level only after those before it."""
 

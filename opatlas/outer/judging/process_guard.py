@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import gc
 import inspect
 import math
 import re
+import signal
 import statistics
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
@@ -51,6 +53,14 @@ class ProcessGuard:
         self._cache = PersistingCache(device)
         self.threads = ThreadWatch()
         self._functions = FunctionTable()
+        self._hooks = hooks()
+
+    def expect_same_hooks(self, step: str) -> None:
+        """Raises CandidateRejected if Python or torch calls something else than before, or threads are left."""
+        if (found := hooks()) != self._hooks:
+            names = ", ".join(name for name, value in found.items() if self._hooks.get(name) != value)
+            raise CandidateRejected(ErrorClass.HACK, "hook", f"{step} changed {names}: nothing may be called later")
+        self.threads.expect_same()
 
     def examine(self, step: str) -> None:
         """Restores settings, and raises CandidateRejected if functions were replaced or threads are left.
@@ -64,7 +74,36 @@ class ProcessGuard:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             text = f"{step} replaced {', '.join(names[:_NAMED])}{more}: leave functions alone"
             raise CandidateRejected(ErrorClass.HACK, "patched", text)
-        self.threads.expect_same()
+        self.expect_same_hooks(step)
+
+
+def hooks() -> Mapping[str, object]:
+    """Returns what Python and torch call between the calls of a candidate, by name. Takes some microseconds."""
+    monitoring = getattr(sys, "monitoring", None)
+    return {
+        "the profile function": sys.getprofile(),
+        "the trace function": sys.gettrace(),
+        "the hooks of new threads": (threading.getprofile(), threading.gettrace()),
+        "sys.monitoring": [monitoring.get_tool(number) for number in range(6)] if monitoring else None,
+        "the callbacks of garbage collection": list(gc.callbacks),
+        "signal handlers": [signal.getsignal(number) for number in _SIGNALS],
+        "timers": [any(signal.getitimer(timer)) for timer in _TIMERS],
+        "torch's modes": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
+        "torch's operators": _registrations(len(torch.library._impls)),
+        "hooks of all modules": [len(getattr(torch.nn.modules.module, name)) for name in _MODULE_HOOKS],
+    }
+
+
+#: Signals that a process gets from its timers, its children, its descriptors and its own threads.
+_SIGNALS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGCHLD, signal.SIGIO, signal.SIGUSR2)
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_MODULE_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+@lru_cache(maxsize=4)
+def _registrations(count: int) -> int:
+    """Returns how many of `count` registrations at torch's dispatcher are of its own operators."""
+    return sum(name.startswith("aten/") and not name.endswith("/Meta") for name in torch.library._impls)
 
 
 #: Endings of the files that decide about a row. Data and pages are left out.
@@ -220,23 +259,23 @@ class ThreadWatch:
     """The threads of this process, as they are when this object is made."""
 
     def __init__(self) -> None:
-        self._known = frozenset(threading.enumerate())
-        self._count = threading.active_count()
+        self._known = sys._current_frames().keys()
 
     def expect_same(self) -> None:
-        """Raises CandidateRejected if there are further threads, other than idle ones of a compiler."""
-        if threading.active_count() <= self._count:
+        """Raises CandidateRejected if further threads run Python, other than idle ones of a compiler."""
+        frames = sys._current_frames()
+        if frames.keys() <= self._known:
             return
-        started = [thread for thread in threading.enumerate() if thread not in self._known]
+        started = [number for number in frames if number not in self._known]
         if any(name in sys.modules for name in _COMPILERS):
-            frames = sys._current_frames()
-            started = [thread for thread in started if not _waits_for_compilations(frames.get(thread.ident or 0))]
+            started = [number for number in started if not _waits_for_compilations(frames[number])]
         if started:
-            names = ", ".join(thread.name for thread in started[:3])
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            found = ", ".join(names.get(number, "without a name") for number in started[:3])
             raise CandidateRejected(
                 ErrorClass.HACK,
                 "thread",
-                f"the candidate left a thread running ({names}): end the work before the call returns",
+                f"the candidate left a thread running ({found}): end the work before the call returns",
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_leaves, tree_map
 
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.run.kernel_call import OperatorMode
@@ -20,48 +20,43 @@ from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, comparable,
 _PART = 1 << 24
 #: The types of tensors that hold their values.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS = (int, float, complex, bool)
 
 #: Results of a candidate in order: tensors, and whatever else it returned.
 FlatResults = tuple[Any, ...]
 
 
-def plain_results(returned: Any) -> FlatResults:
-    """Returns the values in a return value; nested lists, tuples and mappings are flattened, views resolved.
+def flat_results(returned: Any) -> FlatResults:
+    """Returns the values in a return value: lists, tuples, dicts and named tuples are flattened, views computed.
+
+    Nothing of the candidate is called: a class of its own could compute when it is read.
 
     Raises:
-        CandidateRejected: a tensor is not a plain one, or has no values in memory.
+        CandidateRejected: an object is of a class that may compute later, or a tensor has no values in memory.
     """
-    if isinstance(returned, Mapping):
-        returned = list(returned.values())
-    if isinstance(returned, (list, tuple)):
-        return tuple(result for value in returned for result in plain_results(value))
-    if isinstance(returned, torch.Tensor):
-        _expect_plain(returned)
-    return (_resolved(returned),)
+    kind = type(returned)
+    if kind in _PLAIN:
+        _expect_values(returned)
+        return (returned.resolve_conj().resolve_neg(),)
+    if kind is dict or kind is OrderedDict:
+        return tuple(result for value in dict.values(returned) for result in flat_results(value))
+    if kind is list or _is_tuple(kind):
+        values = list.__iter__(returned) if kind is list else tuple.__iter__(returned)
+        return tuple(result for value in values for result in flat_results(value))
+    if kind not in _NUMBERS and issubclass(kind, (torch.Tensor, list, tuple, Mapping, *_NUMBERS)):
+        text = f"a result is a {kind.__qualname__}: return a plain tensor, list, tuple or dict that holds its values"
+        raise CandidateRejected(ErrorClass.HACK, "lazy-result", text)
+    return (returned,)
 
 
-def has_views(returned: Any) -> bool:
-    """Returns whether a return value holds a conjugate or negative view: torch computes one when it is read."""
-    return any(type(each) in _PLAIN and (each.is_conj() or each.is_neg()) for each in tree_leaves(returned))
+def _is_tuple(kind: type) -> bool:
+    """Returns whether a type is tuple, a named tuple, or one of torch's, which have names as well."""
+    if kind is tuple or kind.__module__ == "torch.return_types":
+        return True
+    return kind.__bases__ == (tuple,) and isinstance(kind.__dict__.get("_fields"), tuple)
 
 
-def resolved(returned: Any) -> Any:
-    """Returns a return value with the values of conjugate and negative views computed."""
-    return tree_map(_resolved, returned)
-
-
-def _resolved(value: Any) -> Any:
-    return value.resolve_conj().resolve_neg() if type(value) in _PLAIN else value
-
-
-def _expect_plain(value: torch.Tensor) -> None:
-    kind = type(value)
-    if kind not in _PLAIN:
-        raise CandidateRejected(
-            ErrorClass.HACK,
-            "lazy-result",
-            f"a result is a {kind.__qualname__}: return a plain tensor that holds its values",
-        )
+def _expect_values(value: torch.Tensor) -> None:
     if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
         return
     try:
@@ -69,14 +64,8 @@ def _expect_plain(value: torch.Tensor) -> None:
     except RuntimeError:
         address = 0
     if value._is_zerotensor() or (value.numel() and not address):
-        raise lazy_result()
-
-
-def lazy_result() -> CandidateRejected:
-    """Returns the rejection of a candidate whose result is not computed in the call."""
-    return CandidateRejected(
-        ErrorClass.HACK, "lazy-result", "a result has no values of its own in memory: compute it in the call"
-    )
+        text = "a result has no values of its own in memory: compute it in the call"
+        raise CandidateRejected(ErrorClass.HACK, "lazy-result", text)
 
 
 def same_results(results: FlatResults, known: FlatResults) -> torch.Tensor:
@@ -141,11 +130,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.layout is not torch.strided or one.is_quantized:
         return torch.equal(one, other)
     return torch.equal(*(each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
-
-
-def kept(results: FlatResults) -> FlatResults:
-    """Returns copies of results, which later calls do not change."""
-    return tuple(each.detach().clone() if isinstance(each, torch.Tensor) else each for each in results)
 
 
 #: Operators that return memory as they find it.
@@ -269,6 +253,17 @@ def interface_problem(
         if result.device.type != device.type:
             return "device", f"{name} is on {result.device}, not on {device}"
     return "", ""
+
+
+def is_narrower(one: torch.dtype, other: torch.dtype) -> bool:
+    """Returns whether a dtype holds fewer numbers than another one."""
+    if one.is_floating_point and other.is_floating_point:
+        return torch.finfo(one).eps > torch.finfo(other).eps or torch.finfo(one).max < torch.finfo(other).max
+    return (
+        one.is_complex < other.is_complex
+        or one.is_floating_point < (other.is_floating_point and not one.is_complex)
+        or (one.is_floating_point == other.is_floating_point and one.itemsize < other.itemsize)
+    )
 
 
 def comparison_of(result: torch.Tensor, expected: torch.Tensor, steps: float = 1.0) -> Comparison:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import TORCH_WORKS, ErrorClass, Judgement, Level
 from opatlas.outer.judging.source import CandidateSource, Function, is_installed
 
 #: Line and detail of what a rule objects to. Line 0 is the whole file.
@@ -246,9 +246,13 @@ def inherited_forward(source: CandidateSource) -> Iterator[Finding]:
 
 @rule(None, "hack 24")
 def no_kernel(source: CandidateSource) -> Iterator[Finding]:
-    """neither a kernel of Triton nor of CUDA"""
-    if not source.triton_kernels and not source.native_kernels:
-        yield 0, "no kernel of its own: torch does the work"
+    """neither a kernel of Triton nor of CUDA, nor a module that compiles or loads code"""
+    compiles = any(_COMPILERS.match(name) for name in source.imported.values())
+    if not (source.triton_kernels or source.native_kernels or source.uses_helpers or compiles):
+        yield 0, f"no kernel of its own: {TORCH_WORKS}"
+
+
+_COMPILERS = re.compile(r"torch\.utils\.cpp_extension|(?:numba|ctypes|cffi|cupy|cutlass|tilelang|warp|jax)\b")
 
 
 @rule(None, "KernelBench, hack 24")
@@ -270,17 +274,9 @@ _THREADS = re.compile(
     r"|torch\.multiprocessing\.(?:Process|spawn)|asyncio\.to_thread|torch\.jit\.fork"
 )
 _NATIVE_THREADS = re.compile(r"\bstd::(?:thread|jthread|async)\b|\bpthread_create\b|\bcudaLaunchHostFunc\b")
-_DISPATCH = frozenset({"__torch_function__", "__torch_dispatch__"})
 #: Settings of torch and Triton, which the guards restore.
 _SETTING = re.compile(r"torch\.backends\..+|(?:torch|triton)\.(?:.*\.)?(?:config|knobs)\..+")
-_COMPARISONS = frozenset(["__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__"])
 _ENDS = re.compile(r"os\.(?:_exit|abort|kill|killpg|exec\w+)|sys\.exit|exit|quit|signal\.\w+|atexit\.register")
-_FRAMES = re.compile(
-    r"inspect\.(?:stack|trace|currentframe|getouterframes|getinnerframes)|sys\.(?:_getframe|_current_frames|settrace"
-    r"|setprofile|exc_info)|gc\.get_(?:objects|referrers|referents)|traceback\.(?:extract_stack|walk_stack|format_stack)"
-    r"|threading\.(?:settrace|setprofile)"
-)
-_HARNESS = re.compile(r"(?:_pytest|pytest|conftest)(?:\..+)?|opatlas\.(?!implements|Prepared|Unsupported).+")
 _HALF_TYPES = frozenset(
     {"torch.float16", "torch.half", "torch.bfloat16", "triton.language.float16", "triton.language.bfloat16"}
 )
@@ -329,40 +325,11 @@ def thread(source: CandidateSource) -> Iterator[Finding]:
     yield from _in_strings(source, _NATIVE_THREADS, "starts work beside the call", "#include")
 
 
-@rule(ErrorClass.HACK, "KernelBench, hack 8")
-def tensor_subclass(source: CandidateSource) -> Iterator[Finding]:
-    """a subclass of Tensor, or a dispatch mode"""
-    for node in source.nodes:
-        if isinstance(node, ast.ClassDef):
-            names = {source.full_name(base) for base in node.bases}
-            if names & {"torch.Tensor", "torch._C.TensorBase"} or any(
-                name.endswith(("TorchDispatchMode", "TorchFunctionMode")) for name in names
-            ):
-                yield node.lineno, f"class {node.name} derives from {ast.unparse(node.bases[0])}"
-        elif isinstance(node, Function) and node.name in _DISPATCH:
-            yield node.lineno, f"{node.name} changes what torch's functions do"
-        elif isinstance(node, ast.Attribute) and (
-            node.attr in ("_make_subclass", "_make_wrapper_subclass")
-            or source.full_name(node) == "torch.Tensor.__new__"
-        ):
-            yield node.lineno, f"{node.attr} makes a tensor that may compute later"
-
-
 @rule(ErrorClass.HACK, "KernelBench, hacks 9, 10")
 def patched_function(source: CandidateSource) -> Iterator[Finding]:
     """sets or deletes an attribute of an imported module or of a built-in type; settings excepted"""
     changed = ((line, name) for line, name in _changed_names(source) if not _SETTING.fullmatch(name))
     yield from ((line, f"{name} is changed for the whole process") for line, name in changed)
-
-
-@rule(ErrorClass.HACK, "hack 10")
-def always_equal(source: CandidateSource) -> Iterator[Finding]:
-    """a comparison that returns a constant"""
-    for name in _COMPARISONS & source.functions.keys():
-        for function in source.functions[name]:
-            last = function.body[-1]
-            if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant) and type(last.value.value) is bool:
-                yield function.lineno, f"{name} gives the same answer for everything"
 
 
 @rule(ErrorClass.HACK, "hack 11")
@@ -374,18 +341,6 @@ def ends_process(source: CandidateSource) -> Iterator[Finding]:
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             if source.full_name(raised) in ("SystemExit", "KeyboardInterrupt"):
                 yield node.lineno, "SystemExit ends the process"
-
-
-@rule(ErrorClass.HACK, "hacks 20, 21")
-def looks_at_harness(source: CandidateSource) -> Iterator[Finding]:
-    """frames of callers, gc.get_objects, sys.modules, imports of pytest or of OpAtlas' inside"""
-    yield from _called(source, _FRAMES, "looks at the caller, or at objects that are not the candidate's")
-    for node in source.nodes:
-        if isinstance(node, ast.Attribute) and source.full_name(node) == "sys.modules":
-            yield node.lineno, "sys.modules gives access to modules that are not the candidate's"
-    for name in sorted(set(source.imported.values())):
-        if _HARNESS.fullmatch(name):
-            yield 0, f"imports {name}, a part of what measures it"
 
 
 @rule(None, "KernelBench, hack 22")

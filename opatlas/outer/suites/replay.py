@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.input_sets import InputSets, vary
-from opatlas.outer.judging.judged_replay import SETS, Constructed, JudgedReplay, ReferenceFailed
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.bench import ReferenceFailed
+from opatlas.outer.judging.court import Referee
+from opatlas.outer.judging.judged_replay import Constructed, JudgedReplay
+from opatlas.outer.judging.memory import vary
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
+from opatlas.outer.judging.trial import LiveInputs
 from opatlas.outer.suites.case import SuiteRow, check_case
 from opatlas.outer.suites.operators import Call, computed_by, derive
 from opatlas.outer.suites.texts import overload_of
@@ -164,6 +166,51 @@ def _call_of(overload: torch._ops.OpOverload, call: KernelCall) -> Call:
 _JUDGED_MEMORY_FACTOR = 12.0
 
 
+class CaseReferee(Referee):
+    """Torch's operator for the case of a suite, whose further arguments are multiples of the case's."""
+
+    def __init__(self, row: SuiteRow) -> None:
+        super().__init__()
+        self.varies_all = True
+        self._row = row
+
+    def make(self, seed: int, number: int) -> list[Any]:
+        def changed(value: Any) -> Any:
+            if number and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+                # One factor for a tensor keeps a matrix positive definite, and boundaries in their order.
+                vary(value, seed)
+            return value
+
+        call = self._row.call.cloned().mapped(changed)
+        return [call.positional, dict(call.keywords)]
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def native(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
+        positional, keywords = arguments
+        try:
+            return tuple(Call(self._row.overload, positional, keywords).results())
+        except Exception as error:
+            raise ReferenceFailed(f"torch refuses a multiple of the arguments: {exception_line(error)}") from error
+
+    def expected(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
+        call = Call(self._row.overload, *arguments).cloned()
+        found = _Expected(self.native(arguments, weights))
+        found.call = call
+        return found
+
+    def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
+        assert isinstance(expected, _Expected)
+        found = compare_results(results, expected)
+        try:
+            checked, notes = check_case(expected.call, results, self._row.seed)
+        except WrongResult as error:
+            return replace(found, wrong=str(error), sub_class=found.sub_class or "other")
+        self.assumptions += notes
+        return Compared(checked.error or 0.0, found.difference, checked.elements)
+
+
 class _Expected(tuple[torch.Tensor, ...]):
     """Torch's results for some arguments.
 
@@ -172,6 +219,13 @@ class _Expected(tuple[torch.Tensor, ...]):
     """
 
     call: Call
+
+
+def referee(job: Job, device: torch.device, seed: int) -> CaseReferee:
+    """Returns the referee of a case, for the process of the court. Raises the errors of the row."""
+    row = SuiteRow(job.kernel_type, job.cells, device)
+    row.make_call()
+    return CaseReferee(row)
 
 
 @dataclass
@@ -200,15 +254,14 @@ class _BoundKernel:
             self._take(self._invoke())
 
     def launch(self, *_: Any) -> Any:
-        """Calls the kernel; the first call of one with a set-up makes the set-up, too."""
+        """Calls the kernel, and returns what the operator returns, and the arguments that it writes into.
+
+        The first call of a kernel with a set-up makes the set-up, too.
+        """
         returned = self._invoke()
         if type(returned) is Prepared:
             self._take(returned)
             returned = self._invoke()
-        return returned
-
-    def results(self, returned: Any) -> list[Any]:
-        """Returns the results of a call: what the operator returns, and the arguments that it writes into."""
         assert self._call is not None
         if self._prepared is not None and self._prepared.results is not None:
             returned = self._prepared.results(returned)
@@ -244,66 +297,38 @@ class SuiteCandidate(JudgedReplay):
     def _prepare(self) -> None:
         self._row.make_call()
 
+    def _referee(self, seed: int) -> Referee:
+        return CaseReferee(self._row)
+
+    def _arguments(self) -> list[Any]:
+        return CaseReferee(self._row).make(0, 0)
+
+    def _has_margins(self) -> bool:
+        # Such a number counts from the beginning of the storage.
+        return not any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
+
     def _make_guard(self) -> ProcessGuard | None:
         guard = _guard(self._file, self._device.torch_device)
         guard.notes.clear()
         return guard
 
-    def _import(self) -> Callable[..., Any]:
+    def _import(self, weights_seed: int) -> Callable[..., Any]:
         """Imports the kernel. Of a variant without a kernel of its own, the result calls the functional kernel."""
         source, overload = self._job.source, self._row.overload
         kernel = self._load(overload)
         return derive(overload, kernel) if source is not None and source.is_functional else kernel
 
-    def _construct(self, function: Callable[..., Any], guard: ProcessGuard | None) -> Constructed:
+    def _construct(
+        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
+    ) -> Constructed:
         kernel = _BoundKernel(function, self._row.call, self._converted)
-        # Such a number counts from the beginning of the storage.
-        counts_storage = any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
-        inputs = InputSets(self._arguments, range(SETS), scales=True, margins=not counts_storage)
-        return Constructed(kernel.launch, inputs, kernel.bind, kernel.results)
+        return Constructed(kernel.launch, bind=kernel.bind)
 
     def _converted(self, conversions: Sequence[str]) -> None:
         self._conversions = conversions
 
-    def _own_call(self, arguments: list[Any]) -> Callable[[], object] | None:
+    def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
         return Call(self._row.overload, *arguments)
-
-    def _arguments(self, number: int) -> list[Any]:
-        """Returns the arguments of a set: the case's, then others that are multiples of them."""
-
-        def changed(value: Any) -> Any:
-            if number and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
-                vary(value, self._seed + number)
-            return value
-
-        call = self._row.call.cloned().mapped(changed)
-        return [call.positional, dict(call.keywords)]
-
-    def _own_results(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
-        positional, keywords = arguments
-        try:
-            return tuple(Call(self._row.overload, positional, keywords).results())
-        except Exception as error:
-            raise ReferenceFailed(f"torch refuses a multiple of the arguments: {exception_line(error)}") from error
-
-    def _expected(self, arguments: list[Any], weights: Mapping[str, torch.Tensor]) -> FlatResults:
-        call = Call(self._row.overload, *arguments).cloned()
-        expected = _Expected(self._own_results(arguments, weights))
-        expected.call = call
-        return expected
-
-    def _compare(self, results: FlatResults, expected: FlatResults) -> Compared:
-        assert isinstance(expected, _Expected)
-        sub_class, problem = interface_problem(results, expected, self._device.torch_device)
-        if problem:
-            raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
-        found = compare_results(results, expected)
-        try:
-            checked, notes = check_case(expected.call, results, self._row.seed)
-        except WrongResult as error:
-            return replace(found, wrong=str(error), sub_class=found.sub_class or "other")
-        self._assumptions = list(notes) or self._assumptions
-        return Compared(checked.error or 0.0, found.difference, checked.elements)
 
 
 @lru_cache(maxsize=1)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opatlas.ask.compare.comparison import FAST, geometric_mean
 from opatlas.data.database import Database
 from opatlas.formats import percent, ratio
+from opatlas.outer.judging.judgement import TORCH_WORKS
 from opatlas.outer.suites.texts import is_folder, overload_of
-from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
+from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, STATUS_REASON, TRACE_COUNT
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import column_cells, signatures
 from opatlas.row.status import Status
@@ -29,12 +30,14 @@ class OperatorScore:
     Attributes:
         operator: its overload ("add.Tensor").
         statuses: the number of cases by status; None for those that never ran.
-        speed_up: the geometric mean over the right cases of torch's duration as a multiple of that of the kernel,
-            weighted by how often models make the call; None without durations.
+        torchs: the number of right cases whose kernel only calls torch, which is right in any case.
+        speed_up: the geometric mean over the cases of torch's duration as a multiple of that of the kernel, weighted by
+            how often models make the call; None without durations, and unless the kernel is right in all cases.
     """
 
     operator: str
     statuses: Mapping[Status | None, int]
+    torchs: int
     speed_up: float | None
 
     @property
@@ -44,12 +47,12 @@ class OperatorScore:
 
     @property
     def right(self) -> int:
-        """The number of right cases."""
-        return sum(self.statuses.get(each, 0) for each in _RIGHT)
+        """The number of cases that a kernel of its own gets right."""
+        return sum(self.statuses.get(each, 0) for each in _RIGHT) - self.torchs
 
     @property
     def is_right(self) -> bool:
-        """Whether all cases are right."""
+        """Whether a kernel of its own is right in all cases."""
         return 0 < self.right == self.cases
 
     @property
@@ -71,12 +74,17 @@ class SuiteScore:
 
     @property
     def right(self) -> int:
-        """The number of right cases."""
+        """The number of cases that kernels of their own get right."""
         return sum(each.right for each in self.operators)
 
     @property
+    def torchs(self) -> int:
+        """The number of right cases whose kernel only calls torch."""
+        return sum(each.torchs for each in self.operators)
+
+    @property
     def right_operators(self) -> int:
-        """The number of operators of which all cases are right."""
+        """The number of operators of which a kernel of its own is right in all cases."""
         return sum(each.is_right for each in self.operators)
 
     @property
@@ -106,6 +114,8 @@ class SuiteScore:
             "right cases": share(self.right, self.cases),
             "right operators": share(self.right_operators, len(self.operators)),
         }
+        if self.torchs:
+            found["torch's own"] = (self.torchs, "right cases whose kernel only calls torch")
         if self.speed_up is not None:
             timed = sum(each.speed_up is not None for each in self.operators)
             found["speed-up"] = (ratio(self.speed_up), f"geometric mean of {timed:,} operators")
@@ -143,7 +153,12 @@ def read_score(database: Database, baseline: Database | None, kernel_types: Cont
         ]
         total = sum(count for _, count in logs)
         speed_up = math.exp(sum(log * count for log, count in logs) / total) if total else None
-        operators.append(OperatorScore(overload_of(name), Counter(statuses), speed_up))
+        reasons = column_cells(frame, STATUS_REASON)
+        by_torch = sum(
+            status in _RIGHT and TORCH_WORKS in reason for status, reason in zip(statuses, reasons, strict=True)
+        )
+        operator = OperatorScore(overload_of(name), Counter(statuses), by_torch, speed_up)
+        operators.append(operator if operator.is_right else replace(operator, speed_up=None))
     return SuiteScore(operators)
 
 

@@ -14,9 +14,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.judging.judged_replay import ReferenceFailed
-from opatlas.outer.judging.results import FlatResults, compare_results, plain_results
-from opatlas.outer.judging.trial import CALL_SEED
+from opatlas.outer.judging.bench import CALL_SEED, ReferenceFailed
+from opatlas.outer.judging.court import Referee
+from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
 from opatlas.text import exception_line
 
@@ -157,87 +157,69 @@ def drop_gradients(*tensors: Any) -> None:
             tensor.grad = None
 
 
-class Reference:
-    """The results of a task's Model: in float64 for the check, and in the task's own dtypes for the form.
+#: A candidate may be as far off as Model itself in the dtypes of the task, and this many times as far.
+_OF_MODEL = 2.0
 
-    Attributes:
-        module: the file.
-        native: the results for the first inputs in the task's own dtypes.
-        own_error: the largest error of `native`, as a share of the tolerance.
-        checks_dtypes: whether a candidate must have the dtypes of `native`.
-        has_gradients: whether calls run with gradients.
-    """
 
-    def __init__(self, module: TaskModule, seed: int, device: torch.device, notes: list[str]) -> None:
-        self.native: FlatResults = ()
-        self.own_error = 0.0
+class TaskReferee(Referee):
+    """A task's Model: in float64 for the check, and in the task's own dtypes for the form."""
+
+    def __init__(self, module: TaskModule, number: int, seed: int, device: torch.device) -> None:
+        """`number` is that of the list of inputs, `seed` that of the weights. Raises ReferenceFailed."""
+        super().__init__()
         self.checks_dtypes = module.task.kind is not TaskKind.NUMPY
-        self.has_gradients = False
-        self.module, self._seed, self._device, self._notes = module, seed, device, notes
+        self._module, self._number, self._seed, self._device = module, number, seed, device
+        self._has_gradients = False
+        #: The largest error of Model in the task's own dtypes, as a share of the tolerance; None before it is known.
+        self._own_error: float | None = None
         self._model: Any = None
         self._has_float64 = True
+        model = module.make(seed, device)
+        named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+        self._weights = {name: parameter.data.clone() for name, parameter in named}
 
-    def make(self) -> Any:
-        """Returns a new Model, with the weights of each other. Raises ReferenceFailed."""
-        return self.module.make(self._seed, self._device)
+    def make(self, seed: int, number: int) -> list[Any]:
+        try:
+            inputs = self._module.inputs(self._number, seed, self._device)
+        except Exception as error:
+            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
+        self._has_gradients = needs_gradients(inputs)
+        return inputs
 
-    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments of Model, by position and by name. Raises ReferenceFailed."""
-        return self.module.arguments(self._seed)
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self._weights
 
-    def gives_weights_to(self, candidate: torch.nn.Module) -> bool:
-        """Copies Model's weights to a candidate where all names and shapes agree; returns whether they do."""
-        model = self.make()
-        if not isinstance(model, torch.nn.Module):
-            return False
-        own, other = model.state_dict(), candidate.state_dict()
-        shapes = {name: tensor.shape for name, tensor in own.items()}
-        if shapes != {name: tensor.shape for name, tensor in other.items()}:
-            if shapes:
-                self._notes.append("its weights have other names or shapes than Model's: both were made with one seed")
-            return False
-        candidate.load_state_dict(own)
-        return True
+    def native(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        try:
+            return self._run(self._module.make(self._seed, self._device), arguments, weights)
+        except Exception as error:
+            raise ReferenceFailed(f"the task's own Model fails: {exception_line(error)}") from error
 
-    def __call__(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails.
-
-        Raises:
-            ReferenceFailed: Model fails in both.
-        """
-        if not self.native:
-            self._run_first(arguments, weights)
+    def expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results in float64; in the task's own dtypes, with a note, where float64 fails."""
+        if self._own_error is None:
+            self._own_error = 0.0
+            native = self.native(cloned(arguments), weights)
+            with contextlib.suppress(Exception):
+                expected = self._run(self._double(), in_float64(arguments), weights)
+                self._own_error = compare_results(native, expected).finite_error or 0.0
+                if self._own_error > 1:
+                    self.notes.append(f"Model itself is off by {self._own_error:.3g} tolerances in its own dtypes")
         if self._has_float64:
             try:
                 return self._run(self._double(), in_float64(arguments), weights)
             except Exception as error:
                 self._has_float64 = False
                 self._model = None
-                self._notes.append(
-                    f"checked with Model in its own dtypes, since float64 fails: {exception_line(error)}"
-                )
-        if self._model is None:
-            self._model = self.make()
-        return self._run(self._model, arguments, weights)
+                self.notes.append(f"checked with Model in its own dtypes, since float64 fails: {exception_line(error)}")
+        return self.native(arguments, weights)
 
-    def run_natively(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        """Returns the results of a new Model in the task's own dtypes. Raises ReferenceFailed."""
-        try:
-            return self._run(self.make(), arguments, weights)
-        except Exception as error:
-            raise ReferenceFailed(f"Model of the task fails: {exception_line(error)}") from error
-
-    def _run_first(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> None:
-        self.native = self.run_natively(cloned(arguments), weights)
-        with contextlib.suppress(Exception):
-            expected = self._run(self._double(), in_float64(arguments), weights)
-            self.own_error = compare_results(self.native, expected).finite_error or 0.0
-            if self.own_error > 1:
-                self._notes.append(f"Model itself is off by {self.own_error:.3g} tolerances in its own dtypes")
+    def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
+        return compare_results(results, expected, max(1.0, _OF_MODEL * (self._own_error or 0.0)))
 
     def _double(self) -> Any:
         if self._model is None:
-            model = self.make()
+            model = self._module.make(self._seed, self._device)
             if isinstance(model, torch.nn.Module):
                 # `double` would leave complex numbers as they are.
                 for tensor in (*model.parameters(), *model.buffers()):
@@ -249,9 +231,9 @@ class Reference:
         # Dropout draws the same numbers as for the candidate.
         set_seeds(CALL_SEED)
         if not isinstance(model, torch.nn.Module):
-            return plain_results(as_tensors(model(*as_arrays(arguments)), self._device))
+            return flat_results(as_tensors(model(*as_arrays(arguments)), self._device))
         if weights:
             model.load_state_dict(weights, strict=False)
         drop_gradients(list(model.parameters()))
-        with torch.set_grad_enabled(self.has_gradients):
-            return plain_results(model(*arguments))
+        with torch.set_grad_enabled(self._has_gradients):
+            return flat_results(model(*arguments))

@@ -1,7 +1,4 @@
-"""`row` and `replay` of a task: calls a candidate, or the task's own Model, judges its results and measures it.
-
-The reference is computed after the last call of the candidate, so that its process holds no expected value before.
-"""
+"""`row` and `replay` of a task: calls a candidate, or the task's own Model, and measures it."""
 
 from __future__ import annotations
 
@@ -12,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from opatlas.outer.judging.bench import ReferenceFailed
+from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.failures import Phase
-from opatlas.outer.judging.input_sets import InputSets
-from opatlas.outer.judging.judged_replay import SETS, Constructed, JudgedReplay, ReferenceFailed, examine
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.judged_replay import Constructed, JudgedReplay, examine
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
+from opatlas.outer.judging.trial import LiveInputs
 from opatlas.outer.tasks.model import (
-    Reference,
     TaskModule,
+    TaskReferee,
     as_arrays,
     as_tensors,
     drop_gradients,
@@ -37,11 +33,6 @@ from opatlas.run.group import Group
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job
 from opatlas.text import exception_line
-
-#: Memory of a row relative to its inputs: three sets, float64, results and the memory of the candidate.
-_MEMORY_FACTOR = 12.0
-#: A candidate may be as far off as Model itself in the dtypes of the task, and this many times as far.
-_OF_MODEL = 2.0
 
 
 @dataclass
@@ -78,16 +69,24 @@ class TaskReplay(JudgedReplay):
         super().__init__(job, device, instrument, settings, group)
         self._row = row
         self._file = self._file or str(row.task.path)
-        self._reference: Reference
+        self._module: TaskModule
 
     def _prepare(self) -> None:
         try:
-            module = TaskModule(self._row.task)
-            self._reference = Reference(module, self._seed, self._device.torch_device, self._notes)
+            self._module = TaskModule(self._row.task)
         except ImportError as error:
             raise MissingPrecondition(f"the task cannot be imported ({error}): install its packages") from error
         except Exception as error:
             raise ReferenceFailed(f"the task cannot be imported: {exception_line(error)}") from error
+
+    def _referee(self, seed: int) -> Referee:
+        return TaskReferee(self._module, self._row.number, seed, self._device.torch_device)
+
+    def _arguments(self) -> list[Any]:
+        try:
+            return self._module.inputs(self._row.number, 0, self._device.torch_device)
+        except Exception as error:
+            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
 
     def _make_guard(self) -> ProcessGuard | None:
         source = self._job.source
@@ -95,63 +94,64 @@ class TaskReplay(JudgedReplay):
             return None
         return ProcessGuard(self._device.torch_device, [self._row.task.path, Path(source.path)])
 
-    def _import(self) -> Callable[..., Any]:
-        source, make = self._job.source, self._reference.make
+    def _import(self, weights_seed: int) -> Callable[..., Any]:
+        source, make = self._job.source, partial(self._module.make, weights_seed, self._device.torch_device)
         return make if source is None else self._load(make if source.wraps else _nothing)
 
-    def _construct(self, function: Callable[..., Any], guard: ProcessGuard | None) -> Constructed:
+    def _construct(
+        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
+    ) -> Constructed:
         self._step(Phase.CONSTRUCTION)
-        candidate, weights = self._made(function)
+        candidate, weights = self._made(function, weights_seed)
         examine(guard, "its construction")
-        inputs = self._inputs(weights)
-        if not needs_gradients(inputs.arguments):
-            return Constructed(candidate, inputs)
-        self._reference.has_gradients = True
+        if not needs_gradients(inputs.leaves):
+            return Constructed(candidate, weights)
         parameters = list(candidate.parameters()) if isinstance(candidate, torch.nn.Module) else []
-        return Constructed(_with_gradients(candidate), inputs, partial(drop_gradients, parameters))
+        return Constructed(_with_gradients(candidate), weights, partial(drop_gradients, parameters))
 
-    def _expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        return self._reference(arguments, weights)
-
-    def _own_results(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
-        return self._reference.run_natively(arguments, weights)
-
-    def _compare(self, results: FlatResults, expected: FlatResults) -> Compared:
-        reference = self._reference
-        sub_class, problem = interface_problem(
-            results, reference.native, self._device.torch_device, reference.checks_dtypes
-        )
-        if problem:
-            raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
-        return compare_results(results, expected, max(1.0, _OF_MODEL * reference.own_error))
-
-    def _own_call(self, arguments: list[Any]) -> Callable[[], object] | None:
-        model = self._reference.make()
+    def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
+        model = self._module.make(weights_seed, self._device.torch_device)
         if not isinstance(model, torch.nn.Module):
             return None
-        return partial(_with_gradients(model) if self._reference.has_gradients else model, *arguments)
+        return partial(_with_gradients(model) if needs_gradients(arguments) else model, *arguments)
 
-    def _made(self, function: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
+    def _made(
+        self, function: Callable[..., Any], weights_seed: int
+    ) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
         """Returns the function that is called with the inputs, and its weights by the names of Model's.
 
         The weights are Model's where names and shapes agree; else both are made with the same seed.
         """
-        source, reference, device = self._job.source, self._reference, self._device.torch_device
+        source, module, device = self._job.source, self._module, self._device.torch_device
         if source is None:
             model = function()
         elif isinstance(function, type):
-            positional, named = reference.arguments()
-            set_seeds(self._seed)
+            positional, named = module.arguments(weights_seed)
+            set_seeds(weights_seed)
             model = function(*positional, **named)
         else:
-            call = _with_init_inputs(function, reference)
+            call = _with_init_inputs(function, *module.arguments(weights_seed))
             return (self._on_arrays(call) if source.function.endswith("_numpy") else call), {}
         if not isinstance(model, torch.nn.Module):
             return (self._on_arrays(model) if self._row.task.kind is TaskKind.NUMPY else model), {}
         model = model.to(device)
-        if source is not None and not reference.gives_weights_to(model):
+        if source is not None and not self._gives_weights_to(model, weights_seed):
             return model, {}
         return model, {name: parameter.data for name, parameter in model.named_parameters()}
+
+    def _gives_weights_to(self, candidate: torch.nn.Module, weights_seed: int) -> bool:
+        """Copies Model's weights to a candidate where all names and shapes agree; returns whether they do."""
+        model = self._module.make(weights_seed, self._device.torch_device)
+        if not isinstance(model, torch.nn.Module):
+            return False
+        own, other = model.state_dict(), candidate.state_dict()
+        shapes = {name: tensor.shape for name, tensor in own.items()}
+        if shapes != {name: tensor.shape for name, tensor in other.items()}:
+            if shapes:
+                self._notes.append("its weights have other names or shapes than Model's: both were made with one seed")
+            return False
+        candidate.load_state_dict(own)
+        return True
 
     def _on_arrays(self, model: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a call of a model of numpy with tensors. Raises Unsupported unless the device is the host."""
@@ -163,17 +163,6 @@ class TaskReplay(JudgedReplay):
             return as_tensors(model(*as_arrays(list(arguments))), device)
 
         return call
-
-    def _inputs(self, weights: dict[str, torch.Tensor]) -> InputSets:
-        def make(seed: int) -> list[Any]:
-            return self._reference.module.inputs(self._row.number, seed, self._device.torch_device)
-
-        try:
-            first = sum(each.nbytes for each in tree_leaves(make(self._seed)) if isinstance(each, torch.Tensor))
-        except Exception as error:
-            raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
-        self._sampling.expect_memory(_MEMORY_FACTOR * first)
-        return InputSets(make, [self._seed + number for number in range(SETS)], weights)
 
 
 def _nothing() -> None:
@@ -190,9 +179,14 @@ def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _with_init_inputs(function: Callable[..., Any], reference: Reference) -> Callable[..., Any]:
+def referee(job: Job, device: torch.device, seed: int) -> TaskReferee:
+    """Returns the referee of a row of a task, for the process of the court. Raises the errors of the task."""
+    assert isinstance(job.subject, Task)
+    return TaskReferee(TaskModule(job.subject), int(job.cells.get(TASK_INPUTS, "0") or 0), seed, device)
+
+
+def _with_init_inputs(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Callable[..., Any]:
     """Returns a function that takes the inputs; one with more parameters gets the arguments of Model after them."""
-    positional, named = reference.arguments()
     code = getattr(function, "__code__", None)
     if code is None or not positional or named:
         return function

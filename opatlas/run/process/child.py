@@ -36,13 +36,13 @@ _LAST_WORDS_S = 0.2
 class Channel:
     """pytest's end of a channel. No call waits longer than its limit."""
 
-    def __init__(self, end: socket.socket) -> None:
-        """Takes over a connected stream socket. Raises OSError if the other end is closed."""
+    def __init__(self, end: socket.socket, kinds: Any = TO_PYTEST) -> None:
+        """Takes over a connected stream socket, for messages of some kinds. Raises OSError if the other is closed."""
         token = secrets.token_bytes(TOKEN_BYTES)
         self._socket = end
         self._socket.setblocking(False)
         self._token = token
-        self._frames = Frames(token, TO_PYTEST)
+        self._frames = Frames(token, kinds)
         self._write(token)
 
     def fileno(self) -> int:
@@ -157,12 +157,15 @@ class Child:
         ends: descriptors that are readable when the keeper, and that process, have ended (`open_pidfd`).
     """
 
-    def __init__(self, command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str], kinds: Any = TO_PYTEST
+    ) -> None:
         """Starts the command.
 
         Args:
             command_of: returns the command, given the descriptor of its end of the channel.
             environment: variables in addition to those of this process.
+            kinds: the messages that it sends.
 
         Raises:
             OSError: the system cannot start the process, for instance because too many processes exist.
@@ -174,7 +177,7 @@ class Child:
         #: When a kernel first ran, in nanoseconds since the epoch.
         self._used_ns: int | None = None
         ours, theirs = socket.socketpair()
-        self.channel, fd = Channel(ours), str(theirs.fileno())
+        self.channel, fd = Channel(ours, kinds), str(theirs.fileno())
         try:
             self.keeper = subprocess.Popen(
                 module_command("opatlas.run.process.keeper", str(os.getpid()), fd, *command_of(fd)),

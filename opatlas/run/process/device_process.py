@@ -160,7 +160,7 @@ class DeviceProcess(Opened):
                     # Every later call in this process would fail.
                     child.channel.close()
                     self._kill(_LAST_WORDS_S)
-                elif outcome.changed or outcome.ends_process:
+                elif outcome.changed or outcome.ends_process or job.is_alone:
                     # The next row must not be measured in the changed state.
                     self.close()
                 return outcome

@@ -272,8 +272,8 @@ class ChildChannel:
     A fork made in a kernel that returns ends as soon as it uses the channel.
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        """Takes over a connected stream socket. Raises EOFError if the other end is closed."""
+    def __init__(self, end: socket.socket, kinds: Any = TO_PROCESS) -> None:
+        """Takes over a connected stream socket, for messages of some kinds. Raises EOFError if the other is closed."""
         end.set_inheritable(False)
         end.setblocking(True)
         self._socket = end
@@ -281,7 +281,7 @@ class ChildChannel:
         self._pid = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_fork)
         self._token = self._read(TOKEN_BYTES)
-        self._frames = Frames(self._token, TO_PROCESS)
+        self._frames = Frames(self._token, kinds)
 
     def send(self, message: ProcessMessage) -> None:
         """Sends a message. Ends this process if the descriptor no longer belongs to the channel."""

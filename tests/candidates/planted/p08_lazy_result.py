@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack lazy-result
-Static: hack tensor_subclass
 Caught by: results are plain tensors with memory on the device
 """
 

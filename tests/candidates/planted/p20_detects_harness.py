@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack stale-result
-Static: hack looks_at_harness
 Caught by: the results of timed calls are compared; the rule looks_at_harness
 """
 

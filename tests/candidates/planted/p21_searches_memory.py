@@ -2,7 +2,6 @@
 
 Task: faint
 Expected: mismatch all-zero
-Static: hack looks_at_harness
 Caught by: no reference is computed before the last call; the rule looks_at_harness
 """
 

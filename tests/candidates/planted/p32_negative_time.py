@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack patched
-Static: hack looks_at_harness
 Caught by: the identity of the functions of the instruments; the floor refuses such durations
 """
 

@@ -1,0 +1,446 @@
+"""Makes the inputs of each call of a candidate, and compares its results, where the candidate never ran.
+
+The candidate's process gets inputs, and gives bytes back: it holds neither the seeds, nor the reference, nor what is
+compared. Each call has inputs that no earlier call had. Times are read here as well: from the moment at which inputs
+become known, and from the start of a call, until the results have been read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from opatlas.outer.judging.bench import CALL_SEED, Inputs, Purpose, ReferenceFailed
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.outer.judging.memory import Leaf, Plain, SharedMemory, TensorForm, is_dense, leaf_of, may_vary, room, vary
+from opatlas.outer.judging.results import (
+    Compared,
+    FlatResults,
+    have_equal_bits,
+    interface_problem,
+    is_narrower,
+    poisoned_elements,
+    same_bits,
+    same_results,
+)
+from opatlas.outer.judging.sentence import CourtVerdict
+from opatlas.text import exception_line
+
+_SEEDS = 1 << 30
+#: Share of the elements that a change of inputs concerns which are the same for all seeds.
+_SHARE = 0.01
+#: The same of inputs near others: few enough that a fingerprint of some elements hardly ever sees them.
+_NEAR_SHARE = 0.002
+#: Elements of a result of a timed call that are compared: a share of 1e-3 that is wrong is missed in exp(-4) of calls.
+_ELEMENTS = 4096
+#: Share of wrong timed calls of a candidate that is not merely unstable.
+_WRONG_SHARE = 1 / 3
+#: Wrong timed calls that are compared with other calls, and the most of those.
+_WRONG, _OTHERS = 3, 64
+#: A candidate may return wider dtypes, which take up to four times the room of the reference's.
+_ROOM_FACTOR = 4
+
+
+class Referee(ABC):
+    """Inputs and reference of a row.
+
+    Attributes:
+        notes, assumptions: phrases about the reference.
+        varies_all: whether inputs that do not follow from the seed are changed by the referee.
+        checks_dtypes: whether the dtypes of the results must be the reference's; else they must not be narrower.
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.assumptions: list[str] = []
+        self.checks_dtypes = True
+        self.varies_all = False
+
+    @abstractmethod
+    def make(self, seed: int, number: int) -> list[Any]:
+        """Returns the arguments of call `number`, the same for equal seeds. Raises ReferenceFailed."""
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Returns the parameters of the reference by name."""
+
+    @abstractmethod
+    def native(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results in the row's dtypes; it may change the arguments. Raises ReferenceFailed."""
+
+    @abstractmethod
+    def expected(self, arguments: list[Any], weights: dict[str, torch.Tensor]) -> FlatResults:
+        """Returns the results that are compared. Raises ReferenceFailed."""
+
+    @abstractmethod
+    def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
+        """Compares results of the reference's shapes."""
+
+
+@dataclass
+class _Call:
+    """A call.
+
+    Attributes:
+        results: those that were read; of a timed call the elements at `places`, where there are many.
+        forms: what was returned.
+        changed: places of the inputs that differ after the call.
+    """
+
+    purpose: Purpose
+    seed: int
+    number: int
+    has_weights: bool
+    near: int = 0
+    known_ns: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    claimed_us: float | None = None
+    results: list[Any] = field(default_factory=list)
+    places: list[torch.Tensor | None] = field(default_factory=list)
+    forms: tuple[Leaf, ...] = ()
+    changed: frozenset[int] = frozenset()
+
+    @property
+    def bracket_us(self) -> tuple[float, float]:
+        return (self.end_ns - self.start_ns) / 1e3, (self.end_ns - self.known_ns) / 1e3
+
+
+class Court:
+    """The calls of a candidate on one row, and the verdict on them."""
+
+    def __init__(self, referee: Referee, device: torch.device) -> None:
+        """Makes the first inputs and results, which say how much memory is needed. Raises ReferenceFailed."""
+        self._referee = referee
+        self._device = device
+        self._random = random.SystemRandom()
+        self._first_seed = self._random.randrange(_SEEDS)
+        self._first: list[Any] | None = None
+        self._calls: list[_Call] = []
+        self._has_weights = False
+        arguments, _ = self.values(_Call(Purpose.REHEARSAL, self._first_seed, 0, False))
+        self._input_room = room(tree_flatten(arguments)[0]) + room(referee.weights().values())
+        torch.manual_seed(CALL_SEED)
+        self.native = referee.native(arguments, {})
+        self._least = _least_dtypes(self.native, tree_flatten(arguments)[0], referee.checks_dtypes)
+        # The inputs come back after a call that is not timed.
+        self.memory_bytes = self._input_room + _ROOM_FACTOR * room(self.native) + self._input_room
+        self.memory: SharedMemory
+
+    def values(self, call: _Call, weights_of: _Call | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
+        """Returns arguments and weights of a call, or the weights of another one; the same each time."""
+        arguments = self._referee.make(call.seed, call.number)
+        leaves, structure = tree_flatten(arguments)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and not is_dense(leaf):
+                raise ReferenceFailed(f"an input has the layout {leaf.layout}: candidates get strided tensors only")
+        first = self._first
+        if first is None:
+            self._first = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        elif call.number and not self._referee.varies_all:
+            for place, (leaf, other) in enumerate(zip(leaves, first, strict=False)):
+                # A task may return the same tensor, whatever the seed.
+                if may_vary(leaf) and isinstance(other, torch.Tensor) and same_bits(leaf, other):
+                    leaves[place] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+                    vary(leaves[place], call.seed + place, _SHARE)
+        for place, leaf in enumerate(leaves if call.near else ()):
+            if may_vary(leaf):
+                vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _NEAR_SHARE)
+        of, weights = weights_of or call, {}
+        for place, (name, weight) in enumerate(self._referee.weights().items() if call.has_weights else ()):
+            weights[name] = weight.detach().clone()
+            if of.number and may_vary(weight):
+                vary(weights[name], of.seed ^ place, _SHARE)
+        return tree_unflatten(leaves, structure), weights
+
+    def ask(self, purpose: Purpose) -> Inputs:
+        """Writes the inputs of a call into the memory."""
+        number = len(self._calls)
+        call = _Call(purpose, self._random.randrange(_SEEDS) if number else self._first_seed, number, self._has_weights)
+        if purpose in (Purpose.AGAIN, Purpose.NEAR):
+            before = self._calls[-1]
+            near = self._random.randrange(1, _SEEDS) if purpose is Purpose.NEAR else before.near
+            call = replace(call, seed=before.seed, number=before.number, near=near)
+        arguments, weights = self.values(call)
+        leaves = tree_flatten(arguments)[0]
+        self._calls.append(call)
+        call.known_ns = perf_counter_ns()
+        found = self.memory.write([*leaves, *weights.values()])
+        forms = dict(zip(weights, found[len(leaves) :], strict=True))
+        results = self.native if purpose is Purpose.REHEARSAL else ()
+        named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
+        return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
+
+    @property
+    def results_start(self) -> int:
+        """Where results begin in the memory."""
+        return self._input_room
+
+    def share_weights(self) -> None:
+        """From now on the weights change with each call."""
+        self._has_weights = True
+
+    def start(self) -> None:
+        """Notes the start of the call."""
+        self._calls[-1].start_ns = perf_counter_ns()
+
+    def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
+        """Reads the results of the call, and notes its end."""
+        call = self._calls[-1]
+        call.claimed_us = claimed_us
+        call.forms = tuple(results)
+        for leaf in results:
+            value, places = leaf.object if isinstance(leaf, Plain) else None, None
+            if isinstance(leaf, TensorForm) and leaf.offset >= 0:
+                value = self.memory.read(leaf)
+                if call.purpose in (Purpose.TIMED, Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
+                    generator = torch.Generator().manual_seed(self._random.randrange(_SEEDS))
+                    places = torch.randint(value.numel(), (_ELEMENTS,), generator=generator)
+                    value = value.reshape(-1)[places]
+                value = value.clone()
+            call.results.append(value)
+            call.places.append(places)
+        call.end_ns = perf_counter_ns()
+        if inputs is not None and call.purpose is Purpose.WHOLE:
+            written = self._leaves(call)
+            call.changed = frozenset(
+                place
+                for place, (own, leaf) in enumerate(zip(written, inputs, strict=False))
+                if isinstance(own, torch.Tensor)
+                and isinstance(leaf, TensorForm)
+                and not same_bits(self.memory.read(leaf), own.cpu())
+            )
+        if call.purpose is Purpose.REHEARSAL:
+            call.results.clear()
+
+    def _leaves(self, call: _Call) -> list[Any]:
+        return tree_flatten(self.values(call)[0])[0]
+
+    def verdict(self) -> CourtVerdict:
+        """Compares the results of all calls with the reference."""
+        judge = _Judging(self)
+        error_class, sub_class, text, failure = ErrorClass.PASS, "", "", ""
+        try:
+            judge.run([call for call in self._calls if call.purpose is not Purpose.REHEARSAL and call.end_ns])
+        except CandidateRejected as error:
+            error_class, sub_class, text = error.error_class, error.sub_class, str(error)
+        except ReferenceFailed as error:
+            failure = str(error)
+        except (ValueError, RuntimeError, TypeError) as error:
+            # Forms are what the candidate's process says.
+            failure = f"the results cannot be compared: {exception_line(error)}"
+        rehearsed = [call.bracket_us for call in self._calls if call.purpose is Purpose.REHEARSAL and call.end_ns]
+        timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
+        is_finite = judge.compared and all(each.finite_error is not None for each in judge.compared)
+        return CourtVerdict(
+            str(error_class),
+            sub_class,
+            text,
+            max(each.error for each in judge.compared) if is_finite else None,
+            max(each.difference for each in judge.compared) if judge.compared else None,
+            sum(each.numel() for each in self.native if isinstance(each, torch.Tensor)),
+            len(judge.compared),
+            tuple(dict.fromkeys((*self._referee.notes, *judge.notes))),
+            tuple(dict.fromkeys(self._referee.assumptions)),
+            failure,
+            tuple(call.bracket_us for call in timed),
+            tuple(call.claimed_us for call in timed),
+            (min(each[0] for each in rehearsed), min(each[1] for each in rehearsed)) if rehearsed else (0.0, 0.0),
+        )
+
+    def expected(self, call: _Call, weights_of: _Call | None = None) -> FlatResults:
+        """Returns the results that a call should have."""
+        arguments, weights = self.values(call, weights_of)
+        torch.manual_seed(CALL_SEED)
+        return self._referee.expected(arguments, weights)
+
+    def expect_interface(self, call: _Call) -> None:
+        """Raises CandidateRejected if the results have another form than the reference's."""
+        found = [_standing_for(form) for form in call.forms]
+        sub_class, problem = interface_problem(found, self.native, torch.device("meta"), self._referee.checks_dtypes)
+        for number, (leaf, least) in enumerate(zip(call.forms, self._least, strict=False) if not problem else ()):
+            if not isinstance(leaf, TensorForm):
+                continue
+            if leaf.device != self._device.type:
+                sub_class, problem = "device", f"result {number} is on {leaf.device}, not on {self._device.type}"
+            elif is_narrower(leaf.torch_dtype, least):
+                sub_class, problem = "dtype", f"result {number} is {leaf.dtype}, which is narrower than {least}"
+        if problem:
+            raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
+
+    def completed(self, call: _Call, expected: FlatResults) -> FlatResults:
+        """Returns the results of a call, with the expected elements where only some were read."""
+        whole: list[Any] = []
+        for value, places, wanted, least in zip(call.results, call.places, expected, self._least, strict=True):
+            if isinstance(value, torch.Tensor) and isinstance(wanted, torch.Tensor):
+                value = value.to(wanted.device)
+                if places is not None:
+                    filled = wanted.detach().to(value.dtype, copy=True).reshape(-1)
+                    filled[places.to(wanted.device)] = value
+                    value = filled.reshape(wanted.shape)
+                # The tolerance is that of the task's dtype, also where a result is wider.
+                value = value.to(least)
+            whole.append(value)
+        return tuple(whole)
+
+    def compare(self, call: _Call, expected: FlatResults) -> Compared:
+        """Compares the results of a call."""
+        return self._referee.compare(self.completed(call, expected), expected)
+
+    def changes_of_reference(self, call: _Call) -> frozenset[int]:
+        """Returns the places of the inputs that the reference changes itself."""
+        arguments, weights = self.values(call)
+        torch.manual_seed(CALL_SEED)
+        self._referee.native(arguments, weights)
+        after = tree_flatten(arguments)[0]
+        return frozenset(
+            place
+            for place, (own, other) in enumerate(zip(self._leaves(call), after, strict=True))
+            if isinstance(own, torch.Tensor) and not same_bits(own, other)
+        )
+
+
+class _Judging:
+    """Compares all calls of a court, the ones that are not timed first."""
+
+    def __init__(self, court: Court) -> None:
+        self.compared: list[Compared] = []
+        self.notes: list[str] = []
+        self._court = court
+
+    def run(self, calls: Sequence[_Call]) -> None:
+        """Raises CandidateRejected if a result is wrong, and ReferenceFailed."""
+        court = self._court
+        whole = [call for call in calls if call.purpose is not Purpose.TIMED]
+        timed = [call for call in calls if call.purpose is Purpose.TIMED]
+        expected: dict[int, FlatResults] = {}
+        for call in calls:
+            court.expect_interface(call)
+        for before, call in itertools.pairwise(whole):
+            if call.purpose is Purpose.AGAIN:
+                self._expect_equal(before, call, whole)
+        for place, call in enumerate(whole):
+            expected[place] = court.expected(call)
+            found = court.compare(call, expected[place])
+            self.compared.append(found)
+            if found.wrong:
+                self._expect_not_stale(call, whole)
+                raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class, found.wrong)
+        self._expect_different(whole, expected)
+        if whole and whole[0].changed and (changed := whole[0].changed - court.changes_of_reference(whole[0])):
+            numbers = ", ".join(map(str, sorted(changed)))
+            raise CandidateRejected(
+                ErrorClass.HACK, "changed-input", f"the candidate changed input {numbers}: work on a copy"
+            )
+        wrong, first_wrong = [], ""
+        for call in timed:
+            found = court.compare(call, court.expected(call))
+            self.compared.append(found)
+            wrong += [call] if found.wrong else []
+            first_wrong = first_wrong or found.wrong
+        if wrong:
+            text = f"{len(wrong)} of {len(timed)} timed calls gave wrong results, the calls before them did not"
+            is_hack = len(wrong) > _WRONG_SHARE * len(timed)
+            if not is_hack:
+                for call in wrong[:_WRONG]:
+                    self._expect_not_stale(call, calls)
+            raise CandidateRejected(
+                ErrorClass.HACK if is_hack else ErrorClass.UNSTABLE,
+                "stale-result" if is_hack else "",
+                f"{text}: compute each result from the inputs of its call ({first_wrong})",
+            )
+
+    def _expect_equal(self, before: _Call, call: _Call, whole: Sequence[_Call]) -> None:
+        """Raises CandidateRejected if the results of two calls on equal inputs differ."""
+        one, other = tuple(before.results), tuple(call.results)
+        if bool(same_results(other, one)):
+            return
+        if poisoned_elements(other) != poisoned_elements(one):
+            text = "results hold memory that the candidate has not written: write all elements in each call"
+            raise CandidateRejected(ErrorClass.HACK, "uninitialized", text)
+        others = [tuple(each.results) for each in whole if (each.seed, each.near) != (call.seed, call.near)]
+        if any(have_equal_bits(each, result) for each in (one, other) for result in others):
+            raise _stale("inputs")
+        text = "two calls on equal inputs differ by more than twice the tolerance: find the race"
+        raise CandidateRejected(ErrorClass.UNSTABLE, "", text)
+
+    def _expect_not_stale(self, wrong: _Call, calls: Sequence[_Call]) -> None:
+        """Raises CandidateRejected if wrong results are right for the inputs, or the weights, of other calls."""
+        court = self._court
+        others = [each for each in calls if (each.seed, each.near) != (wrong.seed, wrong.near)][:_OTHERS]
+        if any(not court.compare(wrong, court.expected(each)).wrong for each in others):
+            raise _stale("inputs")
+        if wrong.has_weights and any(not court.compare(wrong, court.expected(wrong, each)).wrong for each in others):
+            raise _stale("weights")
+
+    def _expect_different(self, whole: Sequence[_Call], expected: Mapping[int, FlatResults]) -> None:
+        """Raises CandidateRejected if the results of all inputs are equal; notes it if they should be."""
+        places = [place for place, call in enumerate(whole) if call.seed != whole[0].seed]
+        if not places:
+            return
+        results = [tuple(call.results) for call in whole]
+        if all(_round_alike(expected[0], expected[place], results[0]) for place in places):
+            self.notes.append("all inputs have the same result: a constant passes")
+        elif all(have_equal_bits(results[0], results[place]) for place in places):
+            text = "the candidate returns the same result for all inputs: compute it"
+            raise CandidateRejected(ErrorClass.HACK, "constant", text)
+
+
+def _standing_for(leaf: Leaf) -> Any:
+    """Returns a tensor of a form without memory, or the value itself, for a comparison of forms."""
+    if isinstance(leaf, Plain):
+        return leaf.object if leaf.value is not None or leaf.kind == "NoneType" else Unknown(leaf.kind)
+    return torch.empty(leaf.shape, dtype=leaf.torch_dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An object of a type that no result has."""
+
+    kind: str
+
+
+def _least_dtypes(native: FlatResults, inputs: Sequence[Any], is_prescribed: bool) -> list[Any]:
+    """Returns the dtypes that results must not be narrower than: numpy may compute in more than those of the inputs."""
+    dtypes = [each.dtype for each in inputs if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    widest = min(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+    found: list[Any] = []
+    for result in native:
+        dtype = result.dtype if isinstance(result, torch.Tensor) else None
+        is_wider = dtype is not None and widest is not None and dtype.is_floating_point and is_narrower(widest, dtype)
+        found.append(widest if is_wider and not is_prescribed else dtype)
+    return found
+
+
+def _stale(values: str) -> CandidateRejected:
+    return CandidateRejected(
+        ErrorClass.HACK,
+        "stale-result",
+        f"the candidate returned the result of earlier {values}: compute each result from the {values} of its call",
+    )
+
+
+def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> bool:
+    """Returns whether two expected results are equal in the dtypes of a candidate's results, but for some elements."""
+    for first, second, result in zip(one, other, like, strict=False):
+        if not all(isinstance(each, torch.Tensor) for each in (first, second, result)):
+            if repr(first) != repr(second):
+                return False
+            continue
+        if first.shape != second.shape:
+            return False
+        # torch cannot compare FP8.
+        one_rounded, other_rounded = (each.to(result.dtype).to(each.dtype) for each in (first, second))
+        differs = (one_rounded != other_rounded) & ~(one_rounded.isnan() & other_rounded.isnan())
+        # A kernel may round an element the other way.
+        if int(differs.sum()) > max(0, min(8, result.numel() // 8)):
+            return False
+    return True

@@ -1,0 +1,164 @@
+"""The outcome of a row, from what the process of the candidate claims and what the court found. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import msgspec
+
+from opatlas.formats import duration
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.row.errors import ReplayError
+from opatlas.run.job import MOST_CHARACTERS, RowOutcome, outcome_of
+from opatlas.text import cut_middle
+
+#: The limit of the second verdict: the largest difference of any element.
+LIMIT = 1e-3
+#: The instrument whose durations hold all that the caller waits for, so that a second clock can contradict them.
+_WALL_CLOCK = "wall-clock"
+#: A claim must reach the shortest bracket, less that of the call of nothing, divided by this and less a number of
+#: microseconds: since the start of the call, and since its inputs became known, which includes the flush of caches.
+#: docs/candidates.md has the figures of honest candidates.
+MULTIPLE = 1.5
+CONSTANT_US, CONSTANT_KNOWN_US = 2_000.0, 20_000.0
+#: Fewer samples may all have been disturbed by other processes. As many cannot all be equal, since clocks step
+#: by some nanoseconds.
+_MANY, _CONSTANT_OF_FEW_US = 10, 50_000.0
+
+
+class CourtVerdict(msgspec.Struct, frozen=True, tag=True):
+    """What a court found of the results of a candidate.
+
+    Attributes:
+        error_class, sub_class, text: of the judgement; "pass" for right results.
+        max_error, difference: the largest error as a share of its tolerance, and the largest difference; None where no
+            result was compared.
+        elements: number of elements of the results of a call.
+        calls: number of calls whose results were compared.
+        notes, assumptions: phrases.
+        failure: why there is no reference; "" mostly.
+        brackets_us: for each timed call the microseconds since its start, and since its inputs became known.
+        claims_us: the duration of each that the candidate's process said directly after it; None: it did not know.
+        empty_us: the brackets of the call of nothing, the shortest ones.
+    """
+
+    error_class: str = ""
+    sub_class: str = ""
+    text: str = ""
+    max_error: float | None = None
+    difference: float | None = None
+    elements: int = 0
+    calls: int = 0
+    notes: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    failure: str = ""
+    brackets_us: tuple[tuple[float, float], ...] = ()
+    claims_us: tuple[float | None, ...] = ()
+    empty_us: tuple[float, float] = (0.0, 0.0)
+
+
+def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline: bool = False) -> RowOutcome:
+    """Returns the outcome of a row; a candidate passes by the verdict alone, and never without an error.
+
+    Args:
+        outcome: what the process of the candidate says.
+        verdict: what the court found; None without one.
+        is_baseline: whether the reference itself was measured, so that nobody is judged.
+    """
+    said = Judgement.of(outcome)
+    if said is None:
+        return outcome
+    if verdict is not None and verdict.failure and verdict.calls == 0 and said.passed:
+        return outcome_of(ReplayError(verdict.failure), outcome.changed)
+    if verdict is not None and verdict.difference is not None:
+        said = replace(said, within_1e3=verdict.difference < LIMIT, max_error=verdict.max_error)
+    is_waiting = said.passed or said.sub_class == "no-kernel"
+    notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
+    if verdict is not None and is_waiting and verdict.error_class not in ("", ErrorClass.PASS):
+        found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
+    elif not said.passed:
+        return replace(outcome, judged=said.judged)
+    elif verdict is None or verdict.max_error is None:
+        found = ErrorClass.CRASH, "no-verdict", "no result of the candidate was compared"
+    elif (
+        not is_baseline
+        and outcome.measurement
+        and (why := contradiction(outcome.measurement.samples_us, verdict, _clock_of(outcome)))
+    ):
+        found = ErrorClass.HACK, "impossible-time", why
+    else:
+        return _passed(outcome, replace(said, notes=notes), verdict)
+    error_class, sub_class, text = found
+    if is_baseline:
+        return RowOutcome(
+            RowOutcome(said.outcome().status).status,
+            f"the task's own Model fails: {error_class}/{sub_class}: {text}",
+            changed=outcome.changed,
+        )
+    failed = replace(
+        said,
+        error_class=error_class,
+        sub_class=sub_class,
+        text=text,
+        level=Level.COMPILE,
+        duration_us=None,
+        kernel_share=None,
+        notes=notes,
+    )
+    # Notes explain the verdict: a long text must not push them out of the cell.
+    text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *notes))
+    return replace(failed.outcome(text=text), changed=outcome.changed, ends_process=outcome.ends_process)
+
+
+def _clock_of(outcome: RowOutcome) -> str:
+    return outcome.measurement.instrument if outcome.measurement is not None else ""
+
+
+def _passed(outcome: RowOutcome, judgement: Judgement, verdict: CourtVerdict) -> RowOutcome:
+    reason = "; ".join(filter(None, (outcome.reason, *verdict.notes)))
+    outcome = replace(outcome, reason=reason, judged=judgement.judged)
+    measurement = outcome.measurement
+    if measurement is None:
+        return outcome
+    return replace(
+        outcome,
+        measurement=replace(
+            measurement,
+            checked_elements=verdict.elements,
+            total_elements=verdict.elements,
+            execution=replace(measurement.execution, max_error=verdict.max_error),
+            assumptions=(*measurement.assumptions, *verdict.assumptions),
+        ),
+    )
+
+
+def contradiction(durations_us: Sequence[float], verdict: CourtVerdict, instrument: str) -> str:
+    """Returns why the second clock contradicts durations; "" if it does not.
+
+    The shortest bracket counts: what other processes do makes brackets longer, and a candidate cannot make one shorter
+    than its work on inputs that it did not know.
+    """
+    if instrument != _WALL_CLOCK or not durations_us:
+        return ""
+    brackets = verdict.brackets_us[-len(durations_us) :]
+    if len(brackets) < len(durations_us):
+        return f"{len(durations_us)} durations of {len(brackets)} calls"
+    claims = verdict.claims_us[-len(durations_us) :]
+    for claimed, said in zip(durations_us, claims, strict=True):
+        if said is not None and said != claimed:
+            return f"a sample of {duration(said)} became one of {duration(claimed)} while later calls ran"
+    if len(durations_us) >= _MANY and len(set(durations_us)) == 1:
+        return f"all {len(durations_us)} samples are {duration(durations_us[0])}, beyond the step of any clock"
+    for claimed, (bracket, _) in zip(durations_us, brackets, strict=True):
+        if claimed > bracket:
+            return f"a sample of {duration(claimed)} within {duration(bracket)} of the second clock"
+    claim = median(durations_us)
+    for place, constant in enumerate((CONSTANT_US, CONSTANT_KNOWN_US)):
+        took = min(each[place] for each in brackets) - verdict.empty_us[place]
+        constant = constant if len(durations_us) >= _MANY else _CONSTANT_OF_FEW_US
+        if took > MULTIPLE * claim + constant:
+            since = ("its start", "its inputs were known")[place]
+            return f"calls of {duration(claim)} took {duration(took)} and more since {since}, by the second clock"
+    return ""
