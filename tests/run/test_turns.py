@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
 from replaying import job_of
 
+from opatlas.row.errors import ReplayError
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.implementation import KernelSource
-from opatlas.run.instruments.instrument import MeasureSettings, WallClock
+from opatlas.run.instruments.instrument import MeasureSettings, StopRule, WallClock
 from opatlas.run.instruments.kernel_records import KernelRecord, KernelRecords
-from opatlas.run.instruments.turns import RoundsRule, Turns
+from opatlas.run.instruments.turns import RoundsRule, Turns, Varying
 from opatlas.run.job import Against
 from opatlas.run.runner import Runner
 
@@ -84,8 +86,8 @@ def test_rounds_end_with_an_answer_or_with_the_time() -> None:
     assert rounds_until_enough(swing, level, clock=[0.0] * 50 + [2.0] * 500) < 30
 
 
-def test_records_of_kernels_are_compared_within_a_turn() -> None:
-    """The device's records of two different kernels, as CUPTI gives them."""
+def recorded() -> tuple[list[str], KernelRecords]:
+    """The kernels that are launched, and the instrument that has records of them."""
     launched: list[str] = []
 
     class Recorder:
@@ -98,11 +100,26 @@ def test_records_of_kernels_are_compared_within_a_turn() -> None:
                 KernelRecord(i, name, 10.0 * i, 2.0 if name == "fast" else 5.0) for i, name in enumerate(launched)
             ]
 
+    return launched, KernelRecords(Recorder(), lambda: launched.append("spin_kernel"), lambda: None)
+
+
+def test_records_of_kernels_are_compared_within_a_turn() -> None:
+    """The device's records of two different kernels, as CUPTI gives them."""
+    launched, instrument = recorded()
     turns = Turns([lambda: launched.append("fast"), lambda: launched.append("slow")], [lambda: None, lambda: None])
-    instrument = KernelRecords(Recorder(), lambda: launched.append("spin_kernel"), lambda: None)
     samples = instrument.sample(turns, turns.before_each, RoundsRule(turns, repeat_count=5, time_limit_s=9))
     assert turns.split(samples.durations_us) == [[2.0] * 5, [5.0] * 5]
     assert (samples.kernel_names, samples.kernels_us) == (("fast",), (2.0,))
+
+
+def test_a_call_with_other_inputs_may_launch_other_kernels() -> None:
+    launched, instrument = recorded()
+    names = cycle(["fast", "slow", "fast"])
+    call = Varying(lambda: launched.append(next(names)))
+    samples = instrument.sample(call, None, StopRule(repeat_count=6, time_limit_s=9))
+    assert sorted(samples.durations_us) == [2.0] * 4 + [5.0] * 2
+    with pytest.raises(ReplayError, match="different kernels"):
+        instrument.sample(lambda: launched.append(next(names)), None, StopRule(repeat_count=6, time_limit_s=9))
 
 
 @pytest.fixture(scope="module")

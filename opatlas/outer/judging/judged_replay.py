@@ -39,6 +39,7 @@ from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
+from opatlas.run.instruments.turns import Varying
 from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome, error_text, outcome_of, user_traceback
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
@@ -251,7 +252,7 @@ class JudgedReplay(ABC):
         """Returns the samples, or why there are none: the results may say more."""
         rule = ClaimingRule(trial, self._settings)
         try:
-            samples = self._instrument.sample(trial.launch, trial.next_sample, rule)
+            samples = self._instrument.sample(Varying(trial.launch), trial.next_sample, rule)
             self._device.synchronize()
             trial.finish()
         except (CandidateRejected, ReferenceFailed):

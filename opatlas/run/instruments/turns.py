@@ -1,4 +1,4 @@
-"""Samples of several calls in turn, A B B A, and the rule that ends them."""
+"""Calls that an instrument samples otherwise than one call again and again: in turn, A B B A, or with other inputs."""
 
 from __future__ import annotations
 
@@ -52,6 +52,16 @@ class Turns:
             found[turn].append(value)
         rounds = min(map(len, found))
         return [each[:rounds] for each in found]
+
+
+class Varying:
+    """A call whose inputs differ from launch to launch, so that it may launch other kernels each time."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
 
 
 class RoundsRule:

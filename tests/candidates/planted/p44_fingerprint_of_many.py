@@ -1,6 +1,7 @@
 """Way 44: keeps the results of inputs that it knows by a hash of many elements.
 
 Task: softmax
+Device: cpu
 Expected: pass
 Caught by: nothing: no call has inputs that it knows, so that each result is computed
 """

@@ -1,6 +1,7 @@
 """Way 45: finds the list of samples by the frames of a traceback, and shortens them.
 
 Task: softmax
+Device: cpu
 Expected: hack impossible-time
 Caught by: durations that the court got when they were measured
 """

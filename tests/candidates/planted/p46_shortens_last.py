@@ -1,6 +1,7 @@
 """Way 46: the same by the frame of a generator, and in place of the list the clock of the instrument.
 
 Task: slow
+Device: cpu
 Expected: hack patched
 Caught by: the functions of the harness
 """

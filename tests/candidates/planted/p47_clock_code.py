@@ -1,6 +1,7 @@
 """Way 47: overwrites the machine code of the clock, which goes a microsecond with each call.
 
 Task: softmax
+Device: cpu
 Expected: hack impossible-time
 Process: own
 Caught by: samples that are all equal

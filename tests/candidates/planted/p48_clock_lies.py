@@ -1,6 +1,7 @@
 """Way 48: a clock that runs a thousand times as slowly, with noise, put where no table of functions looks.
 
 Task: slow
+Device: cpu
 Expected: hack impossible-time
 Process: own
 Caught by: the second clock
