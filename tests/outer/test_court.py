@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from opatlas.outer.judging.bench import OwnCourt, Purpose
 from opatlas.outer.judging.court import Court, Referee
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
-from opatlas.outer.judging.memory import Plain, SharedMemory, TensorForm, expect_margins, live_tensor, room
+from opatlas.outer.judging.memory import Plain, Purpose, SharedMemory, TensorForm, expect_margins, live_tensor, room
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.judging.sentence import CONSTANT_US, CourtVerdict, contradiction, sentenced
-from opatlas.outer.judging.trial import CandidateTrial
+from opatlas.outer.judging.trial import CandidateTrial, Constructed
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec, open_device
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -54,10 +53,10 @@ X = torch.linspace(-1, 1, 6000)
 
 def _tried(candidate: Callable[..., Any], referee: Referee | None = None, samples: int = 0) -> CourtVerdict:
     """The verdict on a candidate."""
-    court = Court(referee or _Relu(), CPU)
-    trial = CandidateTrial(OwnCourt(court, 0), DEVICE, [X])
+    court = Court(referee or _Relu())
+    trial = CandidateTrial(court, DEVICE, [X])
     trial.rehearse()
-    trial.judge(candidate, None)
+    trial.made = Constructed(candidate)
     trial.first_call()
     trial.further_calls()
     for _ in range(samples):
@@ -65,7 +64,8 @@ def _tried(candidate: Callable[..., Any], referee: Referee | None = None, sample
         trial.launch()
     trial.finish()
     trial.end()
-    return court.verdict()
+    assert court.found is not None
+    return court.found
 
 
 def _name(verdict: CourtVerdict) -> str:
@@ -306,8 +306,7 @@ def test_the_second_clock_contradicts_durations_that_it_cannot_have_seen() -> No
 
 
 def test_inputs_of_the_rehearsal_are_the_candidates_first() -> None:
-    court = Court(_Relu(), CPU)
-    bench = OwnCourt(court, 0)
-    inputs, memory = bench.ask(Purpose.REHEARSAL)
+    court = Court(_Relu())
+    inputs = court.ask(Purpose.REHEARSAL, has_weights=False)
     assert [type(each) for each in (*inputs.leaves, *inputs.results)] == [TensorForm, TensorForm]
-    assert isinstance(memory.read(inputs.leaves[0]), torch.Tensor)
+    assert isinstance(court.memory.read(inputs.leaves[0]), torch.Tensor)

@@ -7,7 +7,6 @@ failures.py       runs a candidate, and finds the class of its failure (L2)
 judged_replay.py  judges a candidate on a row: the steps that all candidates have in common (L2 to L4)
 trial.py          calls a candidate with the inputs that it gets, and hands its results in
 process_guard.py  finds replaced functions, hooks and threads, and restores the settings of torch
-bench.py          what the process of a candidate asks of a court
 court.py          makes inputs, and compares results, in a process where the candidate never ran
 court_process.py  that process, and the way to it; court_control.py is pytest's control of it
 memory.py         tensors in memory that both processes share

@@ -8,26 +8,40 @@ become known, and from the start of a call, until the results have been read.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opatlas.outer.judging.bench import CALL_SEED, Inputs, Purpose, ReferenceFailed
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.judging.memory import Leaf, Plain, SharedMemory, TensorForm, is_dense, leaf_of, may_vary, room, vary
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
+from opatlas.outer.judging.memory import (
+    CALL_SEED,
+    Inputs,
+    Leaf,
+    Plain,
+    Purpose,
+    SharedMemory,
+    TensorForm,
+    is_dense,
+    leaf_of,
+    may_vary,
+    poisoned_elements,
+    room,
+    vary,
+)
 from opatlas.outer.judging.results import (
     Compared,
     FlatResults,
     have_equal_bits,
     interface_problem,
     is_narrower,
-    poisoned_elements,
     same_bits,
     same_results,
 )
@@ -115,25 +129,36 @@ class _Call:
 
 
 class Court:
-    """The calls of a candidate on one row, and the verdict on them."""
+    """The calls of a candidate on one row, and the verdict on them.
 
-    def __init__(self, referee: Referee, device: torch.device) -> None:
-        """Makes the first inputs and results, which say how much memory is needed. Raises ReferenceFailed."""
+    Attributes:
+        memory: has the inputs of a call, and from `results_start` on its results, and the inputs after it.
+        found: the verdict, after `end`.
+    """
+
+    def __init__(self, referee: Referee, weights_seed: int = 0, path: Path | None = None) -> None:
+        """Makes the first inputs and results, which say how much memory is needed. Raises ReferenceFailed.
+
+        Args:
+            referee: of the row.
+            weights_seed: the seed of its weights, which a candidate may use, too.
+            path: the file of the memory; None: the candidate runs in this process, where nobody is judged.
+        """
         self._referee = referee
-        self._device = device
+        self.weights_seed = weights_seed
+        self.found: CourtVerdict | None = None
         self._random = random.SystemRandom()
         self._first_seed = self._random.randrange(_SEEDS)
         self._first: list[Any] | None = None
         self._calls: list[_Call] = []
-        self._has_weights = False
         arguments, _ = self.values(_Call(Purpose.REHEARSAL, self._first_seed, 0, False))
-        self._input_room = room(tree_flatten(arguments)[0]) + room(referee.weights().values())
+        self.results_start = room(tree_flatten(arguments)[0]) + room(referee.weights().values())
         torch.manual_seed(CALL_SEED)
         self.native = referee.native(arguments, {})
         self._least = _least_dtypes(self.native, tree_flatten(arguments)[0], referee.checks_dtypes)
         # The inputs come back after a call that is not timed.
-        self.memory_bytes = self._input_room + _ROOM_FACTOR * room(self.native) + self._input_room
-        self.memory: SharedMemory
+        size = 2 * self.results_start + _ROOM_FACTOR * room(self.native)
+        self.memory = SharedMemory(size, path, is_new=True)
 
     def values(self, call: _Call, weights_of: _Call | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
         """Returns arguments and weights of a call, or the weights of another one; the same each time."""
@@ -161,10 +186,10 @@ class Court:
                 vary(weights[name], of.seed ^ place, _SHARE)
         return tree_unflatten(leaves, structure), weights
 
-    def ask(self, purpose: Purpose) -> Inputs:
-        """Writes the inputs of a call into the memory."""
+    def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
+        """Writes the inputs of a call into the memory, and weights if the candidate has those of the reference."""
         number = len(self._calls)
-        call = _Call(purpose, self._random.randrange(_SEEDS) if number else self._first_seed, number, self._has_weights)
+        call = _Call(purpose, self._random.randrange(_SEEDS) if number else self._first_seed, number, has_weights)
         if purpose in (Purpose.AGAIN, Purpose.NEAR):
             before = self._calls[-1]
             near = self._random.randrange(1, _SEEDS) if purpose is Purpose.NEAR else before.near
@@ -178,15 +203,6 @@ class Court:
         results = self.native if purpose is Purpose.REHEARSAL else ()
         named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
         return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
-
-    @property
-    def results_start(self) -> int:
-        """Where results begin in the memory."""
-        return self._input_room
-
-    def share_weights(self) -> None:
-        """From now on the weights change with each call."""
-        self._has_weights = True
 
     def start(self) -> None:
         """Notes the start of the call."""
@@ -224,6 +240,10 @@ class Court:
     def _leaves(self, call: _Call) -> list[Any]:
         return tree_flatten(self.values(call)[0])[0]
 
+    def end(self) -> None:
+        """Compares the results of all calls: no call follows."""
+        self.found = self.verdict()
+
     def verdict(self) -> CourtVerdict:
         """Compares the results of all calls with the reference."""
         judge = _Judging(self)
@@ -239,7 +259,7 @@ class Court:
             failure = f"the results cannot be compared: {exception_line(error)}"
         rehearsed = [call.bracket_us for call in self._calls if call.purpose is Purpose.REHEARSAL and call.end_ns]
         timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
-        is_finite = judge.compared and all(each.finite_error is not None for each in judge.compared)
+        is_finite = judge.compared and all(math.isfinite(each.error) for each in judge.compared)
         return CourtVerdict(
             str(error_class),
             sub_class,
@@ -264,14 +284,10 @@ class Court:
 
     def expect_interface(self, call: _Call) -> None:
         """Raises CandidateRejected if the results have another form than the reference's."""
-        found = [_standing_for(form) for form in call.forms]
-        sub_class, problem = interface_problem(found, self.native, torch.device("meta"), self._referee.checks_dtypes)
+        wanted, is_prescribed = list(map(leaf_of, self.native)), self._referee.checks_dtypes
+        sub_class, problem = interface_problem(call.forms, wanted, checks_dtypes=is_prescribed)
         for number, (leaf, least) in enumerate(zip(call.forms, self._least, strict=False) if not problem else ()):
-            if not isinstance(leaf, TensorForm):
-                continue
-            if leaf.device != self._device.type:
-                sub_class, problem = "device", f"result {number} is on {leaf.device}, not on {self._device.type}"
-            elif is_narrower(leaf.torch_dtype, least):
+            if isinstance(leaf, TensorForm) and is_narrower(leaf.torch_dtype, least):
                 sub_class, problem = "dtype", f"result {number} is {leaf.dtype}, which is narrower than {least}"
         if problem:
             raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
@@ -361,7 +377,7 @@ class _Judging:
     def _expect_equal(self, before: _Call, call: _Call, whole: Sequence[_Call]) -> None:
         """Raises CandidateRejected if the results of two calls on equal inputs differ."""
         one, other = tuple(before.results), tuple(call.results)
-        if bool(same_results(other, one)):
+        if same_results(other, one):
             return
         if poisoned_elements(other) != poisoned_elements(one):
             text = "results hold memory that the candidate has not written: write all elements in each call"
@@ -392,20 +408,6 @@ class _Judging:
         elif all(have_equal_bits(results[0], results[place]) for place in places):
             text = "the candidate returns the same result for all inputs: compute it"
             raise CandidateRejected(ErrorClass.HACK, "constant", text)
-
-
-def _standing_for(leaf: Leaf) -> Any:
-    """Returns a tensor of a form without memory, or the value itself, for a comparison of forms."""
-    if isinstance(leaf, Plain):
-        return leaf.object if leaf.value is not None or leaf.kind == "NoneType" else Unknown(leaf.kind)
-    return torch.empty(leaf.shape, dtype=leaf.torch_dtype, device="meta")
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """An object of a type that no result has."""
-
-    kind: str
 
 
 def _least_dtypes(native: FlatResults, inputs: Sequence[Any], is_prescribed: bool) -> list[Any]:

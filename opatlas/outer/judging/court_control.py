@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from functools import lru_cache, partial
 
+from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.row.errors import ReplayError
 from opatlas.run.job import Job
 from opatlas.run.process.child import Child
@@ -34,15 +35,9 @@ class Open(ProcessMessage, frozen=True):
     folder: str
 
 
-class Found(ProcessMessage, frozen=True):
-    """The verdict, as `msgspec` encodes it."""
-
-    verdict: bytes
-
-
 #: The messages of pytest, and those to it.
 OF_PYTEST = RowToJudge | Leave
-TO_PYTEST = Open | Found
+TO_PYTEST = Open | CourtVerdict
 
 
 class CourtProcess:
@@ -66,16 +61,16 @@ class CourtProcess:
             self.close()
         raise ReplayError("the process that judges results did not start")
 
-    def verdict(self) -> bytes | None:
-        """Returns the verdict on the row, encoded; None if the process has ended."""
+    def verdict(self) -> CourtVerdict | None:
+        """Returns the verdict on the row; None if the process has ended."""
         assert self._child is not None
         try:
             self._child.channel.send(Leave())
             answer = self._child.channel.receive(ANSWER_TIMEOUT_S, self._child.ends)
         except (EOFError, OSError, ChannelBroken):
             answer = None
-        if isinstance(answer, Found):
-            return answer.verdict
+        if isinstance(answer, CourtVerdict):
+            return answer
         self.close()
         return None
 

@@ -21,15 +21,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
-from opatlas.outer.judging.bench import Inputs, Purpose, ReferenceFailed, write_results
 from opatlas.outer.judging.court import Court
-from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Found, Open, RowToJudge
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
-from opatlas.outer.judging.memory import Leaf, SharedMemory
-from opatlas.outer.judging.results import FlatResults
+from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Open, RowToJudge
+from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
+from opatlas.outer.judging.memory import Inputs, Leaf, Purpose, SharedMemory
 from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.run.process.child import Channel, readable
 from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
@@ -51,37 +48,32 @@ class Hello(ProcessMessage, frozen=True):
 
 
 class Welcome(ProcessMessage, frozen=True):
-    """The answer to Hello.
-
-    Attributes:
-        weights_seed: the seed of the weights.
-        memory_bytes, results_start: size of the memory, and where results begin.
-        failure: why there is no reference; "" if there is one.
-    """
+    """The answer to Hello: the seed of the weights, the size of the memory, and where results begin."""
 
     weights_seed: int
-    memory_bytes: int = 0
-    results_start: int = 0
-    failure: str = ""
+    memory_bytes: int
+    results_start: int
+
+
+class NoReference(ProcessMessage, frozen=True):
+    """The answer where there is no reference, or there are no inputs."""
+
+    reason: str
 
 
 class Ask(ProcessMessage, frozen=True):
-    """Asks for the inputs of a call; `purpose` is a `Purpose`."""
+    """Asks for the inputs of a call."""
 
-    purpose: str
-
-
-class Given(ProcessMessage, frozen=True):
-    """The inputs of a call, as `msgspec` encodes them; or why there are none."""
-
-    inputs: bytes
-    failure: str = ""
+    purpose: Purpose
+    has_weights: bool
 
 
-class CourtStep(ProcessMessage, frozen=True):
-    """A step of a candidate: "start", "started", "weights", "end", "ended"."""
+class Begins(ProcessMessage, frozen=True):
+    """The call begins now."""
 
-    name: str
+
+class NoMore(ProcessMessage, frozen=True):
+    """No call follows; the answer comes when all results have been compared."""
 
 
 class Returned(ProcessMessage, frozen=True):
@@ -92,12 +84,12 @@ class Returned(ProcessMessage, frozen=True):
     claimed_us: float | None
 
 
-_OF_CANDIDATE = Hello | Ask | CourtStep | Returned
-_TO_CANDIDATE = Welcome | Given | CourtStep
+_OF_CANDIDATE = Hello | Ask | Begins | Returned | NoMore
+_TO_CANDIDATE = Welcome | Inputs | Begins | NoMore | NoReference
 
 
 class RemoteCourt:
-    """The way from the process of a candidate to the court."""
+    """The way from the process of a candidate to the court, with the methods of `Court` that it may call."""
 
     def __init__(self, folder: str, device: torch.device) -> None:
         """Connects. Raises ReferenceFailed if there is no reference."""
@@ -106,41 +98,32 @@ class RemoteCourt:
         self._channel = ChildChannel(end, _TO_CANDIDATE)
         variables = {name: os.environ[name] for name in os.environ if name.endswith("_VISIBLE_DEVICES")}
         welcome = self._asked(Hello(str(device), variables))
-        if welcome.failure:
-            raise ReferenceFailed(welcome.failure)
         self.weights_seed: int = welcome.weights_seed
-        self._start = welcome.results_start
-        self._memory = SharedMemory(welcome.memory_bytes, Path(folder, _MEMORY))
+        self.results_start: int = welcome.results_start
+        self.memory = SharedMemory(welcome.memory_bytes, Path(folder, _MEMORY))
 
-    def ask(self, purpose: Purpose) -> tuple[Inputs, SharedMemory]:
-
-        given = self._asked(Ask(purpose.value))
-        if given.failure:
-            raise ReferenceFailed(given.failure)
-        return msgspec.msgpack.decode(given.inputs, type=Inputs), self._memory
+    def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
+        inputs: Inputs = self._asked(Ask(purpose, has_weights))
+        return inputs
 
     def start(self) -> None:
-        self._step("start")
+        self._asked(Begins())
 
-    def returned(self, results: FlatResults, inputs: Sequence[Any] | None, claimed_us: float | None) -> None:
-        found, after = write_results(self._memory, self._start, results, inputs)
+    def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
         with _expect_court():
-            self._channel.send(Returned(tuple(found), None if after is None else tuple(after), claimed_us))
-
-    def share_weights(self) -> None:
-        self._step("weights")
+            self._channel.send(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us))
 
     def end(self) -> None:
-        self._step("end")
-
-    def _step(self, name: str) -> None:
-        self._asked(CourtStep(name))
+        self._asked(NoMore())
 
     def _asked(self, message: ProcessMessage) -> Any:
-        """Returns the answer to a message. Raises CandidateRejected as `_expect_court` does."""
+        """Returns the answer to a message. Raises ReferenceFailed, and CandidateRejected as `_expect_court` does."""
         with _expect_court():
             self._channel.send(message)
-            return self._channel.receive()
+            answer = self._channel.receive()
+        if isinstance(answer, NoReference):
+            raise ReferenceFailed(answer.reason)
+        return answer
 
 
 @contextlib.contextmanager
@@ -168,7 +151,6 @@ def main(fd: int) -> None:
 
 
 def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
-
     folder = Path(tempfile.mkdtemp(prefix="opatlas-court-", dir=_SHARED if os.access(_SHARED, os.W_OK) else None))
     threads = torch.get_num_threads()
     verdict = CourtVerdict()
@@ -185,12 +167,11 @@ def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
                 torch.set_num_threads(threads)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    channel.send(Found(msgspec.msgpack.encode(verdict)))
+    channel.send(verdict)
 
 
 def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: int) -> CourtVerdict | None:
     """Answers a candidate's process until it asks for the verdict, which is returned; None if it does not."""
-
     seed = random.SystemRandom().randrange(_SEEDS)
     hello = candidate.receive(ANSWER_TIMEOUT_S, [fd])
     if not isinstance(hello, Hello):
@@ -204,35 +185,30 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: i
     with torch.no_grad():
         try:
             referee = pkgutil.resolve_name(row.referee)(row.run.whole, device, seed)
-            court = Court(referee, device)
-            court.memory = SharedMemory(court.memory_bytes, folder / _MEMORY, is_new=True)
+            court = Court(referee, seed, folder / _MEMORY)
         except Exception as error:
             failure = str(error) if isinstance(error, ReferenceFailed) else exception_line(error)
-            candidate.send(Welcome(seed, failure=failure))
+            candidate.send(NoReference(failure))
             return CourtVerdict(failure=failure)
-        candidate.send(Welcome(seed, court.memory_bytes, court.results_start))
+        candidate.send(Welcome(seed, len(court.memory), court.results_start))
         while True:
             match message := candidate.receive(None, [fd]):
                 case Ask():
                     try:
-                        given = Given(msgspec.msgpack.encode(court.ask(Purpose(message.purpose))))
+                        candidate.send(court.ask(message.purpose, message.has_weights))
                     except ReferenceFailed as error:
-                        given = Given(b"", str(error))
-                    candidate.send(given)
+                        candidate.send(NoReference(str(error)))
+                case Begins():
+                    court.start()
+                    candidate.send(message)
                 case Returned():
                     court.returned(message.results, message.inputs, message.claimed_us)
-                case CourtStep(name="start"):
-                    court.start()
-                    candidate.send(CourtStep("started"))
-                case CourtStep(name="weights"):
-                    court.share_weights()
-                    candidate.send(CourtStep("shared"))
-                case CourtStep(name="end"):
-                    if court.memory_bytes > _LARGE_BYTES:
+                case NoMore():
+                    if len(court.memory) > _LARGE_BYTES:
                         torch.set_num_threads(threads)
-                    verdict = court.verdict()
-                    candidate.send(CourtStep("ended"))
-                    return verdict
+                    court.end()
+                    candidate.send(message)
+                    return court.found
                 case _:
                     return None
 

@@ -17,12 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from signal import Signals
 
-import msgspec
-
 from opatlas.outer.judging.court_control import court_process
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
-from opatlas.outer.judging.sentence import CourtVerdict, sentenced
+from opatlas.outer.judging.sentence import sentenced
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -200,8 +198,7 @@ def run_judged(run: Callable[[Job], RowOutcome], job: Job) -> RowOutcome:
     """Runs a candidate with inputs from the court, whose verdict decides. Raises the errors of `run`."""
     court = court_process()
     outcome = run(replace(job, court=court.begin(job, _TASKS if job.subject is not None else _CASES)))
-    verdict = court.verdict()
-    return sentenced(outcome, None if verdict is None else msgspec.msgpack.decode(verdict, type=CourtVerdict))
+    return sentenced(outcome, court.verdict())
 
 
 #: What makes the referee of a job.

@@ -10,9 +10,9 @@ import random
 import re
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -21,15 +21,21 @@ from typing import Any, ClassVar
 import torch
 
 from opatlas.formats import duration, percent
-from opatlas.outer.judging.bench import Bench, OwnCourt, ReferenceFailed
 from opatlas.outer.judging.court import Court, Referee
 from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
-from opatlas.outer.judging.judgement import TORCH_WORKS, CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import (
+    TORCH_WORKS,
+    CandidateRejected,
+    ErrorClass,
+    Judgement,
+    Level,
+    ReferenceFailed,
+)
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.sentence import sentenced
 from opatlas.outer.judging.source import CandidateSource
-from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, LiveInputs
+from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
 from opatlas.row.location import public_version
 from opatlas.row.record import Execution
@@ -58,21 +64,6 @@ _STATUS = {
 }
 
 
-@dataclass
-class Constructed:
-    """A candidate that can be called.
-
-    Attributes:
-        call: called with the arguments of a call, and returns its results.
-        weights: its parameters by name, where they are the reference's; else none.
-        bind: called with the arguments before each call; this is not timed.
-    """
-
-    call: Callable[..., Any]
-    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    bind: Callable[..., object] | None = None
-
-
 class JudgedReplay(ABC):
     """Judges the candidate of a row when it is called, and leaves the result in `outcome`."""
 
@@ -97,8 +88,6 @@ class JudgedReplay(ABC):
         self._notes: list[str] = []
         #: What the set-up of the candidate converts.
         self._conversions: Sequence[str] = ()
-        #: Whether the court has compared all results.
-        self._is_complete = False
 
     def expect_memory(self) -> None:  # noqa: B027
         """Does nothing: the size of a row is known when its inputs are there."""
@@ -120,11 +109,8 @@ class JudgedReplay(ABC):
             with logged(self._job.log):
                 if not self._job.court:
                     seed = random.SystemRandom().randrange(_SEEDS)
-                    court = Court(self._referee(seed), self._device.torch_device)
-                    bench: Bench = OwnCourt(court, seed)
-                else:
-                    bench = RemoteCourt(self._job.court, self._device.torch_device)
-                outcome = self._judge(bench)
+                    court = Court(self._referee(seed), seed)
+                outcome = self._judge(court or RemoteCourt(self._job.court, self._device.torch_device))
         except (MissingPrecondition, ReferenceFailed, Unsupported) as error:
             outcome = outcome_of(error)
         except CandidateRejected as error:
@@ -139,9 +125,7 @@ class JudgedReplay(ABC):
         except BaseException as error:
             outcome = self._failed(classify(self._failure(error)), error)
         if court is not None:
-            outcome = sentenced(
-                outcome, court.verdict() if self._is_complete else None, is_baseline=self._job.source is None
-            )
+            outcome = sentenced(outcome, court.found, is_baseline=self._job.source is None)
             is_hack = is_hack or outcome.reason.startswith(f"{ErrorClass.HACK}/")
         ends_process = self._job.source is not None and (self._is_alone or is_hack)
         self.outcome = replace(outcome, ends_process=ends_process)
@@ -176,25 +160,25 @@ class JudgedReplay(ABC):
     def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
         """Returns a call of the replaced function that can be measured; None if there is none."""
 
-    def _judge(self, bench: Bench) -> RowOutcome:
+    def _judge(self, court: Court | RemoteCourt) -> RowOutcome:
         """Runs the steps of a judgement. Raises the errors of the candidate and of the guards."""
         trial = CandidateTrial(
-            bench, self._device, self._arguments(), is_cold=self._is_cold, margins=self._has_margins()
+            court, self._device, self._arguments(), is_cold=self._is_cold, margins=self._has_margins()
         )
         trial.rehearse()
         self._sampling.expect_memory(_MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
         guard = self._make_guard()
         self._step(Phase.IMPORT)
-        function = self._import(bench.weights_seed)
+        function = self._import(court.weights_seed)
         examine(guard, "its import")
-        made = self._construct(function, trial.inputs, bench.weights_seed, guard)
-        trial.judge(made.call, guard, made.bind, made.weights)
+        trial.made = self._construct(function, trial.inputs, court.weights_seed, guard)
+        trial.guard = guard
         self._step(Phase.FIRST_CALL)
         warm_until = monotonic() + _WARM_UP_S
-        trial.first_call()
+        first = trial.first_call()
         self._set_up_s = perf_counter() - self._start
         examine(guard, "its first call")
-        if trial.first and all(isinstance(each, torch.Tensor) and not each.numel() for each in trial.first):
+        if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):
             self._end(trial)
             reason = "the results have no elements: there is nothing to time"
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
@@ -213,7 +197,7 @@ class JudgedReplay(ABC):
         if failed is not None:
             raise failed
         if samples.durations_us:
-            self._expect_possible(samples, trial.inputs, bench.weights_seed)
+            self._expect_possible(samples, trial.inputs, court.weights_seed)
         return self._measured(samples, trial, guard)
 
     def _has_margins(self) -> bool:
@@ -222,7 +206,6 @@ class JudgedReplay(ABC):
     def _end(self, trial: CandidateTrial) -> None:
         self._step(Phase.CHECK)
         trial.end()
-        self._is_complete = True
 
     def _step(self, phase: Phase) -> None:
         """Notes the next step of the candidate; the process may end meanwhile."""

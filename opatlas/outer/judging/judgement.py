@@ -127,3 +127,7 @@ class CandidateRejected(ReplayError):
         super().__init__(text)
         self.error_class = error_class
         self.sub_class = sub_class
+
+
+class ReferenceFailed(ReplayError):
+    """The reference cannot be run, whatever the candidate."""

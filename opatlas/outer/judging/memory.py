@@ -1,4 +1,4 @@
-"""Tensors in memory that two processes share: forms, bytes, and the tensors that a candidate is called with.
+"""Tensors in memory that two processes share: forms, bytes, the tensors of calls, and what memory holds before.
 
 No object travels between the processes: a form says dtype, shape and strides, and the memory has the bytes.
 """
@@ -6,21 +6,24 @@ No object travels between the processes: a form says dtype, shape and strides, a
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
+from opatlas.run.kernel_call import OperatorMode
+from opatlas.run.process.messages import ProcessMessage
 
+#: Each call, and the reference, starts from this state of torch's generators, for tasks with dropout.
+CALL_SEED = 0
 #: Tensors begin at multiples of this number of bytes.
 _ALIGNED = 64
 #: Bytes before and behind each tensor that a candidate gets. A multiple of the alignment of torch's allocators.
 MARGIN_BYTES = 4096
-#: Byte of the margins of tensors that have no NaN.
-_FILL = 0x7F
 #: Factors of changed elements. Signs, zeros and ranges stay, so that a triangular matrix stays one.
 _FACTORS = (0.5, 0.9)
 
@@ -41,6 +44,8 @@ class TensorForm(msgspec.Struct, frozen=True, tag=True):
     offset: int = -1
     device: str = "cpu"
     requires_grad: bool = False
+    kind: ClassVar[str] = "Tensor"
+    has_value: ClassVar[bool] = True
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -66,7 +71,7 @@ class TensorForm(msgspec.Struct, frozen=True, tag=True):
     def of(cls, tensor: torch.Tensor, offset: int = -1) -> TensorForm:
         """Returns the form of a tensor."""
         name = str(tensor.dtype).removeprefix("torch.")
-        shape, stride = tuple(tensor.shape), tuple(tensor.stride())
+        shape, stride = tuple(tensor.shape), tuple(tensor.stride() if is_dense(tensor) else ())
         return cls(name, shape, stride, offset, tensor.device.type, tensor.requires_grad)
 
 
@@ -84,8 +89,13 @@ class Plain(msgspec.Struct, frozen=True, tag=True):
         return cls(kind.__name__, value if kind in _TRAVELS and not _is_huge(value) else None)
 
     @property
+    def has_value(self) -> bool:
+        """Whether the value travels."""
+        return self.value is not None or self.kind == "NoneType"
+
+    @property
     def object(self) -> Any:
-        """The value; an object of a class of its own where the value did not travel."""
+        """The value; None where it did not travel."""
         return complex(str(self.value)) if self.kind == "complex" else self.value
 
 
@@ -111,6 +121,28 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def elements_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the elements of a tensor from the first to the last one in memory."""
     return tensor.as_strided((TensorForm.of(tensor).span,), (1,))
+
+
+class Purpose(Enum):
+    """What a call is for.
+
+    REHEARSAL is the call of nothing before the candidate is imported. AGAIN repeats the inputs of the call before, NEAR
+    changes them in 0.2 percent of the elements.
+    """
+
+    REHEARSAL = "rehearsal"
+    WHOLE = "whole"
+    AGAIN = "again"
+    NEAR = "near"
+    TIMED = "timed"
+
+
+class Inputs(ProcessMessage, frozen=True):
+    """The inputs of a call, whose tensors are in the memory; `results` are the forms of a rehearsal's results."""
+
+    leaves: tuple[Leaf, ...]
+    weights: dict[str, TensorForm]
+    results: tuple[Leaf, ...] = ()
 
 
 class SharedMemory:
@@ -205,7 +237,7 @@ def live_tensor(form: TensorForm, device: torch.device, margins: bool) -> torch.
     margin = MARGIN_BYTES // dtype.itemsize if margins and form.span else 0
     buffer = torch.empty(form.span + 2 * margin, dtype=dtype, device=device)
     if margin:
-        _fill(buffer)
+        poison(buffer)
     # Not a view: it has no base, and a version counter of its own.
     live = torch.empty(0, dtype=dtype, device=device)
     live.set_(buffer.untyped_storage(), margin, form.shape, form.stride)
@@ -220,13 +252,6 @@ def expect_margins(tensors: Iterable[torch.Tensor]) -> None:
             raise CandidateRejected(ErrorClass.HACK, "out-of-bounds", text)
 
 
-def _fill(buffer: torch.Tensor) -> None:
-    if (buffer.is_floating_point() or buffer.is_complex()) and buffer.element_size() > 1:
-        buffer.fill_(torch.nan)
-    else:
-        buffer.view(torch.uint8).fill_(1 if buffer.dtype is torch.bool else _FILL)
-
-
 def _margins(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     margin = tensor.storage_offset()
@@ -236,5 +261,51 @@ def _margins(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _is_untouched(part: torch.Tensor) -> bool:
     expected = torch.empty_like(part)
-    _fill(expected)
+    poison(expected)
     return torch.equal(part.view(torch.uint8), expected.view(torch.uint8))
+
+
+#: Operators that return memory as they find it.
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
+#: Largest number that torch fills integers with.
+_LARGEST = 2**62
+
+
+class PoisonedAllocations(OperatorMode):
+    """Fills each tensor that is allocated without values, while the mode is active."""
+
+    def __init__(self, *, with_nan: bool = True) -> None:
+        """`with_nan`: as `poison` does; else with ones."""
+        super().__init__()
+        self._fill: Callable[[torch.Tensor], object] = poison if with_nan else lambda tensor: tensor.fill_(1)
+
+    def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        result = operator(*arguments, **keywords)
+        if operator.overloadpacket.__name__ in _ALLOCATIONS:
+            self._fill(result)
+        return result
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fills a tensor with NaN; one of integers with large numbers, one of bool with True."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(torch.nan)
+    elif tensor.dtype is torch.bool:
+        tensor.fill_(True)
+    else:
+        tensor.fill_(min(torch.iinfo(tensor.dtype).max, _LARGEST))
+
+
+def poisoned_elements(results: Iterable[Any]) -> int:
+    """Returns the number of elements with the values of `poison`; elements of bool do not count."""
+    count = 0
+    for result in results:
+        if not isinstance(result, torch.Tensor):
+            continue
+        if result.is_floating_point() or result.is_complex():
+            count += int(result.isnan().sum())
+        elif result.dtype is not torch.bool:
+            count += int((result == min(torch.iinfo(result.dtype).max, _LARGEST)).sum())
+    return count

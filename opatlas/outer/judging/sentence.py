@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-import msgspec
-
 from opatlas.formats import duration
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.row.errors import ReplayError
 from opatlas.run.job import MOST_CHARACTERS, RowOutcome, outcome_of
+from opatlas.run.process.messages import ProcessMessage
 from opatlas.text import cut_middle
 
 #: The limit of the second verdict: the largest difference of any element.
@@ -28,7 +27,7 @@ CONSTANT_US, CONSTANT_KNOWN_US = 2_000.0, 20_000.0
 _MANY, _CONSTANT_OF_FEW_US = 10, 50_000.0
 
 
-class CourtVerdict(msgspec.Struct, frozen=True, tag=True):
+class CourtVerdict(ProcessMessage, frozen=True):
     """What a court found of the results of a candidate.
 
     Attributes:

@@ -6,15 +6,28 @@ Nothing here decides: what the process of a candidate says of a result is its by
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from opatlas.outer.judging.bench import CALL_SEED, Bench, Inputs, Purpose, ReferenceFailed
-from opatlas.outer.judging.memory import Plain, SharedMemory, TensorForm, expect_margins, live_tensor
+from opatlas.outer.judging.court import Court
+from opatlas.outer.judging.court_process import RemoteCourt
+from opatlas.outer.judging.judgement import ReferenceFailed
+from opatlas.outer.judging.memory import (
+    CALL_SEED,
+    Inputs,
+    PoisonedAllocations,
+    Purpose,
+    SharedMemory,
+    TensorForm,
+    expect_margins,
+    is_dense,
+    live_tensor,
+)
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import FlatResults, PoisonedAllocations, flat_results, poison_free_memory
+from opatlas.outer.judging.results import FlatResults, flat_results
 from opatlas.run.devices.device import Device
 from opatlas.run.instruments.instrument import MeasureSettings, StopRule
 
@@ -47,7 +60,7 @@ class LiveInputs:
                 if known is None or (known.dtype, known.shape, known.stride) != (leaf.dtype, leaf.shape, leaf.stride):
                     self.leaves[place], self._forms[place] = live_tensor(leaf, self._device, self._margins), leaf
                 memory.assign(self.leaves[place], leaf)
-            elif leaf.value is not None or leaf.kind == "NoneType":
+            elif leaf.has_value:
                 self.leaves[place] = leaf.object
         for name, form in inputs.weights.items():
             memory.assign(weights[name], form)
@@ -58,37 +71,55 @@ class LiveInputs:
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
 
+@dataclass
+class Constructed:
+    """A candidate that can be called.
+
+    Attributes:
+        call: called with the arguments of a call, and returns its results.
+        weights: its parameters by name, where they are the reference's; else none.
+        bind: called with the arguments before each call; this is not timed.
+    """
+
+    call: Callable[..., Any] = lambda *_: ()
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    bind: Callable[..., object] = lambda *_: None
+
+
 class CandidateTrial:
     """The calls of one candidate on the inputs of one row.
 
     Attributes:
+        made: the candidate, once it is constructed.
+        guard: examined after each timed call; None where nobody is judged.
         calls: number of calls so far.
-        first: the results of the first call.
         claimed_us: the duration of the last call, in microseconds; None where it is not known yet.
     """
 
     def __init__(
-        self, bench: Bench, device: Device, arguments: list[Any], *, is_cold: bool = False, margins: bool = True
+        self,
+        court: Court | RemoteCourt,
+        device: Device,
+        arguments: list[Any],
+        *,
+        is_cold: bool = False,
+        margins: bool = True,
     ) -> None:
         """
         Args:
-            bench: gives inputs and takes results.
+            court: gives inputs and takes results.
             device: where the candidate runs.
             arguments: some arguments of the row.
             is_cold: whether caches are flushed before each timed call.
             margins: whether tensors lie between margins, and so not at the beginning of their storage.
         """
+        self.made = Constructed()
+        self.guard: ProcessGuard | None = None
         self.calls = 0
-        self.first: FlatResults = ()
         self.claimed_us: float | None = None
         self.inputs = LiveInputs(arguments, device.torch_device, margins)
-        self._bench, self._device, self._is_cold = bench, device, is_cold
-        self._candidate: Callable[..., Any] = lambda *_: ()
-        self._bind: Callable[..., object] | None = None
-        self._weights: Mapping[str, torch.Tensor] = {}
-        self._guard: ProcessGuard | None = None
+        self._court, self._device, self._is_cold = court, device, is_cold
         self._latest: FlatResults | None = None
-        self._previous: FlatResults = ()
         #: Whether the inputs are those of a timed call whose results have not been handed in.
         self._is_pending = False
         self._arguments: Sequence[Any] = ()
@@ -103,55 +134,29 @@ class CandidateTrial:
                 if isinstance(leaf, TensorForm)
                 else leaf.object
                 for leaf in inputs.results
-                if isinstance(leaf, (TensorForm, Plain))
             )
-            self._candidate = lambda *_, found=results: found
+            self.made = Constructed(lambda *_, found=results: found)
             self.launch()
-            self._take(None)
+            self._hand_in()
         self.calls = 0
 
-    def judge(
-        self,
-        candidate: Callable[..., Any],
-        guard: ProcessGuard | None,
-        bind: Callable[..., object] | None = None,
-        weights: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:
-        """Takes the candidate.
-
-        Args:
-            candidate: called with the arguments of a call.
-            guard: examined before and after each timed call; None where nobody is judged.
-            bind: called with the arguments before each call of the candidate; this is not timed.
-            weights: the parameters of the candidate by name, where they are the reference's.
-        """
-        self._candidate, self._guard, self._bind = candidate, guard, bind
-        if weights:
-            self._weights = weights
-            self._bench.share_weights()
-
-    def first_call(self) -> None:
+    def first_call(self) -> FlatResults:
         """Calls the candidate for the first time, where it compiles. Raises what it raises, and CandidateRejected."""
-        if self._device.torch_device.type != "cpu":
-            size = 2 * sum(tensor.nbytes for tensor in self.inputs.tensors())
-            poison_free_memory(self._device.torch_device, size)
-        self._whole_call(Purpose.WHOLE)
+        return self._whole_call(Purpose.WHOLE)
 
     def further_calls(self) -> None:
         """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
         for purpose in (Purpose.NEAR, Purpose.WHOLE):
-            self._whole_call(purpose)
-            with PoisonedAllocations(with_nan=not any(map(_has_nan, self._previous))):
+            results = self._whole_call(purpose)
+            with PoisonedAllocations(with_nan=not any(map(_has_nan, results))):
                 self._whole_call(Purpose.AGAIN)
         expect_margins(self.inputs.tensors())
 
-    def _whole_call(self, purpose: Purpose) -> None:
+    def _whole_call(self, purpose: Purpose) -> FlatResults:
         self._prepare(purpose)
         self.launch()
         self._device.synchronize()
-        self._previous = self._latest or ()
-        self.first = self.first or self._previous
-        self._take(self.inputs.leaves)
+        return self._hand_in(self.inputs.leaves)
 
     def next_sample(self) -> None:
         """Hands in the results of the last timed call, and gives the next one its inputs."""
@@ -163,38 +168,46 @@ class CandidateTrial:
         """Hands in the results of the last timed call, if there is one."""
         if self._is_pending and self._latest is not None:
             self._is_pending = False
-            self._take(None)
-            if self._guard is not None:
-                self._guard.expect_same_hooks("its timed calls")
+            self._hand_in()
+            if self.guard is not None:
+                self.guard.expect_same_hooks("its timed calls")
 
     def end(self) -> None:
         """Waits for the comparison of all results."""
         expect_margins(self.inputs.tensors())
-        self._bench.end()
+        self._court.end()
 
     def launch(self) -> None:
         """Calls the candidate, and has all of its results computed. This method is timed."""
         self.calls += 1
-        self._latest = flat_results(self._candidate(*self._arguments))
+        self._latest = flat_results(self.made.call(*self._arguments))
 
     def _prepare(self, purpose: Purpose) -> Inputs:
         self._latest = None
-        inputs, memory = self._bench.ask(purpose)
-        self.inputs.write(inputs, memory, self._weights)
+        inputs = self._court.ask(purpose, bool(self.made.weights))
+        self.inputs.write(inputs, self._court.memory, self.made.weights)
         self._arguments = self.inputs.arguments
-        if self._bind is not None:
-            self._bind(*self._arguments)
+        self.made.bind(*self._arguments)
         torch.manual_seed(CALL_SEED)
         if self._is_cold and purpose in (Purpose.TIMED, Purpose.REHEARSAL):
             self._device.flush_cache(self.inputs.tensors())
         self._device.synchronize()
-        self._bench.start()
+        self._court.start()
         return inputs
 
-    def _take(self, inputs: Sequence[Any] | None) -> None:
+    def _hand_in(self, inputs: Sequence[Any] | None = None) -> FlatResults:
+        """Writes the results of the call, and inputs as they are after it, for the court. Returns the results."""
         results, self._latest = self._latest or (), None
-        self._bench.returned(results, inputs, self.claimed_us)
+        values = [_contiguous(each) if isinstance(each, torch.Tensor) else each for each in results]
+        found = self._court.memory.write([*values, *(inputs or ())], self._court.results_start)
+        count = len(results)
+        self._court.returned(found[:count], None if inputs is None else found[count:], self.claimed_us)
         self.claimed_us = None
+        return results
+
+
+def _contiguous(result: torch.Tensor) -> torch.Tensor:
+    return (result if is_dense(result) else result.to_dense()).contiguous()
 
 
 class ClaimingRule(StopRule):

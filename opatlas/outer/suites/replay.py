@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.bench import ReferenceFailed
 from opatlas.outer.judging.court import Referee
-from opatlas.outer.judging.judged_replay import Constructed, JudgedReplay
-from opatlas.outer.judging.memory import vary
+from opatlas.outer.judging.judged_replay import JudgedReplay
+from opatlas.outer.judging.judgement import ReferenceFailed
+from opatlas.outer.judging.memory import leaf_of, vary
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
-from opatlas.outer.judging.trial import LiveInputs
+from opatlas.outer.judging.trial import Constructed, LiveInputs
 from opatlas.outer.suites.case import SuiteRow, check_case
 from opatlas.outer.suites.operators import Call, computed_by, derive
 from opatlas.outer.suites.texts import overload_of
@@ -146,7 +146,7 @@ class SuiteReplay:
         """Raises WrongResult if the results of a library have another form than torch's."""
         if self._source is not None:
             own = _call_of(self._row.overload, call).cloned().results()
-            _, problem = interface_problem(call.results(), own, self._row.device)
+            _, problem = interface_problem(list(map(leaf_of, call.results())), list(map(leaf_of, own)))
             if problem:
                 raise WrongResult(problem)
 
@@ -208,7 +208,7 @@ class CaseReferee(Referee):
         except WrongResult as error:
             return replace(found, wrong=str(error), sub_class=found.sub_class or "other")
         self.assumptions += notes
-        return Compared(checked.error or 0.0, found.difference, checked.elements)
+        return Compared(checked.error or 0.0, found.difference)
 
 
 class _Expected(tuple[torch.Tensor, ...]):

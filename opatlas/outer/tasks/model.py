@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +15,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from opatlas.errors import OpAtlasError
-from opatlas.outer.judging.bench import CALL_SEED, ReferenceFailed
 from opatlas.outer.judging.court import Referee
+from opatlas.outer.judging.judgement import ReferenceFailed
+from opatlas.outer.judging.memory import CALL_SEED
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.tasks.task import GET_INIT_INPUTS, GET_INPUTS, GET_INPUTS_LIST, MODEL, Task, TaskKind
 from opatlas.text import exception_line
@@ -202,7 +204,8 @@ class TaskReferee(Referee):
             native = self.native(cloned(arguments), weights)
             with contextlib.suppress(Exception):
                 expected = self._run(self._double(), in_float64(arguments), weights)
-                self._own_error = compare_results(native, expected).finite_error or 0.0
+                error = compare_results(native, expected).error
+                self._own_error = error if math.isfinite(error) else 0.0
                 if self._own_error > 1:
                     self.notes.append(f"Model itself is off by {self._own_error:.3g} tolerances in its own dtypes")
         if self._has_float64:

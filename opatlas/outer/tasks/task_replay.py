@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.bench import ReferenceFailed
 from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.failures import Phase
-from opatlas.outer.judging.judged_replay import Constructed, JudgedReplay, examine
+from opatlas.outer.judging.judged_replay import JudgedReplay, examine
+from opatlas.outer.judging.judgement import ReferenceFailed
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.trial import LiveInputs
+from opatlas.outer.judging.trial import Constructed, LiveInputs
 from opatlas.outer.tasks.model import (
     TaskModule,
     TaskReferee,
