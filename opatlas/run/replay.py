@@ -79,7 +79,7 @@ class Replay:
         self._group = group
         self._source = source
         # A profiler has the samples later, and ranks of a group do not know each other's.
-        takes_turns = group is ALONE and instrument.name not in PROFILERS
+        takes_turns = against is not None and group is ALONE and instrument.name not in PROFILERS
         self._against = against if takes_turns else None
         self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 

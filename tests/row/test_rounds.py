@@ -43,9 +43,11 @@ def test_an_outlier_decides_nothing() -> None:
     assert ratio_interval([1000 * ours[0], *ours[1:]], theirs).verdict() is PairVerdict.SAME
 
 
-def test_few_rounds_have_a_wide_interval() -> None:
-    found = ratio_interval([10.0, 12.0], [10.0, 10.0])
-    assert (found.low, found.high) == pytest.approx((1.0, 1.2))
+def test_few_rounds_tell_nothing() -> None:
+    found = ratio_interval([12.0] * 9, [10.0] * 9)
+    assert (found.low, found.high) == pytest.approx((1.2, 1.2))
+    assert found.verdict() is PairVerdict.AMBIGUOUS
+    assert ratio_interval([12.0] * 10, [10.0] * 10).verdict() is PairVerdict.FAST
 
 
 @pytest.mark.parametrize(
