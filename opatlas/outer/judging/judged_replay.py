@@ -292,7 +292,7 @@ class JudgedReplay(ABC):
             return None
         text = Path(source.path).read_text(encoding="utf-8-sig", errors="replace")
         helpers = [Path(each).read_text(encoding="utf-8", errors="replace") for each in source.helpers]
-        own = CandidateSource.read(text).own_kernels(helpers)
+        own = CandidateSource(text).own_kernels(helpers)
         return own_share(samples.kernel_names, samples.kernels_us, own)
 
     def _failed(self, judgement: Judgement, error: BaseException | None = None) -> RowOutcome:

@@ -301,14 +301,7 @@ def _changed_names(source: CandidateSource) -> Iterator[tuple[int, str]]:
     for node in source.nodes:
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
             inner = node.value if isinstance(node, ast.Subscript) else node
-            if isinstance(node, ast.Subscript) and isinstance(inner, ast.Call):
-                name = source.full_name(inner.func)
-                if name in ("globals", "locals"):
-                    continue
-                name = source.full_name(inner.args[0]) if name == "vars" and inner.args else ""
-            else:
-                name = source.full_name(inner)
-            if name and not name.startswith("os.environ"):
+            if (name := source.full_name(inner)) and not name.startswith("os.environ"):
                 yield node.lineno, name
     for call, name in source.calls:
         if name in ("setattr", "delattr") and len(call.args) >= 2 and (target := source.full_name(call.args[0])):
@@ -388,7 +381,7 @@ def judge_source(
         helpers: further modules that can be imported.
     """
     beside = {each.stem for each in path.parent.glob("*.py")} if path.parent.is_dir() else set()
-    source = CandidateSource.read(text, path.name, language, frozenset({*beside, *helpers}), installed)
+    source = CandidateSource(text, path.name, language, frozenset({*beside, *helpers}), installed)
     failed: list[tuple[ErrorClass, str, str]] = []
     notes: list[str] = []
     for each in RULES if source.error is None else RULES[:_OF_TEXT]:
