@@ -228,26 +228,22 @@ class Court:
             call.places.append(places)
         call.end_ns = perf_counter_ns()
         if inputs is not None and call.purpose is Purpose.WHOLE:
-            written = self._leaves(call)
-            call.changed = frozenset(
-                place
-                for place, (own, leaf) in enumerate(zip(written, inputs, strict=False))
-                if isinstance(own, torch.Tensor)
-                and isinstance(leaf, TensorForm)
-                and not same_bits(self.memory.read(leaf), own.cpu())
-            )
+            after = [self.memory.read(leaf) if isinstance(leaf, TensorForm) else None for leaf in inputs]
+            call.changed = self._changes(call, after)
         if call.purpose is Purpose.REHEARSAL:
             call.results.clear()
 
-    def _leaves(self, call: _Call) -> list[Any]:
-        return tree_flatten(self._values(call)[0])[0]
+    def _changes(self, call: _Call, after: Sequence[Any]) -> frozenset[int]:
+        """Returns the places of the inputs of a call that differ after it."""
+        before = tree_flatten(self._values(call)[0])[0]
+        return frozenset(
+            place
+            for place, (own, other) in enumerate(zip(before, after, strict=False))
+            if isinstance(own, torch.Tensor) and other is not None and not same_bits(own.cpu(), other.cpu())
+        )
 
     def end(self) -> None:
-        """Compares the results of all calls: no call follows."""
-        self.found = self.verdict()
-
-    def verdict(self) -> CourtVerdict:
-        """Compares the results of all calls with the reference."""
+        """Compares the results of all calls with the reference: no call follows."""
         error_class, sub_class, text, failure = ErrorClass.PASS, "", "", ""
         try:
             self._judge([call for call in self._calls if call.purpose is not Purpose.REHEARSAL and call.end_ns])
@@ -261,7 +257,7 @@ class Court:
         rehearsed = [call.bracket_us for call in self._calls if call.purpose is Purpose.REHEARSAL and call.end_ns]
         timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
         is_finite = self._compared and all(math.isfinite(each.error) for each in self._compared)
-        return CourtVerdict(
+        self.found = CourtVerdict(
             str(error_class),
             sub_class,
             text,
@@ -313,12 +309,7 @@ class Court:
         arguments, weights = self._values(call)
         torch.manual_seed(CALL_SEED)
         self._referee.native(arguments, weights)
-        after = tree_flatten(arguments)[0]
-        return frozenset(
-            place
-            for place, (own, other) in enumerate(zip(self._leaves(call), after, strict=True))
-            if isinstance(own, torch.Tensor) and not same_bits(own, other)
-        )
+        return self._changes(call, tree_flatten(arguments)[0])
 
     def _judge(self, calls: Sequence[_Call]) -> None:
         """Compares all calls, the ones that are not timed first. Raises CandidateRejected and ReferenceFailed."""

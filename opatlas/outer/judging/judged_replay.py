@@ -33,7 +33,7 @@ from opatlas.outer.judging.judgement import (
     ReferenceFailed,
 )
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.sentence import sentenced
+from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
@@ -46,10 +46,10 @@ from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.instruments.turns import Varying
-from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome, error_text, outcome_of, user_traceback
+from opatlas.run.job import Job, RowOutcome, error_text, outcome_of, user_traceback
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
-from opatlas.text import cut_middle, without_build_command
+from opatlas.text import cut_middle
 
 #: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
 _MEMORY_FACTOR = 12.0
@@ -189,7 +189,7 @@ class JudgedReplay(ABC):
         samples, failed = self._sample(trial)
         examine(guard, "its timed calls")
         if guard is not None:
-            guard.files.expect_same()
+            guard.expect_same_files()
         self._end(trial)
         if isinstance(failed, NoKernelLaunched) and guard is not None:
             text = "a timed call launched no kernel, and its result is right: compute the result in each call"
@@ -303,14 +303,7 @@ class JudgedReplay(ABC):
             # The process cannot use the device any more.
             status = Status.DEVICE_ERROR
         detail = user_traceback(error) if error is not None else ""
-        text = without_build_command(judgement.text)
-        if self._job.source is None:
-            # Nobody's candidate was judged: the task itself is at fault.
-            return RowOutcome(status, f"the task's own Model fails: {judgement.name}: {text}", detail)
-        if judgement.notes:
-            # They explain the verdict: a long text must not push them out of the cell.
-            text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))
-        return judgement.outcome(status, text, detail)
+        return failed_outcome(judgement, status, detail, is_baseline=self._job.source is None)
 
     def _failure(self, error: BaseException) -> CandidateFailure:
         frames = traceback.extract_tb(error.__traceback__)
