@@ -5,6 +5,7 @@ Inputs come from a court (court.py), which compares the results; what this proce
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -390,15 +391,9 @@ def own_share(names: Sequence[str], durations_us: Sequence[float], own: Iterable
     if not names or len(names) != len(durations_us) or total <= 0:
         return None
     # Some versions of Triton append the specialization of the arguments: `add_kernel_0d1d2d`.
-    pattern = re.compile(rf"(?:{'|'.join(sorted(map(re.escape, own)))})(?:_\d\w*)?") if own else None
-    return (
-        sum(
-            duration
-            for name, duration in zip(names, durations_us, strict=True)
-            if pattern is not None and pattern.fullmatch(name.rpartition("::")[2])
-        )
-        / total
-    )
+    pattern = re.compile(rf"(?:{'|'.join(map(re.escape, own))})(?:_\d\w*)?")
+    is_own = [pattern.fullmatch(name.rpartition("::")[2]) is not None for name in names]
+    return sum(itertools.compress(durations_us, is_own)) / total
 
 
 def share_notes(share: float | None) -> tuple[str, ...]:
