@@ -17,7 +17,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,30 +110,22 @@ class RemoteCourt:
         self._asked(Begins())
 
     def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
-        with _expect_court():
-            self._channel.send(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us))
+        self._asked(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us), is_answered=False)
 
     def end(self) -> None:
         self._asked(NoMore())
 
-    def _asked(self, message: ProcessMessage) -> Any:
-        """Returns the answer to a message. Raises ReferenceFailed, and CandidateRejected as `_expect_court` does."""
-        with _expect_court():
+    def _asked(self, message: ProcessMessage, *, is_answered: bool = True) -> Any:
+        """Returns the answer to a message. Raises ReferenceFailed, and CandidateRejected if the court has ended."""
+        try:
             self._channel.send(message)
-            answer = self._channel.receive()
+            answer = self._channel.receive() if is_answered else None
+        except (OSError, EOFError) as error:
+            text = "the process that judges results has ended, or got what is no message"
+            raise CandidateRejected(ErrorClass.CRASH, "no-verdict", text) from error
         if isinstance(answer, NoReference):
             raise ReferenceFailed(answer.reason)
         return answer
-
-
-@contextlib.contextmanager
-def _expect_court() -> Iterator[None]:
-    """Raises CandidateRejected if the court has ended, or got what is no message."""
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        text = "the process that judges results has ended, or got what is no message"
-        raise CandidateRejected(ErrorClass.CRASH, "no-verdict", text) from error
 
 
 def main(fd: int) -> None:

@@ -84,9 +84,9 @@ class Plain(msgspec.Struct, frozen=True, tag=True):
     @classmethod
     def of(cls, value: Any) -> Plain:
         kind = type(value)
-        if kind is complex:
-            return cls(kind.__name__, repr(value))
-        return cls(kind.__name__, value if kind in _TRAVELS and not _is_huge(value) else None)
+        is_huge = kind is int and not -(2**63) <= value < 2**63
+        travels = kind in _TRAVELS and not is_huge
+        return cls(kind.__name__, repr(value) if kind is complex else value if travels else None)
 
     @property
     def has_value(self) -> bool:
@@ -107,10 +107,6 @@ Leaf = TensorForm | Plain
 def leaf_of(value: Any) -> Leaf:
     """Returns what a message says of a value, without the bytes of a tensor."""
     return TensorForm.of(value) if isinstance(value, torch.Tensor) else Plain.of(value)
-
-
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
