@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -198,7 +199,14 @@ class JudgedReplay(ABC):
         if failed is not None:
             raise failed
         if samples.durations_us:
-            self._expect_possible(samples, trial.inputs, court.weights_seed)
+            expect_possible(
+                samples.durations_us,
+                read_bytes=sum(tensor.nbytes for tensor in trial.inputs.tensors()),
+                peak=device_peak(self._device.describe().name),
+                is_accelerator=self._device.torch_device.type != "cpu",
+                is_cold=self._is_cold,
+                baseline_us=partial(self._baseline_us, trial.inputs, court.weights_seed),
+            )
         return self._measured(samples, trial, guard)
 
     def _has_margins(self) -> bool:
@@ -246,27 +254,14 @@ class JudgedReplay(ABC):
             return Samples(()), error
         return samples, None
 
-    def _expect_possible(self, samples: Samples, inputs: LiveInputs, weights_seed: int) -> None:
-        """Raises CandidateRejected for an impossible duration. Measures the replaced function where it is in doubt."""
-
-        def baseline_us() -> float | None:
-            own = self._own_call(inputs.arguments, weights_seed)
-            if own is None:
-                return None
-            try:
-                taken = self._sampling.take(own, None, lambda: None)
-            except ReplayError:
-                return None
-            return median(taken.durations_us) if taken.durations_us else None
-
-        expect_possible(
-            samples.durations_us,
-            read_bytes=sum(tensor.nbytes for tensor in inputs.tensors()),
-            peak=device_peak(self._device.describe().name),
-            is_accelerator=self._device.torch_device.type != "cpu",
-            is_cold=self._is_cold,
-            baseline_us=baseline_us,
-        )
+    def _baseline_us(self, inputs: LiveInputs, weights_seed: int) -> float | None:
+        """Measures the replaced function; None where it has no duration."""
+        own = self._own_call(inputs.arguments, weights_seed)
+        try:
+            taken = self._sampling.take(own, None, lambda: None) if own is not None else Samples(())
+        except ReplayError:
+            return None
+        return median(taken.durations_us) if taken.durations_us else None
 
     def _measured(self, samples: Samples, trial: CandidateTrial, guard: ProcessGuard | None) -> RowOutcome:
         """Returns the outcome of a candidate whose results are right, as far as its own process knows."""

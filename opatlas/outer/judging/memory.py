@@ -6,7 +6,7 @@ No object travels between the processes: a form says dtype, shape and strides, a
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -243,22 +243,13 @@ def live_tensor(form: TensorForm, device: torch.device, margins: bool) -> torch.
 def expect_margins(tensors: Iterable[torch.Tensor]) -> None:
     """Raises CandidateRejected if something wrote outside a tensor of `live_tensor`. Waits for the device."""
     for number, tensor in enumerate(tensors):
-        if tensor.storage_offset() and not all(_is_untouched(part) for part in _margins(tensor)):
-            text = f"the candidate wrote outside the memory of input {number}: check the bounds of its stores"
-            raise CandidateRejected(ErrorClass.HACK, "out-of-bounds", text)
-
-
-def _margins(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
-    margin = tensor.storage_offset()
-    yield memory[:margin]
-    yield memory[-margin:]
-
-
-def _is_untouched(part: torch.Tensor) -> bool:
-    expected = torch.empty_like(part)
-    poison(expected)
-    return torch.equal(part.view(torch.uint8), expected.view(torch.uint8))
+        if margin := tensor.storage_offset():
+            memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+            poison(expected := torch.empty_like(memory[:margin]))
+            parts = (memory[:margin], memory[-margin:])
+            if not all(torch.equal(part.view(torch.uint8), expected.view(torch.uint8)) for part in parts):
+                text = f"the candidate wrote outside the memory of input {number}: check the bounds of its stores"
+                raise CandidateRejected(ErrorClass.HACK, "out-of-bounds", text)
 
 
 #: Operators that return memory as they find it.

@@ -138,14 +138,7 @@ def _digests(further: Iterable[Path]) -> Mapping[Path, bytes]:
     roots = [Path(root) for root in opatlas.__path__]
     own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
     paths = (path for root in own if root.is_dir() for path in root.rglob("*") if path.suffix in _SUFFIXES)
-    return {path: _digest(path) for path in (*paths, *further)}
-
-
-def _digest(path: Path) -> bytes:
-    try:
-        return sha256(path.read_bytes()).digest()
-    except OSError:
-        return b""
+    return {path: sha256(path.read_bytes()).digest() for path in (*paths, *further) if path.is_file()}
 
 
 #: cudaLimitPersistingL2CacheSize of cudaLimit.
@@ -257,12 +250,10 @@ _LIBRARIES = tuple(
 )
 
 
-def _waits_for_compilations(frame: FrameType | None) -> bool:
+def _waits_for_compilations(thread: FrameType) -> bool:
     """Returns whether a thread runs code of installed libraries alone, and no task of a pool."""
-    if frame is None:
-        return True
-    is_task = frame.f_code.co_filename.endswith("concurrent/futures/thread.py") and frame.f_code.co_name == "run"
-    files = []
+    is_task = thread.f_code.co_filename.endswith("concurrent/futures/thread.py") and thread.f_code.co_name == "run"
+    files, frame = [thread.f_code.co_filename], thread.f_back
     while frame is not None:
         files.append(frame.f_code.co_filename)
         frame = frame.f_back
