@@ -58,7 +58,7 @@ def _tried(candidate: Callable[..., Any], referee: Referee | None = None, sample
     trial = CandidateTrial(court, DEVICE, [X])
     trial.rehearse()
     trial.made = Constructed(candidate)
-    trial.first_call()
+    trial.call(Purpose.WHOLE)
     trial.further_calls()
     for _ in range(samples):
         trial.next_sample()

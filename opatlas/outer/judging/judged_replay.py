@@ -34,6 +34,7 @@ from opatlas.outer.judging.judgement import (
     Level,
     ReferenceFailed,
 )
+from opatlas.outer.judging.memory import Purpose
 from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.outer.judging.source import CandidateSource
@@ -177,7 +178,7 @@ class JudgedReplay(ABC):
         trial.guard = guard
         self._step(Phase.FIRST_CALL)
         warm_until = monotonic() + _WARM_UP_S
-        first = trial.first_call()
+        first = trial.call(Purpose.WHOLE)
         self._set_up_s = perf_counter() - self._start
         examine(guard, "its first call")
         if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):

@@ -186,14 +186,9 @@ class CandidateSource:
     def forward_functions(self) -> tuple[Function, ...]:
         """The functions that a call of the candidate reaches by their names, kernels of Triton left out.
 
-        The call starts at `forward` or `__call__` of ModelNew; at every function without ModelNew, or if the source
-        sets `forward` of an object.
+        The call starts at `forward` or `__call__` of ModelNew; at every function without ModelNew.
         """
-        sets = any(
-            isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _ENTRIES
-            for node in self.nodes
-        )
-        if self.model is None or sets:
+        if self.model is None:
             start = [function for functions in self.functions.values() for function in functions]
         else:
             start = [each for each in self.model.body if isinstance(each, Function) and each.name in _ENTRIES]
