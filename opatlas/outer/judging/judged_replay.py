@@ -182,7 +182,8 @@ class JudgedReplay(ABC):
         self._set_up_s = perf_counter() - self._start
         examine(guard, "its first call")
         if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):
-            self._end(trial)
+            self._step(Phase.CHECK)
+            trial.end()
             reason = "the results have no elements: there is nothing to time"
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
         self._step(Phase.LATER_CALL)
@@ -193,7 +194,8 @@ class JudgedReplay(ABC):
         examine(guard, "its timed calls")
         if guard is not None:
             guard.expect_same_files()
-        self._end(trial)
+        self._step(Phase.CHECK)
+        trial.end()
         if isinstance(failed, NoKernelLaunched) and guard is not None:
             text = "a timed call launched no kernel, and its result is right: compute the result in each call"
             raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
@@ -212,10 +214,6 @@ class JudgedReplay(ABC):
 
     def _has_margins(self) -> bool:
         return True
-
-    def _end(self, trial: CandidateTrial) -> None:
-        self._step(Phase.CHECK)
-        trial.end()
 
     def _step(self, phase: Phase) -> None:
         """Notes the next step of the candidate; the process may end meanwhile."""

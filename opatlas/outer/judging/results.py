@@ -16,8 +16,6 @@ from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.memory import Leaf, TensorForm, leaf_of
 from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, comparable, errors_of, within_range
 
-#: The types of tensors that hold their values.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, complex, bool)
 
 #: Results of a candidate in order: tensors, and whatever else it returned.
@@ -33,7 +31,7 @@ def flat_results(returned: Any) -> FlatResults:
         CandidateRejected: an object is of a class that may compute later.
     """
     kind = type(returned)
-    if kind in _PLAIN:
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
         return (returned.resolve_conj().resolve_neg(),)
     if kind is dict or kind is OrderedDict:
         return tuple(result for value in dict.values(returned) for result in flat_results(value))

@@ -146,7 +146,6 @@ class CandidateTrial:
             results = self.call(purpose)
             with PoisonedAllocations(with_nan=not any(map(_has_nan, results))):
                 self.call(Purpose.AGAIN)
-        expect_margins(self.inputs.tensors())
 
     def call(self, purpose: Purpose) -> FlatResults:
         """Makes a call that is not timed. Raises what the candidate raises, and CandidateRejected."""
