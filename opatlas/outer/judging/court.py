@@ -48,7 +48,7 @@ from opatlas.outer.judging.results import (
 from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.text import exception_line
 
-_SEEDS = 1 << 30
+SEEDS = 1 << 30
 #: Share of the elements that a change of inputs concerns which are the same for all seeds.
 _SHARE = 0.01
 #: The same of inputs near others: few enough that a fingerprint of some elements hardly ever sees them.
@@ -148,7 +148,7 @@ class Court:
         self.weights_seed = weights_seed
         self.found: CourtVerdict | None = None
         self._random = random.SystemRandom()
-        self._first_seed = self._random.randrange(_SEEDS)
+        self._first_seed = self._random.randrange(SEEDS)
         self._first: list[Any] | None = None
         self._calls: list[_Call] = []
         self._compared: list[Compared] = []
@@ -191,10 +191,10 @@ class Court:
     def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
         """Writes the inputs of a call into the memory, and weights if the candidate has those of the reference."""
         number = len(self._calls)
-        call = _Call(purpose, self._random.randrange(_SEEDS) if number else self._first_seed, number, has_weights)
+        call = _Call(purpose, self._random.randrange(SEEDS) if number else self._first_seed, number, has_weights)
         if purpose in (Purpose.AGAIN, Purpose.NEAR):
             before = self._calls[-1]
-            near = self._random.randrange(1, _SEEDS) if purpose is Purpose.NEAR else before.near
+            near = self._random.randrange(1, SEEDS) if purpose is Purpose.NEAR else before.near
             call = replace(call, seed=before.seed, number=before.number, near=near)
         arguments, weights = self._values(call)
         leaves = tree_flatten(arguments)[0]
@@ -220,7 +220,7 @@ class Court:
             if isinstance(leaf, TensorForm) and leaf.offset >= 0:
                 value = self.memory.read(leaf)
                 if call.purpose in (Purpose.TIMED, Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
-                    generator = torch.Generator().manual_seed(self._random.randrange(_SEEDS))
+                    generator = torch.Generator().manual_seed(self._random.randrange(SEEDS))
                     places = torch.randint(value.numel(), (_ELEMENTS,), generator=generator)
                     value = value.reshape(-1)[places]
                 value = value.clone()

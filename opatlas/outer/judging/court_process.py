@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from opatlas.outer.judging.court import Court
+from opatlas.outer.judging.court import SEEDS, Court
 from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Open, RowToJudge
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.memory import Inputs, Leaf, Purpose, SharedMemory
@@ -33,7 +33,6 @@ from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
 from opatlas.run.process.messages import ChannelBroken, ChildChannel, ProcessMessage
 from opatlas.text import exception_line
 
-_SEEDS = 1 << 30
 #: Smaller inputs and results are compared by one thread: others would wait for a busy processor more than they compute.
 _LARGE_BYTES = 16 << 20
 _ADDRESS, _MEMORY = "address", "memory"
@@ -164,7 +163,7 @@ def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
 
 def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: int) -> CourtVerdict | None:
     """Answers a candidate's process until it asks for the verdict, which is returned; None if it does not."""
-    seed = random.SystemRandom().randrange(_SEEDS)
+    seed = random.SystemRandom().randrange(SEEDS)
     hello = candidate.receive(ANSWER_TIMEOUT_S, [fd])
     if not isinstance(hello, Hello):
         return None

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 
 from opatlas.formats import duration, percent
-from opatlas.outer.judging.court import Court, Referee
+from opatlas.outer.judging.court import SEEDS, Court, Referee
 from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
 from opatlas.outer.judging.judgement import (
@@ -56,7 +56,6 @@ from opatlas.text import cut_middle
 
 #: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
 _MEMORY_FACTOR = 12.0
-_SEEDS = 1 << 30
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: The status of a row, by class; `failed` for any other.
@@ -111,7 +110,7 @@ class JudgedReplay(ABC):
         try:
             with logged(self._job.log):
                 if not self._job.court:
-                    seed = random.SystemRandom().randrange(_SEEDS)
+                    seed = random.SystemRandom().randrange(SEEDS)
                     court = Court(self._referee(seed), seed)
                 outcome = self._judge(court or RemoteCourt(self._job.court, self._device.torch_device))
         except (MissingPrecondition, ReferenceFailed, Unsupported) as error:
