@@ -352,10 +352,7 @@ class ExcludedDevices:
 
 
 class OnDevices(Relay):
-    """Uses its first device, and after its failure the next one.
-
-    If two processes of a session then use the same device, their rows run one at a time.
-    """
+    """Uses its first device, and after its failure the next one."""
 
     def __init__(
         self,
@@ -418,10 +415,7 @@ class OnDevices(Relay):
 
 
 class SingleOrGroup(Relay):
-    """Runs jobs of one device and jobs of groups, and closes one scheduler before it opens the other.
-
-    The order of the jobs (plugins/scheduling.py) makes this happen once, but any order works.
-    """
+    """Runs jobs of one device and jobs of groups, and closes one scheduler before it opens the other."""
 
     def __init__(self, single: Scheduler, groups: GroupPool) -> None:
         super().__init__()

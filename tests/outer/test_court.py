@@ -16,6 +16,7 @@ from opatlas.outer.judging.memory import Plain, Purpose, SharedMemory, TensorFor
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
 from opatlas.outer.judging.sentence import CONSTANT_US, CourtVerdict, contradiction, sentenced
 from opatlas.outer.judging.trial import CandidateTrial, Constructed
+from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec, open_device
 from opatlas.run.instruments.instrument import MeasureSettings
@@ -57,7 +58,7 @@ def _tried(candidate: Callable[..., Any], referee: Referee | None = None, sample
     trial = CandidateTrial(court, DEVICE, [X])
     trial.rehearse()
     trial.made = Constructed(candidate)
-    trial.first_call()
+    trial.call(Purpose.WHOLE)
     trial.further_calls()
     for _ in range(samples):
         trial.next_sample()
@@ -253,7 +254,6 @@ def test_results_of_exact_types_are_flattened() -> None:
         torch.ones(2).as_subclass(_Tensor),
         _Dict(),
         _Tuple(1, 2),
-        torch._efficientzerotensor((2,)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -287,7 +287,7 @@ def test_no_candidate_passes_without_an_error(verdict: CourtVerdict | None, expe
 def _clocked(durations: list[float], brackets: list[float], claims: list[float] | None = None) -> str:
     pairs = tuple((each + 200, each + 900) for each in brackets)
     verdict = CourtVerdict("pass", brackets_us=pairs, claims_us=tuple(claims or durations), empty_us=(200.0, 900.0))
-    return contradiction(durations, verdict, "wall-clock")
+    return contradiction(Measurement(tuple(durations), "wall-clock", "cold"), verdict)
 
 
 def test_the_second_clock_contradicts_durations_that_it_cannot_have_seen() -> None:

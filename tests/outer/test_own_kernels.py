@@ -28,7 +28,7 @@ extern "C" __global__ void plain(float* x) {}
 
 
 def _source(text: str) -> CandidateSource:
-    return CandidateSource.read(text)
+    return CandidateSource(text)
 
 
 def test_kernels_of_triton_and_of_strings_are_the_candidates_own() -> None:

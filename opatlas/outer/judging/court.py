@@ -48,7 +48,7 @@ from opatlas.outer.judging.results import (
 from opatlas.outer.judging.sentence import CourtVerdict
 from opatlas.text import exception_line
 
-_SEEDS = 1 << 30
+SEEDS = 1 << 30
 #: Share of the elements that a change of inputs concerns which are the same for all seeds.
 _SHARE = 0.01
 #: The same of inputs near others: few enough that a fingerprint of some elements hardly ever sees them.
@@ -148,19 +148,21 @@ class Court:
         self.weights_seed = weights_seed
         self.found: CourtVerdict | None = None
         self._random = random.SystemRandom()
-        self._first_seed = self._random.randrange(_SEEDS)
+        self._first_seed = self._random.randrange(SEEDS)
         self._first: list[Any] | None = None
         self._calls: list[_Call] = []
-        arguments, _ = self.values(_Call(Purpose.REHEARSAL, self._first_seed, 0, False))
+        self._compared: list[Compared] = []
+        self._notes: list[str] = []
+        arguments, _ = self._values(_Call(Purpose.REHEARSAL, self._first_seed, 0, False))
         self.results_start = room(tree_flatten(arguments)[0]) + room(referee.weights().values())
         torch.manual_seed(CALL_SEED)
-        self.native = referee.native(arguments, {})
-        self._least = _least_dtypes(self.native, tree_flatten(arguments)[0], referee.checks_dtypes)
+        self._native = referee.native(arguments, {})
+        self._least = _least_dtypes(self._native, tree_flatten(arguments)[0], referee.checks_dtypes)
         # The inputs come back after a call that is not timed.
-        size = 2 * self.results_start + _ROOM_FACTOR * room(self.native)
+        size = 2 * self.results_start + _ROOM_FACTOR * room(self._native)
         self.memory = SharedMemory(size, path, is_new=True)
 
-    def values(self, call: _Call, weights_of: _Call | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    def _values(self, call: _Call, weights_of: _Call | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
         """Returns arguments and weights of a call, or the weights of another one; the same each time."""
         arguments = self._referee.make(call.seed, call.number)
         leaves, structure = tree_flatten(arguments)
@@ -189,18 +191,18 @@ class Court:
     def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
         """Writes the inputs of a call into the memory, and weights if the candidate has those of the reference."""
         number = len(self._calls)
-        call = _Call(purpose, self._random.randrange(_SEEDS) if number else self._first_seed, number, has_weights)
+        call = _Call(purpose, self._random.randrange(SEEDS) if number else self._first_seed, number, has_weights)
         if purpose in (Purpose.AGAIN, Purpose.NEAR):
             before = self._calls[-1]
-            near = self._random.randrange(1, _SEEDS) if purpose is Purpose.NEAR else before.near
+            near = self._random.randrange(1, SEEDS) if purpose is Purpose.NEAR else before.near
             call = replace(call, seed=before.seed, number=before.number, near=near)
-        arguments, weights = self.values(call)
+        arguments, weights = self._values(call)
         leaves = tree_flatten(arguments)[0]
         self._calls.append(call)
         call.known_ns = perf_counter_ns()
         found = self.memory.write([*leaves, *weights.values()])
         forms = dict(zip(weights, found[len(leaves) :], strict=True))
-        results = self.native if purpose is Purpose.REHEARSAL else ()
+        results = self._native if purpose is Purpose.REHEARSAL else ()
         named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
         return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
 
@@ -218,7 +220,7 @@ class Court:
             if isinstance(leaf, TensorForm) and leaf.offset >= 0:
                 value = self.memory.read(leaf)
                 if call.purpose in (Purpose.TIMED, Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
-                    generator = torch.Generator().manual_seed(self._random.randrange(_SEEDS))
+                    generator = torch.Generator().manual_seed(self._random.randrange(SEEDS))
                     places = torch.randint(value.numel(), (_ELEMENTS,), generator=generator)
                     value = value.reshape(-1)[places]
                 value = value.clone()
@@ -226,30 +228,25 @@ class Court:
             call.places.append(places)
         call.end_ns = perf_counter_ns()
         if inputs is not None and call.purpose is Purpose.WHOLE:
-            written = self._leaves(call)
-            call.changed = frozenset(
-                place
-                for place, (own, leaf) in enumerate(zip(written, inputs, strict=False))
-                if isinstance(own, torch.Tensor)
-                and isinstance(leaf, TensorForm)
-                and not same_bits(self.memory.read(leaf), own.cpu())
-            )
+            after = [self.memory.read(leaf) if isinstance(leaf, TensorForm) else None for leaf in inputs]
+            call.changed = self._changes(call, after)
         if call.purpose is Purpose.REHEARSAL:
             call.results.clear()
 
-    def _leaves(self, call: _Call) -> list[Any]:
-        return tree_flatten(self.values(call)[0])[0]
+    def _changes(self, call: _Call, after: Sequence[Any]) -> frozenset[int]:
+        """Returns the places of the inputs of a call that differ after it."""
+        before = tree_flatten(self._values(call)[0])[0]
+        return frozenset(
+            place
+            for place, (own, other) in enumerate(zip(before, after, strict=False))
+            if isinstance(own, torch.Tensor) and other is not None and not same_bits(own.cpu(), other.cpu())
+        )
 
     def end(self) -> None:
-        """Compares the results of all calls: no call follows."""
-        self.found = self.verdict()
-
-    def verdict(self) -> CourtVerdict:
-        """Compares the results of all calls with the reference."""
-        judge = _Judging(self)
+        """Compares the results of all calls with the reference: no call follows."""
         error_class, sub_class, text, failure = ErrorClass.PASS, "", "", ""
         try:
-            judge.run([call for call in self._calls if call.purpose is not Purpose.REHEARSAL and call.end_ns])
+            self._judge([call for call in self._calls if call.purpose is not Purpose.REHEARSAL and call.end_ns])
         except CandidateRejected as error:
             error_class, sub_class, text = error.error_class, error.sub_class, str(error)
         except ReferenceFailed as error:
@@ -259,16 +256,16 @@ class Court:
             failure = f"the results cannot be compared: {exception_line(error)}"
         rehearsed = [call.bracket_us for call in self._calls if call.purpose is Purpose.REHEARSAL and call.end_ns]
         timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
-        is_finite = judge.compared and all(math.isfinite(each.error) for each in judge.compared)
-        return CourtVerdict(
+        is_finite = self._compared and all(math.isfinite(each.error) for each in self._compared)
+        self.found = CourtVerdict(
             str(error_class),
             sub_class,
             text,
-            max(each.error for each in judge.compared) if is_finite else None,
-            max(each.difference for each in judge.compared) if judge.compared else None,
-            sum(each.numel() for each in self.native if isinstance(each, torch.Tensor)),
-            len(judge.compared),
-            tuple(dict.fromkeys((*self._referee.notes, *judge.notes))),
+            max(each.error for each in self._compared) if is_finite else None,
+            max(each.difference for each in self._compared) if self._compared else None,
+            sum(each.numel() for each in self._native if isinstance(each, torch.Tensor)),
+            len(self._compared),
+            tuple(dict.fromkeys((*self._referee.notes, *self._notes))),
             tuple(dict.fromkeys(self._referee.assumptions)),
             failure,
             tuple(call.bracket_us for call in timed),
@@ -276,15 +273,15 @@ class Court:
             (min(each[0] for each in rehearsed), min(each[1] for each in rehearsed)) if rehearsed else (0.0, 0.0),
         )
 
-    def expected(self, call: _Call, weights_of: _Call | None = None) -> FlatResults:
+    def _expected(self, call: _Call, weights_of: _Call | None = None) -> FlatResults:
         """Returns the results that a call should have."""
-        arguments, weights = self.values(call, weights_of)
+        arguments, weights = self._values(call, weights_of)
         torch.manual_seed(CALL_SEED)
         return self._referee.expected(arguments, weights)
 
-    def expect_interface(self, call: _Call) -> None:
+    def _expect_interface(self, call: _Call) -> None:
         """Raises CandidateRejected if the results have another form than the reference's."""
-        wanted, is_prescribed = list(map(leaf_of, self.native)), self._referee.checks_dtypes
+        wanted, is_prescribed = list(map(leaf_of, self._native)), self._referee.checks_dtypes
         sub_class, problem = interface_problem(call.forms, wanted, checks_dtypes=is_prescribed)
         for number, (leaf, least) in enumerate(zip(call.forms, self._least, strict=False) if not problem else ()):
             if isinstance(leaf, TensorForm) and is_narrower(leaf.torch_dtype, least):
@@ -292,8 +289,8 @@ class Court:
         if problem:
             raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
 
-    def completed(self, call: _Call, expected: FlatResults) -> FlatResults:
-        """Returns the results of a call, with the expected elements where only some were read."""
+    def _compare(self, call: _Call, expected: FlatResults) -> Compared:
+        """Compares the results of a call, with the expected elements in place of those that were not read."""
         whole: list[Any] = []
         for value, places, wanted, least in zip(call.results, call.places, expected, self._least, strict=True):
             if isinstance(value, torch.Tensor) and isinstance(wanted, torch.Tensor):
@@ -305,61 +302,42 @@ class Court:
                 # The tolerance is that of the task's dtype, also where a result is wider.
                 value = value.to(least)
             whole.append(value)
-        return tuple(whole)
+        return self._referee.compare(tuple(whole), expected)
 
-    def compare(self, call: _Call, expected: FlatResults) -> Compared:
-        """Compares the results of a call."""
-        return self._referee.compare(self.completed(call, expected), expected)
-
-    def changes_of_reference(self, call: _Call) -> frozenset[int]:
+    def _changes_of_reference(self, call: _Call) -> frozenset[int]:
         """Returns the places of the inputs that the reference changes itself."""
-        arguments, weights = self.values(call)
+        arguments, weights = self._values(call)
         torch.manual_seed(CALL_SEED)
         self._referee.native(arguments, weights)
-        after = tree_flatten(arguments)[0]
-        return frozenset(
-            place
-            for place, (own, other) in enumerate(zip(self._leaves(call), after, strict=True))
-            if isinstance(own, torch.Tensor) and not same_bits(own, other)
-        )
+        return self._changes(call, tree_flatten(arguments)[0])
 
-
-class _Judging:
-    """Compares all calls of a court, the ones that are not timed first."""
-
-    def __init__(self, court: Court) -> None:
-        self.compared: list[Compared] = []
-        self.notes: list[str] = []
-        self._court = court
-
-    def run(self, calls: Sequence[_Call]) -> None:
-        """Raises CandidateRejected if a result is wrong, and ReferenceFailed."""
-        court = self._court
+    def _judge(self, calls: Sequence[_Call]) -> None:
+        """Compares all calls, the ones that are not timed first. Raises CandidateRejected and ReferenceFailed."""
         whole = [call for call in calls if call.purpose is not Purpose.TIMED]
         timed = [call for call in calls if call.purpose is Purpose.TIMED]
         expected: dict[int, FlatResults] = {}
         for call in calls:
-            court.expect_interface(call)
+            self._expect_interface(call)
         for before, call in itertools.pairwise(whole):
             if call.purpose is Purpose.AGAIN:
                 self._expect_equal(before, call, whole)
         for place, call in enumerate(whole):
-            expected[place] = court.expected(call)
-            found = court.compare(call, expected[place])
-            self.compared.append(found)
+            expected[place] = self._expected(call)
+            found = self._compare(call, expected[place])
+            self._compared.append(found)
             if found.wrong:
                 self._expect_not_stale(call, whole)
                 raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class, found.wrong)
         self._expect_different(whole, expected)
-        if whole and whole[0].changed and (changed := whole[0].changed - court.changes_of_reference(whole[0])):
+        if whole and whole[0].changed and (changed := whole[0].changed - self._changes_of_reference(whole[0])):
             numbers = ", ".join(map(str, sorted(changed)))
             raise CandidateRejected(
                 ErrorClass.HACK, "changed-input", f"the candidate changed input {numbers}: work on a copy"
             )
         wrong, first_wrong = [], ""
         for call in timed:
-            found = court.compare(call, court.expected(call))
-            self.compared.append(found)
+            found = self._compare(call, self._expected(call))
+            self._compared.append(found)
             wrong += [call] if found.wrong else []
             first_wrong = first_wrong or found.wrong
         if wrong:
@@ -390,11 +368,10 @@ class _Judging:
 
     def _expect_not_stale(self, wrong: _Call, calls: Sequence[_Call]) -> None:
         """Raises CandidateRejected if wrong results are right for the inputs, or the weights, of other calls."""
-        court = self._court
         others = [each for each in calls if (each.seed, each.near) != (wrong.seed, wrong.near)][:_OTHERS]
-        if any(not court.compare(wrong, court.expected(each)).wrong for each in others):
+        if any(not self._compare(wrong, self._expected(each)).wrong for each in others):
             raise _stale("inputs")
-        if wrong.has_weights and any(not court.compare(wrong, court.expected(wrong, each)).wrong for each in others):
+        if wrong.has_weights and any(not self._compare(wrong, self._expected(wrong, each)).wrong for each in others):
             raise _stale("weights")
 
     def _expect_different(self, whole: Sequence[_Call], expected: Mapping[int, FlatResults]) -> None:
@@ -404,7 +381,7 @@ class _Judging:
             return
         results = [tuple(call.results) for call in whole]
         if all(_round_alike(expected[0], expected[place], results[0]) for place in places):
-            self.notes.append("all inputs have the same result: a constant passes")
+            self._notes.append("all inputs have the same result: a constant passes")
         elif all(have_equal_bits(results[0], results[place]) for place in places):
             text = "the candidate returns the same result for all inputs: compute it"
             raise CandidateRejected(ErrorClass.HACK, "constant", text)
@@ -417,7 +394,7 @@ def _least_dtypes(native: FlatResults, inputs: Sequence[Any], is_prescribed: boo
     found: list[Any] = []
     for result in native:
         dtype = result.dtype if isinstance(result, torch.Tensor) else None
-        is_wider = dtype is not None and widest is not None and dtype.is_floating_point and is_narrower(widest, dtype)
+        is_wider = dtype is not None and dtype.is_floating_point and widest is not None and is_narrower(widest, dtype)
         found.append(widest if is_wider and not is_prescribed else dtype)
     return found
 
@@ -433,16 +410,13 @@ def _stale(values: str) -> CandidateRejected:
 def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> bool:
     """Returns whether two expected results are equal in the dtypes of a candidate's results, but for some elements."""
     for first, second, result in zip(one, other, like, strict=False):
-        if not all(isinstance(each, torch.Tensor) for each in (first, second, result)):
-            if repr(first) != repr(second):
+        if isinstance(result, torch.Tensor):
+            # torch cannot compare FP8.
+            one_rounded, other_rounded = (each.to(result.dtype).to(each.dtype) for each in (first, second))
+            differs = (one_rounded != other_rounded) & ~(one_rounded.isnan() & other_rounded.isnan())
+            # A kernel may round an element the other way.
+            if int(differs.sum()) > min(8, result.numel() // 8):
                 return False
-            continue
-        if first.shape != second.shape:
-            return False
-        # torch cannot compare FP8.
-        one_rounded, other_rounded = (each.to(result.dtype).to(each.dtype) for each in (first, second))
-        differs = (one_rounded != other_rounded) & ~(one_rounded.isnan() & other_rounded.isnan())
-        # A kernel may round an element the other way.
-        if int(differs.sum()) > max(0, min(8, result.numel() // 8)):
+        elif repr(first) != repr(second):
             return False
     return True

@@ -17,13 +17,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from opatlas.outer.judging.court import Court
+from opatlas.outer.judging.court import SEEDS, Court
 from opatlas.outer.judging.court_control import ANSWER_TIMEOUT_S, OF_PYTEST, Open, RowToJudge
 from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, ReferenceFailed
 from opatlas.outer.judging.memory import Inputs, Leaf, Purpose, SharedMemory
@@ -33,7 +33,6 @@ from opatlas.run.process.keeper import die_with_parent, exit_without_cleanup
 from opatlas.run.process.messages import ChannelBroken, ChildChannel, ProcessMessage
 from opatlas.text import exception_line
 
-_SEEDS = 1 << 30
 #: Smaller inputs and results are compared by one thread: others would wait for a busy processor more than they compute.
 _LARGE_BYTES = 16 << 20
 _ADDRESS, _MEMORY = "address", "memory"
@@ -110,30 +109,22 @@ class RemoteCourt:
         self._asked(Begins())
 
     def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
-        with _expect_court():
-            self._channel.send(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us))
+        self._asked(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us), is_answered=False)
 
     def end(self) -> None:
         self._asked(NoMore())
 
-    def _asked(self, message: ProcessMessage) -> Any:
-        """Returns the answer to a message. Raises ReferenceFailed, and CandidateRejected as `_expect_court` does."""
-        with _expect_court():
+    def _asked(self, message: ProcessMessage, *, is_answered: bool = True) -> Any:
+        """Returns the answer to a message. Raises ReferenceFailed, and CandidateRejected if the court has ended."""
+        try:
             self._channel.send(message)
-            answer = self._channel.receive()
+            answer = self._channel.receive() if is_answered else None
+        except (OSError, EOFError) as error:
+            text = "the process that judges results has ended, or got what is no message"
+            raise CandidateRejected(ErrorClass.CRASH, "no-verdict", text) from error
         if isinstance(answer, NoReference):
             raise ReferenceFailed(answer.reason)
         return answer
-
-
-@contextlib.contextmanager
-def _expect_court() -> Iterator[None]:
-    """Raises CandidateRejected if the court has ended, or got what is no message."""
-    try:
-        yield
-    except (OSError, EOFError) as error:
-        text = "the process that judges results has ended, or got what is no message"
-        raise CandidateRejected(ErrorClass.CRASH, "no-verdict", text) from error
 
 
 def main(fd: int) -> None:
@@ -172,7 +163,7 @@ def _judge(channel: ChildChannel, fd: int, row: RowToJudge) -> None:
 
 def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: int) -> CourtVerdict | None:
     """Answers a candidate's process until it asks for the verdict, which is returned; None if it does not."""
-    seed = random.SystemRandom().randrange(_SEEDS)
+    seed = random.SystemRandom().randrange(SEEDS)
     hello = candidate.receive(ANSWER_TIMEOUT_S, [fd])
     if not isinstance(hello, Hello):
         return None

@@ -5,6 +5,7 @@ Inputs come from a court (court.py), which compares the results; what this proce
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -13,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -21,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 
 from opatlas.formats import duration, percent
-from opatlas.outer.judging.court import Court, Referee
+from opatlas.outer.judging.court import SEEDS, Court, Referee
 from opatlas.outer.judging.court_process import RemoteCourt
 from opatlas.outer.judging.failures import CandidateFailure, Phase, classify, logged, tail
 from opatlas.outer.judging.judgement import (
@@ -32,8 +34,9 @@ from opatlas.outer.judging.judgement import (
     Level,
     ReferenceFailed,
 )
+from opatlas.outer.judging.memory import Purpose
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.sentence import sentenced
+from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, NoKernelLaunched, OutOfMemory, ReplayError, Unsupported
@@ -46,14 +49,13 @@ from opatlas.run.group import Group
 from opatlas.run.implementation import load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.run.instruments.turns import Varying
-from opatlas.run.job import MOST_CHARACTERS, Job, RowOutcome, error_text, outcome_of, user_traceback
+from opatlas.run.job import Job, RowOutcome, error_text, outcome_of, user_traceback
 from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
-from opatlas.text import cut_middle, without_build_command
+from opatlas.text import cut_middle
 
 #: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
 _MEMORY_FACTOR = 12.0
-_SEEDS = 1 << 30
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: The status of a row, by class; `failed` for any other.
@@ -108,7 +110,7 @@ class JudgedReplay(ABC):
         try:
             with logged(self._job.log):
                 if not self._job.court:
-                    seed = random.SystemRandom().randrange(_SEEDS)
+                    seed = random.SystemRandom().randrange(SEEDS)
                     court = Court(self._referee(seed), seed)
                 outcome = self._judge(court or RemoteCourt(self._job.court, self._device.torch_device))
         except (MissingPrecondition, ReferenceFailed, Unsupported) as error:
@@ -175,11 +177,12 @@ class JudgedReplay(ABC):
         trial.guard = guard
         self._step(Phase.FIRST_CALL)
         warm_until = monotonic() + _WARM_UP_S
-        first = trial.first_call()
+        first = trial.call(Purpose.WHOLE)
         self._set_up_s = perf_counter() - self._start
         examine(guard, "its first call")
         if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):
-            self._end(trial)
+            self._step(Phase.CHECK)
+            trial.end()
             reason = "the results have no elements: there is nothing to time"
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
         self._step(Phase.LATER_CALL)
@@ -189,23 +192,27 @@ class JudgedReplay(ABC):
         samples, failed = self._sample(trial)
         examine(guard, "its timed calls")
         if guard is not None:
-            guard.files.expect_same()
-        self._end(trial)
+            guard.expect_same_files()
+        self._step(Phase.CHECK)
+        trial.end()
         if isinstance(failed, NoKernelLaunched) and guard is not None:
             text = "a timed call launched no kernel, and its result is right: compute the result in each call"
             raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
         if failed is not None:
             raise failed
         if samples.durations_us:
-            self._expect_possible(samples, trial.inputs, court.weights_seed)
+            expect_possible(
+                samples.durations_us,
+                read_bytes=sum(tensor.nbytes for tensor in trial.inputs.tensors()),
+                peak=device_peak(self._device.describe().name),
+                is_accelerator=self._device.torch_device.type != "cpu",
+                is_cold=self._is_cold,
+                baseline_us=partial(self._baseline_us, trial.inputs, court.weights_seed),
+            )
         return self._measured(samples, trial, guard)
 
     def _has_margins(self) -> bool:
         return True
-
-    def _end(self, trial: CandidateTrial) -> None:
-        self._step(Phase.CHECK)
-        trial.end()
 
     def _step(self, phase: Phase) -> None:
         """Notes the next step of the candidate; the process may end meanwhile."""
@@ -245,27 +252,14 @@ class JudgedReplay(ABC):
             return Samples(()), error
         return samples, None
 
-    def _expect_possible(self, samples: Samples, inputs: LiveInputs, weights_seed: int) -> None:
-        """Raises CandidateRejected for an impossible duration. Measures the replaced function where it is in doubt."""
-
-        def baseline_us() -> float | None:
-            own = self._own_call(inputs.arguments, weights_seed)
-            if own is None:
-                return None
-            try:
-                taken = self._sampling.take(own, None, lambda: None)
-            except ReplayError:
-                return None
-            return median(taken.durations_us) if taken.durations_us else None
-
-        expect_possible(
-            samples.durations_us,
-            read_bytes=sum(tensor.nbytes for tensor in inputs.tensors()),
-            peak=device_peak(self._device.describe().name),
-            is_accelerator=self._device.torch_device.type != "cpu",
-            is_cold=self._is_cold,
-            baseline_us=baseline_us,
-        )
+    def _baseline_us(self, inputs: LiveInputs, weights_seed: int) -> float | None:
+        """Measures the replaced function; None where it has no duration."""
+        own = self._own_call(inputs.arguments, weights_seed)
+        try:
+            taken = self._sampling.take(own, None, lambda: None) if own is not None else Samples(())
+        except ReplayError:
+            return None
+        return median(taken.durations_us) if taken.durations_us else None
 
     def _measured(self, samples: Samples, trial: CandidateTrial, guard: ProcessGuard | None) -> RowOutcome:
         """Returns the outcome of a candidate whose results are right, as far as its own process knows."""
@@ -292,7 +286,7 @@ class JudgedReplay(ABC):
             return None
         text = Path(source.path).read_text(encoding="utf-8-sig", errors="replace")
         helpers = [Path(each).read_text(encoding="utf-8", errors="replace") for each in source.helpers]
-        own = CandidateSource.read(text).own_kernels(helpers)
+        own = CandidateSource(text).own_kernels(helpers)
         return own_share(samples.kernel_names, samples.kernels_us, own)
 
     def _failed(self, judgement: Judgement, error: BaseException | None = None) -> RowOutcome:
@@ -303,14 +297,7 @@ class JudgedReplay(ABC):
             # The process cannot use the device any more.
             status = Status.DEVICE_ERROR
         detail = user_traceback(error) if error is not None else ""
-        text = without_build_command(judgement.text)
-        if self._job.source is None:
-            # Nobody's candidate was judged: the task itself is at fault.
-            return RowOutcome(status, f"the task's own Model fails: {judgement.name}: {text}", detail)
-        if judgement.notes:
-            # They explain the verdict: a long text must not push them out of the cell.
-            text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))
-        return judgement.outcome(status, text, detail)
+        return failed_outcome(judgement, status, detail, is_baseline=self._job.source is None)
 
     def _failure(self, error: BaseException) -> CandidateFailure:
         frames = traceback.extract_tb(error.__traceback__)
@@ -397,15 +384,9 @@ def own_share(names: Sequence[str], durations_us: Sequence[float], own: Iterable
     if not names or len(names) != len(durations_us) or total <= 0:
         return None
     # Some versions of Triton append the specialization of the arguments: `add_kernel_0d1d2d`.
-    pattern = re.compile(rf"(?:{'|'.join(sorted(map(re.escape, own)))})(?:_\d\w*)?") if own else None
-    return (
-        sum(
-            duration
-            for name, duration in zip(names, durations_us, strict=True)
-            if pattern is not None and pattern.fullmatch(name.rpartition("::")[2])
-        )
-        / total
-    )
+    pattern = re.compile(rf"(?:{'|'.join(map(re.escape, own))})(?:_\d\w*)?")
+    is_own = [pattern.fullmatch(name.rpartition("::")[2]) is not None for name in names]
+    return sum(itertools.compress(durations_us, is_own)) / total
 
 
 def share_notes(share: float | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ No object travels between the processes: a form says dtype, shape and strides, a
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -84,9 +84,9 @@ class Plain(msgspec.Struct, frozen=True, tag=True):
     @classmethod
     def of(cls, value: Any) -> Plain:
         kind = type(value)
-        if kind is complex:
-            return cls(kind.__name__, repr(value))
-        return cls(kind.__name__, value if kind in _TRAVELS and not _is_huge(value) else None)
+        is_huge = kind is int and not -(2**63) <= value < 2**63
+        travels = kind in _TRAVELS and not is_huge
+        return cls(kind.__name__, repr(value) if kind is complex else value if travels else None)
 
     @property
     def has_value(self) -> bool:
@@ -107,10 +107,6 @@ Leaf = TensorForm | Plain
 def leaf_of(value: Any) -> Leaf:
     """Returns what a message says of a value, without the bytes of a tensor."""
     return TensorForm.of(value) if isinstance(value, torch.Tensor) else Plain.of(value)
-
-
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -247,22 +243,13 @@ def live_tensor(form: TensorForm, device: torch.device, margins: bool) -> torch.
 def expect_margins(tensors: Iterable[torch.Tensor]) -> None:
     """Raises CandidateRejected if something wrote outside a tensor of `live_tensor`. Waits for the device."""
     for number, tensor in enumerate(tensors):
-        if tensor.storage_offset() and not all(_is_untouched(part) for part in _margins(tensor)):
-            text = f"the candidate wrote outside the memory of input {number}: check the bounds of its stores"
-            raise CandidateRejected(ErrorClass.HACK, "out-of-bounds", text)
-
-
-def _margins(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
-    margin = tensor.storage_offset()
-    yield memory[:margin]
-    yield memory[-margin:]
-
-
-def _is_untouched(part: torch.Tensor) -> bool:
-    expected = torch.empty_like(part)
-    poison(expected)
-    return torch.equal(part.view(torch.uint8), expected.view(torch.uint8))
+        if margin := tensor.storage_offset():
+            memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+            poison(expected := torch.empty_like(memory[:margin]))
+            parts = (memory[:margin], memory[-margin:])
+            if not all(torch.equal(part.view(torch.uint8), expected.view(torch.uint8)) for part in parts):
+                text = f"the candidate wrote outside the memory of input {number}: check the bounds of its stores"
+                raise CandidateRejected(ErrorClass.HACK, "out-of-bounds", text)
 
 
 #: Operators that return memory as they find it.

@@ -41,17 +41,16 @@ class ProcessGuard:
 
     Attributes:
         notes: the restored settings, a phrase for each change.
-        files: those that decide about the row.
-        threads: those that may go on.
     """
 
     def __init__(self, device: torch.device, files: Iterable[Path] = ()) -> None:
         """`files` are those of the task and of the candidate."""
         self.notes: list[str] = []
-        self.files = PackageFiles(files)
+        self._files = tuple(files)
+        self._digests = _digests(self._files)
         self._settings = TorchSettings(device.type)
         self._cache = PersistingCache(device)
-        self.threads = ThreadWatch()
+        self._threads = sys._current_frames().keys()
         self._functions = FunctionTable()
         self._hooks = hooks()
 
@@ -60,7 +59,7 @@ class ProcessGuard:
         if (found := hooks()) != self._hooks:
             names = ", ".join(name for name, value in found.items() if self._hooks.get(name) != value)
             raise CandidateRejected(ErrorClass.HACK, "hook", f"{step} changed {names}: nothing may be called later")
-        self.threads.expect_same()
+        self._expect_same_threads()
 
     def examine(self, step: str) -> None:
         """Restores settings, and raises CandidateRejected if functions were replaced or threads are left.
@@ -71,10 +70,34 @@ class ProcessGuard:
         restored = (*self._settings.restore(), *self._cache.reset())
         self.notes += [note for phrase in restored if (note := f"{step} {phrase}") not in self.notes]
         if names := self._functions.replaced():
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            text = f"{step} replaced {', '.join(names[:_NAMED])}{more}: leave functions alone"
+            text = f"{step} replaced {', '.join(names[:_NAMED])}: leave functions alone"
             raise CandidateRejected(ErrorClass.HACK, "patched", text)
         self.expect_same_hooks(step)
+
+    def _expect_same_threads(self) -> None:
+        """Raises CandidateRejected if further threads run Python, other than idle ones of a compiler."""
+        frames = sys._current_frames()
+        if frames.keys() <= self._threads:
+            return
+        started = [number for number in frames if number not in self._threads]
+        if any(name in sys.modules for name in _COMPILERS):
+            started = [number for number in started if not _waits_for_compilations(frames[number])]
+        if started:
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            found = ", ".join(names.get(number, "without a name") for number in started[:3])
+            raise CandidateRejected(
+                ErrorClass.HACK,
+                "thread",
+                f"the candidate left a thread running ({found}): end the work before the call returns",
+            )
+
+    def expect_same_files(self) -> None:
+        """Raises CandidateRejected if a file that decides about the row was changed, removed or added."""
+        after = _digests(self._files)
+        for path in {**self._digests, **after}:
+            if self._digests.get(path) != after.get(path):
+                text = f"{path} was changed while the candidate ran: restore it, and run the session again"
+                raise CandidateRejected(ErrorClass.HACK, "edited-files", text)
 
 
 def hooks() -> Mapping[str, object]:
@@ -110,37 +133,12 @@ def _registrations(count: int) -> int:
 _SUFFIXES = frozenset({".py", ".ini", ".json", ".yaml"})
 
 
-class PackageFiles:
-    """The files of OpAtlas' package, and of a row, as they are when this object is made."""
-
-    def __init__(self, further: Iterable[Path] = ()) -> None:
-        """`further` are files of the task and of the candidate."""
-        self._further = tuple(further)
-        self._before = self._read()
-
-    def expect_same(self) -> None:
-        """Raises CandidateRejected if a file was changed, removed or added."""
-        after = self._read()
-        changed = [path for path in {**self._before, **after} if self._before.get(path) != after.get(path)]
-        if changed:
-            raise CandidateRejected(
-                ErrorClass.HACK,
-                "edited-files",
-                f"{changed[0]} was changed while the candidate ran: restore it, and run the session again",
-            )
-
-    def _read(self) -> Mapping[Path, bytes]:
-        roots = [Path(root) for root in opatlas.__path__]
-        own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
-        paths = (path for root in own if root.is_dir() for path in root.rglob("*") if path.suffix in _SUFFIXES)
-        return {path: _digest(path) for path in (*paths, *self._further)}
-
-
-def _digest(path: Path) -> bytes:
-    try:
-        return sha256(path.read_bytes()).digest()
-    except OSError:
-        return b""
+def _digests(further: Iterable[Path]) -> Mapping[Path, bytes]:
+    """Returns the digests of the files of OpAtlas' package, and of further ones."""
+    roots = [Path(root) for root in opatlas.__path__]
+    own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
+    paths = (path for root in own if root.is_dir() for path in root.rglob("*") if path.suffix in _SUFFIXES)
+    return {path: sha256(path.read_bytes()).digest() for path in (*paths, *further) if path.is_file()}
 
 
 #: cudaLimitPersistingL2CacheSize of cudaLimit.
@@ -188,9 +186,6 @@ _OWNERS: tuple[Any, ...] = (
     time,
     torch,
     torch.Tensor,
-    torch.nn.Module,
-    torch.nn.functional,
-    torch.testing,
     torch.cuda,
     torch.cuda.Event,
     torch.cuda.Stream,
@@ -255,36 +250,10 @@ _LIBRARIES = tuple(
 )
 
 
-class ThreadWatch:
-    """The threads of this process, as they are when this object is made."""
-
-    def __init__(self) -> None:
-        self._known = sys._current_frames().keys()
-
-    def expect_same(self) -> None:
-        """Raises CandidateRejected if further threads run Python, other than idle ones of a compiler."""
-        frames = sys._current_frames()
-        if frames.keys() <= self._known:
-            return
-        started = [number for number in frames if number not in self._known]
-        if any(name in sys.modules for name in _COMPILERS):
-            started = [number for number in started if not _waits_for_compilations(frames[number])]
-        if started:
-            names = {thread.ident: thread.name for thread in threading.enumerate()}
-            found = ", ".join(names.get(number, "without a name") for number in started[:3])
-            raise CandidateRejected(
-                ErrorClass.HACK,
-                "thread",
-                f"the candidate left a thread running ({found}): end the work before the call returns",
-            )
-
-
-def _waits_for_compilations(frame: FrameType | None) -> bool:
+def _waits_for_compilations(thread: FrameType) -> bool:
     """Returns whether a thread runs code of installed libraries alone, and no task of a pool."""
-    if frame is None:
-        return True
-    is_task = frame.f_code.co_filename.endswith("concurrent/futures/thread.py") and frame.f_code.co_name == "run"
-    files = []
+    is_task = thread.f_code.co_filename.endswith("concurrent/futures/thread.py") and thread.f_code.co_name == "run"
+    files, frame = [thread.f_code.co_filename], thread.f_back
     while frame is not None:
         files.append(frame.f_code.co_filename)
         frame = frame.f_back
@@ -319,30 +288,20 @@ class TorchSettings:
     def __init__(self, kind: str) -> None:
         """`kind` is torch's name for the type of the device."""
         self._state = ProcessState(kind)
-        self._before = {name: value for name, value in self._state.read().items() if _setter(name)}
+        self._before = self._state.read()
+        self._setters: dict[str, Callable[[Any], object]] = {
+            name: partial(_set, name) for name in self._before if name.startswith(_ATTRIBUTE)
+        }
+        self._setters |= {name: setter for name, setter in _SETTERS.items() if name in self._before}
 
     def restore(self) -> list[str]:
         """Gives changed settings their values back. Returns a phrase for each."""
         after = self._state.read()
-        changed = [name for name, value in self._before.items() if after[name] != value]
-        if not changed:
-            return []
-        phrases = changes(self._before, {name: after[name] for name in changed})
+        changed = {name: self._before[name] for name in self._setters if after[name] != self._before[name]}
         # The precision of products has several names: the last one that is set decides.
-        for name in changed:
-            setter = _setter(name)
-            assert setter is not None
-            try:
-                setter(self._before[name])
-            except (RuntimeError, TypeError, ValueError) as error:
-                phrases.append(f"{name} cannot be restored ({error})")
-        return [f"changed {phrase}; restored" for phrase in phrases]
-
-
-def _setter(name: str) -> Callable[[Any], object] | None:
-    if name in _SETTERS:
-        return _SETTERS[name]
-    return partial(_set, name) if name.startswith(_ATTRIBUTE) else None
+        for name, value in changed.items():
+            self._setters[name](value)
+        return [f"changed {phrase}; restored" for phrase in changes(changed, after)]
 
 
 def _set(name: str, value: Any) -> None:

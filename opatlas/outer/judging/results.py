@@ -16,8 +16,6 @@ from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass
 from opatlas.outer.judging.memory import Leaf, TensorForm, leaf_of
 from opatlas.run.result_check import RELATIVE_TOLERANCE, Comparison, comparable, errors_of, within_range
 
-#: The types of tensors that hold their values.
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, complex, bool)
 
 #: Results of a candidate in order: tensors, and whatever else it returned.
@@ -30,11 +28,10 @@ def flat_results(returned: Any) -> FlatResults:
     Nothing of the candidate is called: a class of its own could compute when it is read.
 
     Raises:
-        CandidateRejected: an object is of a class that may compute later, or a tensor has no values in memory.
+        CandidateRejected: an object is of a class that may compute later.
     """
     kind = type(returned)
-    if kind in _PLAIN:
-        _expect_values(returned)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
         return (returned.resolve_conj().resolve_neg(),)
     if kind is dict or kind is OrderedDict:
         return tuple(result for value in dict.values(returned) for result in flat_results(value))
@@ -52,18 +49,6 @@ def _is_tuple(kind: type) -> bool:
     if kind is tuple or kind.__module__ == "torch.return_types":
         return True
     return kind.__bases__ == (tuple,) and isinstance(kind.__dict__.get("_fields"), tuple)
-
-
-def _expect_values(value: torch.Tensor) -> None:
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
-        return
-    try:
-        address = value.untyped_storage().data_ptr()
-    except RuntimeError:
-        address = 0
-    if value._is_zerotensor() or (value.numel() and not address):
-        text = "a result has no values of its own in memory: compute it in the call"
-        raise CandidateRejected(ErrorClass.HACK, "lazy-result", text)
 
 
 def same_results(results: FlatResults, known: FlatResults) -> bool:
@@ -84,8 +69,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Returns whether two tensors have the same shape, dtype and bits. Waits for the device."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if one.layout is not torch.strided or one.is_quantized:
-        return torch.equal(one, other)
     return torch.equal(*(each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 

@@ -169,39 +169,6 @@ def torch_api_instead_of_kernel(source: CandidateSource) -> Iterator[Finding]:
             yield line, f"{text} computes; a kernel has to"
 
 
-def _reads_what_it_writes(source: CandidateSource, kernel: Function) -> bool:
-    """Returns whether a kernel of Triton changes memory that it read: atomics, or a load and a store of one pointer."""
-    parameters = {each.arg for each in (*kernel.args.posonlyargs, *kernel.args.args)}
-    used: dict[str, set[str]] = {"load": set(), "store": set()}
-    for node in ast.walk(kernel):
-        if isinstance(node, ast.Call) and node.args:
-            name = source.full_name(node.func).rpartition(".")[2]
-            if name.startswith("atomic_"):
-                return True
-            if name in used:
-                # The first parameter in an address is the pointer: ptr + row * stride.
-                names = [each.id for each in ast.walk(node.args[0]) if isinstance(each, ast.Name)]
-                used[name].update([each for each in names if each in parameters][:1])
-    return bool(used["load"] & used["store"])
-
-
-@rule(ErrorClass.RULE, "AKG", "triton")
-def autotune_missing_restore_value(source: CandidateSource) -> Iterator[Finding]:
-    """triton.autotune without restore_value, of a kernel that reads what it writes"""
-    for function in source.triton_kernels.values():
-        for decorator in function.decorator_list:
-            if (
-                isinstance(decorator, ast.Call)
-                and source.full_name(decorator.func) == "triton.autotune"
-                and not {"restore_value", "reset_to_zero"} & {each.arg for each in decorator.keywords}
-                and _reads_what_it_writes(source, function)
-            ):
-                yield (
-                    decorator.lineno,
-                    "triton.autotune without restore_value: each configuration changes what the next one reads",
-                )
-
-
 @rule(ErrorClass.RULE, "KernelBench", "cuda")
 def no_cuda_kernel(source: CandidateSource) -> Iterator[Finding]:
     """no `__global__` function"""
@@ -277,12 +244,6 @@ _NATIVE_THREADS = re.compile(r"\bstd::(?:thread|jthread|async)\b|\bpthread_creat
 #: Settings of torch and Triton, which the guards restore.
 _SETTING = re.compile(r"torch\.backends\..+|(?:torch|triton)\.(?:.*\.)?(?:config|knobs)\..+")
 _ENDS = re.compile(r"os\.(?:_exit|abort|kill|killpg|exec\w+)|sys\.exit|exit|quit|signal\.\w+|atexit\.register")
-_HALF_TYPES = frozenset(
-    {"torch.float16", "torch.half", "torch.bfloat16", "triton.language.float16", "triton.language.bfloat16"}
-)
-_NATIVE_HALF = re.compile(
-    r"\b__float2half(?:_rn)?\b|\b__float2bfloat16\b|\(\s*__half\s*\)|static_cast<\s*(?:__half|half)\s*>"
-)
 
 
 def _called(source: CandidateSource, names: re.Pattern[str], what: str) -> Iterator[Finding]:
@@ -301,14 +262,7 @@ def _changed_names(source: CandidateSource) -> Iterator[tuple[int, str]]:
     for node in source.nodes:
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
             inner = node.value if isinstance(node, ast.Subscript) else node
-            if isinstance(node, ast.Subscript) and isinstance(inner, ast.Call):
-                name = source.full_name(inner.func)
-                if name in ("globals", "locals"):
-                    continue
-                name = source.full_name(inner.args[0]) if name == "vars" and inner.args else ""
-            else:
-                name = source.full_name(inner)
-            if name and not name.startswith("os.environ"):
+            if (name := source.full_name(inner)) and not name.startswith("os.environ"):
                 yield node.lineno, name
     for call, name in source.calls:
         if name in ("setattr", "delattr") and len(call.args) >= 2 and (target := source.full_name(call.args[0])):
@@ -343,26 +297,6 @@ def ends_process(source: CandidateSource) -> Iterator[Finding]:
                 yield node.lineno, "SystemExit ends the process"
 
 
-@rule(None, "KernelBench, hack 22")
-def precision(source: CandidateSource) -> Iterator[Finding]:
-    """float16, bfloat16, TF32, autocast"""
-    for call, name in source.calls:
-        method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        types = {source.full_name(each) for each in (*call.args, *(each.value for each in call.keywords))}
-        if method in ("half", "bfloat16") and not call.args:
-            yield call.lineno, f".{method}() lowers the precision"
-        elif method == "to" and (lower := types & _HALF_TYPES):
-            yield call.lineno, f".to({min(lower)}) lowers the precision"
-        elif "autocast" in name:
-            yield call.lineno, f"{name} lowers the precision"
-        elif name == "torch.set_float32_matmul_precision":
-            yield call.lineno, "torch.set_float32_matmul_precision allows TF32 or bfloat16"
-    for line, name in _changed_names(source):
-        if name.endswith(("allow_tf32", "allow_fp16_reduced_precision_reduction", "fp32_precision")):
-            yield line, f"{name} changes the precision of products"
-    yield from _in_strings(source, _NATIVE_HALF, "lowers the precision")
-
-
 _ORDER = (ErrorClass.SYNTAX, ErrorClass.IMPORT, ErrorClass.RULE, ErrorClass.HACK, None)
 #: All rules, in the order in which they are examined.
 RULES = sorted(_DEFINED, key=lambda each: _ORDER.index(each.error_class))
@@ -388,8 +322,8 @@ def judge_source(
         helpers: further modules that can be imported.
     """
     beside = {each.stem for each in path.parent.glob("*.py")} if path.parent.is_dir() else set()
-    source = CandidateSource.read(text, path.name, language, frozenset({*beside, *helpers}), installed)
-    failed: list[tuple[ErrorClass, str, str]] = []
+    source = CandidateSource(text, path.name, language, frozenset({*beside, *helpers}), installed)
+    failed: tuple[ErrorClass, str, str] | None = None
     notes: list[str] = []
     for each in RULES if source.error is None else RULES[:_OF_TEXT]:
         if each.language not in ("", language or source.language):
@@ -397,9 +331,9 @@ def judge_source(
         for line, detail in sorted(each.check(source))[:1]:
             if each.error_class is None:
                 notes.append(f"{each.name}: {f'line {line}: ' if line else ''}{detail}")
-            else:
-                at = f"{path.name}:{line}" if line else path.name
-                failed.append((each.error_class, each.name, f"{at}: {detail}"))
-    for error_class, name, text in failed:
-        return Judgement(error_class, name, Level.ANSWER, text, notes=tuple(notes)), tuple(notes)
-    return None, tuple(notes)
+            elif failed is None:
+                failed = each.error_class, each.name, f"{path.name}{f':{line}' if line else ''}: {detail}"
+    if failed is None:
+        return None, tuple(notes)
+    error_class, name, text = failed
+    return Judgement(error_class, name, Level.ANSWER, text, notes=tuple(notes)), tuple(notes)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from opatlas.formats import duration
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.row.errors import ReplayError
+from opatlas.row.record import Measurement
+from opatlas.row.status import Status
 from opatlas.run.job import MOST_CHARACTERS, RowOutcome, outcome_of
 from opatlas.run.process.messages import ProcessMessage
-from opatlas.text import cut_middle
+from opatlas.text import cut_middle, without_build_command
 
 #: The limit of the second verdict: the largest difference of any element.
 LIMIT = 1e-3
@@ -75,28 +76,19 @@ def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline:
         said = replace(said, within_1e3=verdict.difference < LIMIT, max_error=verdict.max_error)
     is_waiting = said.passed or said.sub_class == "no-kernel"
     notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
+    measurement = outcome.measurement
     if verdict is not None and is_waiting and verdict.error_class not in ("", ErrorClass.PASS):
         found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
     elif not said.passed:
         return replace(outcome, judged=said.judged)
     elif verdict is None or verdict.max_error is None:
         found = ErrorClass.CRASH, "no-verdict", "no result of the candidate was compared"
-    elif (
-        not is_baseline
-        and outcome.measurement
-        and (why := contradiction(outcome.measurement.samples_us, verdict, _clock_of(outcome)))
-    ):
+    elif not is_baseline and measurement is not None and (why := contradiction(measurement, verdict)):
         found = ErrorClass.HACK, "impossible-time", why
     else:
         return _passed(outcome, replace(said, notes=notes), verdict)
     error_class, sub_class, text = found
-    if is_baseline:
-        return RowOutcome(
-            RowOutcome(said.outcome().status).status,
-            f"the task's own Model fails: {error_class}/{sub_class}: {text}",
-            changed=outcome.changed,
-        )
-    failed = replace(
+    refused = replace(
         said,
         error_class=error_class,
         sub_class=sub_class,
@@ -106,40 +98,45 @@ def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline:
         kernel_share=None,
         notes=notes,
     )
-    # Notes explain the verdict: a long text must not push them out of the cell.
-    text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *notes))
-    return replace(failed.outcome(text=text), changed=outcome.changed, ends_process=outcome.ends_process)
+    failed = failed_outcome(refused, is_baseline=is_baseline)
+    return replace(failed, changed=outcome.changed, ends_process=outcome.ends_process)
 
 
-def _clock_of(outcome: RowOutcome) -> str:
-    return outcome.measurement.instrument if outcome.measurement is not None else ""
+def failed_outcome(
+    judgement: Judgement, status: Status = Status.FAILED, detail: str = "", *, is_baseline: bool = False
+) -> RowOutcome:
+    """Returns the outcome of a judgement that does not pass; of a baseline nobody is judged: the task is at fault."""
+    text = without_build_command(judgement.text)
+    if is_baseline:
+        return RowOutcome(status, f"the task's own Model fails: {judgement.name}: {text}", detail)
+    if judgement.notes:
+        # They explain the verdict: a long text must not push them out of the cell.
+        text = "; ".join((cut_middle(text, MOST_CHARACTERS // 2), *judgement.notes))
+    return judgement.outcome(status, text, detail)
 
 
 def _passed(outcome: RowOutcome, judgement: Judgement, verdict: CourtVerdict) -> RowOutcome:
     reason = "; ".join(filter(None, (outcome.reason, *verdict.notes)))
-    outcome = replace(outcome, reason=reason, judged=judgement.judged)
     measurement = outcome.measurement
-    if measurement is None:
-        return outcome
-    return replace(
-        outcome,
-        measurement=replace(
+    if measurement is not None:
+        measurement = replace(
             measurement,
             checked_elements=verdict.elements,
             total_elements=verdict.elements,
             execution=replace(measurement.execution, max_error=verdict.max_error),
             assumptions=(*measurement.assumptions, *verdict.assumptions),
-        ),
-    )
+        )
+    return replace(outcome, reason=reason, judged=judgement.judged, measurement=measurement)
 
 
-def contradiction(durations_us: Sequence[float], verdict: CourtVerdict, instrument: str) -> str:
+def contradiction(measurement: Measurement, verdict: CourtVerdict) -> str:
     """Returns why the second clock contradicts durations; "" if it does not.
 
     The shortest bracket counts: what other processes do makes brackets longer, and a candidate cannot make one shorter
     than its work on inputs that it did not know.
     """
-    if instrument != _WALL_CLOCK or not durations_us:
+    durations_us = measurement.samples_us
+    if measurement.instrument != _WALL_CLOCK or not durations_us:
         return ""
     brackets = verdict.brackets_us[-len(durations_us) :]
     if len(brackets) < len(durations_us):

@@ -7,7 +7,6 @@ import builtins
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 
@@ -32,7 +31,6 @@ def is_installed(module: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
 class CandidateSource:
     """The source of a candidate.
 
@@ -46,35 +44,27 @@ class CandidateSource:
         error: why the text is not Python, or Python cannot compile it ("'return' outside function").
     """
 
-    text: str
-    tree: ast.Module
-    asked: str = ""
-    helpers: frozenset[str] = frozenset()
-    installed: Callable[[str], bool] = is_installed
-    error: SyntaxError | None = None
-
-    @classmethod
-    def read(
-        cls,
+    def __init__(
+        self,
         text: str,
         name: str = "candidate",
         asked: str = "",
         helpers: frozenset[str] = frozenset(),
         installed: Callable[[str], bool] = is_installed,
-    ) -> CandidateSource:
-        """Returns the source in a text."""
-        tree, problem = ast.Module([], []), None
+    ) -> None:
+        self.text, self.asked, self.helpers, self.installed = text, asked, helpers, installed
+        self.tree = ast.Module([], [])
+        self.error: SyntaxError | None = None
         try:
             # An odd escape in a string of CUDA is no matter for the user's terminal.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 compile(whole := ast.parse(text, name), name, "exec", dont_inherit=True)
-                tree.body = list(_run_on_import(whole.body, text))
+                self.tree.body = list(_run_on_import(whole.body))
         except SyntaxError as error:
-            problem = error
+            self.error = error
         except (ValueError, RecursionError, MemoryError) as error:
-            problem = SyntaxError(f"{type(error).__name__}: {error}")
-        return cls(text, tree, asked, helpers, installed, problem)
+            self.error = SyntaxError(f"{type(error).__name__}: {error}")
 
     def imports_at_top(self) -> Iterator[tuple[int, str]]:
         """Yields line and top-level name of the modules that the import of the candidate needs.
@@ -114,22 +104,11 @@ class CandidateSource:
         return names
 
     def full_name(self, node: ast.AST) -> str:
-        """Returns the full name of an imported or built-in thing ("torch.cuda.synchronize"); "" for anything else.
-
-        `getattr(torch, "mm")` is `torch.mm`.
-        """
+        """Returns the full name of an imported or built-in thing ("torch.cuda.synchronize"); "" for anything else."""
         parts: list[str] = []
-        while True:
-            if isinstance(node, ast.Attribute):
-                parts.append(node.attr)
-                node = node.value
-            elif _is_constant_getattr(node):
-                assert isinstance(node, ast.Call)
-                assert isinstance(node.args[1], ast.Constant)
-                parts.append(str(node.args[1].value))
-                node = node.args[0]
-            else:
-                break
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
         if not isinstance(node, ast.Name):
             return ""
         root = self.imported.get(node.id) or (node.id if hasattr(builtins, node.id) else "")
@@ -207,14 +186,9 @@ class CandidateSource:
     def forward_functions(self) -> tuple[Function, ...]:
         """The functions that a call of the candidate reaches by their names, kernels of Triton left out.
 
-        The call starts at `forward` or `__call__` of ModelNew; at every function without ModelNew, or if the source
-        sets `forward` of an object.
+        The call starts at `forward` or `__call__` of ModelNew; at every function without ModelNew.
         """
-        sets = any(
-            isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _ENTRIES
-            for node in self.nodes
-        )
-        if self.model is None or sets:
+        if self.model is None:
             start = [function for functions in self.functions.values() for function in functions]
         else:
             start = [each for each in self.model.body if isinstance(each, Function) and each.name in _ENTRIES]
@@ -230,36 +204,15 @@ class CandidateSource:
 
 
 _ENTRIES = ("forward", "__call__")
-#: Tests that are false where a candidate is imported, and the names that they depend on.
-_FALSE_HERE = {
-    "__name__ == '__main__'": "__name__",
-    "'__main__' == __name__": "__name__",
-    "TYPE_CHECKING": "TYPE_CHECKING",
-}
-_IMPORT_OF_TYPING = re.compile(r"^from typing import .*\bTYPE_CHECKING\b", re.MULTILINE)
-_HIDES_NAMES = re.compile(r"\bimport \*|\brunpy\b")
+#: Tests that are false where a candidate is imported.
+_FALSE_HERE = frozenset({"__name__ == '__main__'", "'__main__' == __name__", "TYPE_CHECKING", "False", "0"})
 
 
-def _run_on_import(body: Sequence[ast.stmt], text: str) -> Iterator[ast.stmt]:
-    """Yields the statements at the top of a source that an import runs.
-
-    A block behind a test is left out if nothing but such tests, and the import of typing, mentions the name in it: the
-    source may give the name another value.
-    """
-    tests = [ast.unparse(each.test) for each in body if isinstance(each, ast.If)]
+def _run_on_import(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements at the top of a source that an import runs."""
     for statement in body:
-        if not isinstance(statement, ast.If):
-            yield statement
-            continue
-        test = ast.unparse(statement.test)
-        name = _FALSE_HERE.get(test, "")
-        known = sum(_FALSE_HERE.get(each) == name for each in tests)
-        if name == "TYPE_CHECKING":
-            known += len(_IMPORT_OF_TYPING.findall(text))
-        is_named = len(re.findall(rf"(?<![.\w]){name}\b", text)) > known or _HIDES_NAMES.search(text)
-        is_constant = isinstance(statement.test, ast.Constant) and not statement.test.value
-        if is_constant or (name and not is_named):
-            yield from _run_on_import(statement.orelse, text)
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) in _FALSE_HERE:
+            yield from _run_on_import(statement.orelse)
         else:
             yield statement
 
@@ -274,14 +227,3 @@ def _named_functions(function: Function) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and node.attr == "apply":
             # torch.autograd.Function: Kernel.apply(x) runs Kernel.forward.
             yield "forward"
-
-
-def _is_constant_getattr(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "getattr"
-        and len(node.args) >= 2
-        and isinstance(node.args[1], ast.Constant)
-        and isinstance(node.args[1].value, str)
-    )

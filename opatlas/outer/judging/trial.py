@@ -140,19 +140,15 @@ class CandidateTrial:
             self._hand_in()
         self.calls = 0
 
-    def first_call(self) -> FlatResults:
-        """Calls the candidate for the first time, where it compiles. Raises what it raises, and CandidateRejected."""
-        return self._whole_call(Purpose.WHOLE)
-
     def further_calls(self) -> None:
         """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
         for purpose in (Purpose.NEAR, Purpose.WHOLE):
-            results = self._whole_call(purpose)
+            results = self.call(purpose)
             with PoisonedAllocations(with_nan=not any(map(_has_nan, results))):
-                self._whole_call(Purpose.AGAIN)
-        expect_margins(self.inputs.tensors())
+                self.call(Purpose.AGAIN)
 
-    def _whole_call(self, purpose: Purpose) -> FlatResults:
+    def call(self, purpose: Purpose) -> FlatResults:
+        """Makes a call that is not timed. Raises what the candidate raises, and CandidateRejected."""
         self._prepare(purpose)
         self.launch()
         self._device.synchronize()

@@ -268,7 +268,7 @@ def complexity_of_task(source: str, name: str = "") -> str:
         source: the task file, with the class Model.
         name: the name of the task ("level1/19_ReLU").
     """
-    scores = [_POINTWISE, *_operator_scores(CandidateSource.read(source).tree)]
+    scores = [_POINTWISE, *_operator_scores(CandidateSource(source).tree)]
     operators = name.lower().rpartition("/")[2]
     scores += [score for score, word in _WORDS if word.search(operators)]
     combined = len({class_of_score(score) for score in scores if score >= 2}) > 1

@@ -28,7 +28,7 @@ class ModelNew(nn.Module):
                 raise
         while frame.f_code.co_name != "_judge":
             frame = frame.f_back
-        channel = frame.f_locals["bench"]._channel
+        channel = frame.f_locals["court"]._channel
         content = pickle.dumps(Runs())
         channel._socket.sendall(channel._token + len(content).to_bytes(4, "big") + content)
         return torch.softmax(x, -1)
