@@ -25,8 +25,8 @@ from stand_in_npus import StandInNpus
 
 #: Cells and values whose numbers differ each time, and those that hold sentences, which are free to be worded anew.
 _MEASURED = re.compile(
-    r"^((Average )?Duration|MicroBench (Median|Min|Max|Std|Rank|aic)|Span Median|Set-up|Control |Pooled|Max |Host |Quality"
-    r"|Checked|Baseline|Speed|(bus_)?bandwidth)"
+    r"^((Average )?Duration|MicroBench (Median|Min|Max|Std|Rank|aic)|Span Median|Set-up|Pooled|Max |Host |Quality"
+    r"|Control |Checked|Baseline|Speed|(bus_)?bandwidth)"
 )
 _SENTENCE = re.compile(
     r"reason|note|message|text|remedy|headline|detail|log|advice|assumption|problem|warning|summary", re.I
