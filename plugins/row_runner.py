@@ -344,7 +344,10 @@ class RowRunner:
             together=row.row_id if len(settings.targets) > 1 else "",
         )
         if not job.judge:
-            return replace(job, against=self._against(row) if source is not None and job.group is None else None)
+            against = self._against(row) if source is not None and job.group is None else None
+            # Each call of a round has the time of a row.
+            calls = 1 if against is None else 2 + against.control
+            return replace(job, against=against, timeout_s=job.timeout_s * calls)
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 

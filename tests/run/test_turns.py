@@ -61,7 +61,7 @@ def test_calls_take_turns_there_and_back(count: int, order: str) -> None:
 def test_values_belong_to_the_last_launches() -> None:
     turns = turns_of(2, [])
     for _ in range(6):
-        turns()
+        turns.before_each()
     # a b b a a b: the first launch tried the instrument out, and the last round is not whole.
     assert turns.split([1.0, 2.0, 3.0, 4.0, 5.0]) == [[3.0, 4.0], [1.0, 2.0]]
 
@@ -71,7 +71,7 @@ def rounds_until_enough(kernel_us: Sequence[float], baseline_us: Sequence[float]
     rule = RoundsRule(turns, repeat_count=None, time_limit_s=1, clock=lambda: next(times, 0.0))
     samples: list[float] = []
     while not rule.enough(samples):
-        turns()
+        turns.before_each()
         turn = turns.made[-1]
         samples.append((kernel_us, baseline_us)[turn][turns.made.count(turn) - 1])
     return len(samples) // 2

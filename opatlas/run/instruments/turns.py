@@ -29,21 +29,20 @@ class Turns:
         self._calls = calls
         self._prepare = prepare
         self._order: list[int] = [*range(len(calls)), *reversed(range(len(calls)))]
+        self._current = calls[0]
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def before_each(self) -> None:
-        """Prepares the next call."""
-        self._prepare[self._next()]()
+        """Prepares the next call; it is not timed, so it does what there is to decide."""
+        turn = self._order[len(self.made) % len(self._order)]
+        self.made.append(turn)
+        self._current = self._calls[turn]
+        self._prepare[turn]()
 
     def __call__(self) -> None:
-        turn = self._next()
-        self.made.append(turn)
-        self._calls[turn]()
-
-    def _next(self) -> int:
-        return self._order[len(self.made) % len(self._order)]
+        self._current()
 
     def split(self, values: Sequence[float]) -> list[list[float]]:
         """Returns the values of the last launches by call, as many of each: those of whole rounds."""
