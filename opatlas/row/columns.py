@@ -226,8 +226,8 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
     ColumnGroup.COMPARED: {
         SPEED_UP: "duration of the baseline / the row's, both sampled [in turn](../docs/compare.md#rounds); of several "
         "processes the one nearer to 1",
-        SPEED_UP_LOW: "lower end of the interval of 99.7 %, of all processes",
-        SPEED_UP_HIGH: "upper end of the interval",
+        SPEED_UP_LOW: "lower end of the interval of 99.7 %, of all processes; the least ratio of fewer than ten rounds",
+        SPEED_UP_HIGH: "upper end of the interval, or the largest ratio",
         SPEED_UP_ROUNDS: "number of rounds in each process: `40;40`",
         SPEED_UP_AGAINST: "the baseline, as in its `Implementation`",
         CONTROL_RATIO: "duration of the baseline / that of the baseline called once more, in the same rounds",

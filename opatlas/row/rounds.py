@@ -20,7 +20,7 @@ LEAST_DIFFERENCE = 0.05
 #: The fewest and the most rounds of a row, and after how many more the verdict is looked at again.
 LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_AT_ONCE = 20, 60, 5
 #: Fewer ratios have no interval of `LEVEL`: all of them lie on one side of the median too often.
-_LEAST_FOR_INTERVAL = 10
+LEAST_FOR_INTERVAL = 10
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
@@ -72,7 +72,7 @@ class RatioInterval:
         Args:
             threshold: the difference of logarithms that counts as one here, LEAST_DIFFERENCE or more.
         """
-        if self.rounds < _LEAST_FOR_INTERVAL:
+        if self.rounds < LEAST_FOR_INTERVAL:
             return PairVerdict.AMBIGUOUS
         low, high = math.log(self.low), math.log(self.high)
         if abs(self.logarithm) > threshold and not low <= 0 <= high:

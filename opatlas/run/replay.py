@@ -128,24 +128,18 @@ class Replay:
                 # Its module has a name that only this process knows.
                 name = f"{source.function} of {Path(source.path).name}"
             expect_parameters(name, kernel, impl, arguments, keywords)
-        call = KernelCall(kernel, arguments, keywords, mutates=mutates, overwrites=overwrites, may_lack_results=is_own)
-        baseline = self._kernel(self._against.source, impl) if self._against else kernel
-        # Made before a call changes a tensor.
-        rivals = (
-            [
-                KernelCall(
-                    _as_deep(baseline, kernel),
-                    arguments,
-                    keywords,
-                    mutates=mutates,
-                    overwrites=overwrites,
-                    may_lack_results=self._against.source is not None,
-                )
-                for _ in range(2 if self._against.control else 1)
-            ]
-            if self._against
-            else []
-        )
+        against, baseline = self._against, kernel
+
+        def call_of(function: Callable[..., Any], may_lack_results: bool) -> KernelCall:
+            changed = {"mutates": mutates, "overwrites": overwrites}
+            return KernelCall(function, arguments, keywords, **changed, may_lack_results=may_lack_results)
+
+        # All are made before a call changes a tensor.
+        call, rivals = call_of(kernel, is_own), list[KernelCall]()
+        if against is not None:
+            baseline = self._kernel(against.source, impl)
+            for _ in range(2 if against.control else 1):
+                rivals.append(call_of(_as_deep(baseline, kernel), against.source is not None))
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
         has_all_from_caller = not _may_hold_tensors(kernel) and not _may_hold_tensors(baseline)
 
@@ -193,7 +187,7 @@ class Replay:
         originals, by_name = call.originals()
         checked = check(expected, originals, by_name, computed, self._row.seed)
         execution = Execution(
-            self._implementation(source, impl),
+            self._implementation(source, kernel, impl),
             outputs_missing=missing,
             conversions=tuple(call.prepared.converted) if call.prepared else (),
             set_up_s=call.set_up_s if source else None,
@@ -206,7 +200,7 @@ class Replay:
             assumed=self._row.assumptions,
             noted=(why_alone,) if why_alone else (),
             operators=operators,
-            against=self._implementation(self._against.source, impl) if self._against and rounds else "",
+            against=self._implementation(against.source, baseline, impl) if against and rounds else "",
             rounds=rounds,
         )
 
@@ -226,12 +220,11 @@ class Replay:
         """Returns what an implementation times in place of `impl`."""
         return load_kernel(source, impl) if source else self._device.kernel(impl, self._spec.npu)
 
-    def _implementation(self, source: KernelSource | None, impl: Callable[..., Any]) -> str:
+    def _implementation(self, source: KernelSource | None, kernel: Callable[..., Any], impl: Callable[..., Any]) -> str:
         """Returns the name and version of what is timed: for the default torch's, or the NPU's call."""
         if source:
             return source.implementation
-        is_torch = self._device.kernel(impl, self._spec.npu) is impl
-        return f"torch {public_version(torch.__version__)}" if is_torch else self._spec.npu or ""
+        return f"torch {public_version(torch.__version__)}" if kernel is impl else self._spec.npu or ""
 
     def _expect_no_cast(self, name: str, found: Results) -> None:
         """Raises Unsupported if the row's kernel includes a Cast of its only result, as graph mode fuses it.

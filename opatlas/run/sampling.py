@@ -70,6 +70,17 @@ class Sampling:
             restore: restores the tensors that a call overwrites; None if the call overwrites nothing.
             touched: returns the tensors that a call reads and writes; None if the tensors are not known.
         """
+        needs_nothing = self._settings.cache != "cold" and restore is None
+        before_each = None if needs_nothing else self._before_each(restore, touched)
+        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
+        samples = self._instrument.sample(call, before_each, rule)
+        self._device.synchronize()
+        return samples
+
+    def _before_each(
+        self, restore: Callable[[], object] | None, touched: Callable[[], Sequence[torch.Tensor] | None]
+    ) -> Callable[[], None]:
+        """Returns what prepares each sample, with the arguments of `take`."""
         cold = self._settings.cache == "cold"
 
         def before_each() -> None:
@@ -78,10 +89,7 @@ class Sampling:
             if cold:
                 self._device.flush_cache(touched())
 
-        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
-        samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
-        self._device.synchronize()
-        return samples
+        return before_each
 
     def take_turns(
         self,
@@ -98,18 +106,9 @@ class Sampling:
             the samples of the kernel, and the rounds: of spans where a call launches several kernels, unless the host
             decides how far these are apart.
         """
-        cold = self._settings.cache == "cold"
-
-        def before(call: KernelCall) -> Callable[[], None]:
-            def prepare() -> None:
-                if call.changes_tensors:
-                    call.restore()
-                if cold:
-                    self._device.flush_cache(touched())
-
-            return prepare
-
-        turns = Turns([call.launch for call in calls], [before(call) for call in calls])
+        restores = [call.restore if call.changes_tensors else None for call in calls]
+        prepare = [self._before_each(restore, touched) for restore in restores]
+        turns = Turns([call.launch for call in calls], prepare)
         # Each of them has the time that a row has.
         limit_s = self._settings.time_limit_s * len(calls)
         rule = RoundsRule(turns, repeat_count=self._settings.repeat_count, time_limit_s=limit_s)

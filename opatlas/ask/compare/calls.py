@@ -37,7 +37,7 @@ from opatlas.row.quality import (
     run_medians,
     valid_duration,
 )
-from opatlas.row.rounds import LEAST_DIFFERENCE, LEVEL, PairVerdict, RatioInterval
+from opatlas.row.rounds import LEAST_DIFFERENCE, LEAST_FOR_INTERVAL, LEVEL, PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.row.table import Row
 from opatlas.text import parse_whole
@@ -52,8 +52,8 @@ STANDARD_ERRORS = 3.0
 #: kernels on a device, by 1,260 rows of an H200 days apart; and of other clocks, by ten runs on a shared CPU.
 SPREAD_ON_DEVICE, SPREAD_OF_WALL_CLOCK = 0.015, 0.10
 _ON_DEVICE = frozenset({"cupti", "kineto", "msprof", "torch-npu-profiler"})
-#: The median absolute deviation of a normal distribution has this share of the standard deviation.
-_MAD_OF_NORMAL = 0.6745
+#: The median absolute deviation of a normal distribution with standard deviation 1.
+MAD_OF_NORMAL = 0.6745
 #: A difference counts from so many times what controls differ beyond their intervals.
 _TIMES_EXCESS = 2.0
 
@@ -253,7 +253,7 @@ def controls_of(run_id: str, calls: Sequence[RowCall]) -> Controls:
     if not logarithms:
         return Controls(run_id)
     nine_of_ten = sorted(excesses)[int(0.9 * (len(excesses) - 1))]
-    return Controls(run_id, len(logarithms), median(logarithms) / _MAD_OF_NORMAL, nine_of_ten)
+    return Controls(run_id, len(logarithms), median(logarithms) / MAD_OF_NORMAL, nine_of_ten)
 
 
 def controls_by_run(calls: Iterable[RowCall]) -> dict[str, Controls]:
@@ -390,6 +390,8 @@ def _verdict_of_rounds(sampled: RowCall, ratios: RatioInterval, threshold: float
     assert sampled.duration is not None
     if sampled.duration.quality is Quality.THROTTLED:
         return PairVerdict.AMBIGUOUS, f"the rounds: {Quality.THROTTLED}"
+    if ratios.rounds < LEAST_FOR_INTERVAL:
+        return PairVerdict.AMBIGUOUS, f"fewer than {LEAST_FOR_INTERVAL} rounds"
     verdict = ratios.verdict(threshold)
     if verdict.is_definite and len(sampled.rounds) < 2:
         return PairVerdict.AMBIGUOUS, "not asked again in another process"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -249,11 +249,6 @@ class DatabaseComparison:
         pairs = [(row, pair) for row in self.rows if (pair := row.pairs.get(rival))]
         found = [(row, pair) for row, pair in pairs if pair.verdict is PairVerdict.SLOW and pair.ratios.high < most]
         return sorted(found, key=lambda each: each[1].speed_up)
-
-
-def geometric_mean(ratios: Collection[float]) -> float | None:
-    """Returns the geometric mean of positive numbers; None for none."""
-    return mean_of(ratios).ratio
 
 
 def compare_databases(

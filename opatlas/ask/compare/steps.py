@@ -19,11 +19,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from opatlas.ask.compare.calls import LEAST_SPREAD, MAD_OF_NORMAL
 from opatlas.ask.compare.student import two_sided_p, two_sided_t
 from opatlas.row.rounds import LEAST_DIFFERENCE
 
-#: The least standard deviation of a run that is expected, whatever the rows of a database tell.
-LEAST_SPREAD = 0.02
 #: As many runs does the expected spread count for.
 PRIOR_RUNS = 6
 #: A step has so many runs on both sides.
@@ -43,8 +42,6 @@ _CALM, _STANDS_OUT_OF_CHANGE_P = 2.0, 1e-5
 _LEAST_INSIDE = 2
 #: Fewer rows tell no spread.
 _LEAST_FOR_SPREAD = 10
-#: The median absolute deviation of a normal distribution with standard deviation 1.
-_MAD_OF_NORMAL = 0.6745
 #: The median of rows and runs settles in a few turns.
 _TURNS = 10
 Series = npt.NDArray[np.float64]
@@ -169,7 +166,7 @@ def _stands_out(own: Values, change: Change, runs: Indices, spread: float) -> bo
         return True
     differences = np.nanmean(second[both], axis=1) - np.nanmean(first[both], axis=1)
     middle = float(np.median(differences))
-    deviation = float(np.median(np.abs(differences - middle))) / _MAD_OF_NORMAL
+    deviation = float(np.median(np.abs(differences - middle))) / MAD_OF_NORMAL
     is_calm = deviation < _CALM * spread * math.sqrt(1 / before + 1 / after)
     # A median of deviations is about as sure as a standard deviation of half of the rows.
     freedom = max(2, min(len(differences) // 2, 1000))
@@ -204,7 +201,7 @@ def spread_between_runs(gaps: Iterable[Sequence[float]]) -> float:
         if len(gap) >= _LEAST_FOR_SPREAD:
             deviations = np.abs(np.asarray(gap) - np.median(gap))
             # Of normal values; each is the difference of two runs.
-            found.append(float(np.median(deviations)) / _MAD_OF_NORMAL / math.sqrt(2))
+            found.append(float(np.median(deviations)) / MAD_OF_NORMAL / math.sqrt(2))
     return max(float(np.median(found)), LEAST_SPREAD) if found else LEAST_SPREAD
 
 

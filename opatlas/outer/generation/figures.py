@@ -11,7 +11,8 @@ from math import fsum
 from statistics import NormalDist
 from typing import NamedTuple
 
-from opatlas.ask.compare.comparison import FAST, geometric_mean
+from opatlas.ask.compare.comparison import FAST
+from opatlas.ask.compare.student import mean_of
 from opatlas.outer.generation.attempts import ModelAttempt
 from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.text import Word
@@ -245,7 +246,7 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
         shares = [judgement.kernel_share for judgement in passed if judgement.kernel_share is not None]
         own = sum(share > 0.5 for share in shares) if shares else None
         fast = {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST}
-        found.append(SpeedUps(model, len(outcomes), len(passed), len(timed), own, geometric_mean(timed), fast))
+        found.append(SpeedUps(model, len(outcomes), len(passed), len(timed), own, mean_of(timed).ratio, fast))
     return found
 
 

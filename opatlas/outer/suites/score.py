@@ -8,7 +8,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opatlas.ask.compare.comparison import FAST, geometric_mean
+from opatlas.ask.compare.comparison import FAST
+from opatlas.ask.compare.student import mean_of
 from opatlas.data.database import Database
 from opatlas.formats import percent, ratio
 from opatlas.outer.judging.judgement import TORCH_WORKS
@@ -98,7 +99,7 @@ class SuiteScore:
     @property
     def speed_up(self) -> float | None:
         """The geometric mean over the operators with a speed-up; None if there is none."""
-        return geometric_mean([each.speed_up for each in self.operators if each.speed_up is not None])
+        return mean_of([each.speed_up for each in self.operators if each.speed_up is not None]).ratio
 
     def faster(self, least: float) -> int:
         """Returns the number of operators of which all cases are right and whose speed-up is above `least`."""
