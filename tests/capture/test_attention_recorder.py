@@ -246,21 +246,6 @@ def test_threads(recorder, torch_npu, tmp_path):
     assert len({record["actual_seq_lengths_kv"][0] for record in lines(tmp_path)}) == len(lines(tmp_path)) == 236
 
 
-def test_a_compiled_call_is_recorded_when_it_runs(recorder, torch_npu, tmp_path):
-    tensors, _ = arguments()
-    operator = torch_npu.npu_fused_infer_attention_score
-
-    def attend(query, key, value, lengths):
-        return operator(query, key, value, actual_seq_lengths_kv=lengths, num_heads=4) + 1
-
-    with recorder:
-        compiled = torch.compile(attend, backend="eager", fullgraph=True)
-        assert lines(tmp_path) == []
-        for lengths in ([3, 4], [5, 6]):
-            assert compiled(*tensors, lengths).eq(1).all()
-    assert [record["actual_seq_lengths_kv"] for record in lines(tmp_path)] == [[3, 4], [5, 6]]
-
-
 #: A package that is imported after the recorder was started, and its use in a serving process.
 _TORCH_NPU = """
 import torch
@@ -290,8 +275,24 @@ os._exit(0)
 """
 
 
-def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
-    package = tmp_path / "packages" / "torch_npu"
+#: torch.compile in a process of its own: its state is that of a whole process, and other tests compile too.
+_COMPILE = """
+import sys, torch, torch_npu
+from opatlas.capture.attention_recorder import record_attention
+
+def attend(query, key, value, lengths):
+    return torch_npu.npu_fused_infer_attention_score(query, key, value, actual_seq_lengths_kv=lengths) + 1
+
+with record_attention(sys.argv[1]):
+    compiled = torch.compile(attend, backend="eager", fullgraph=True)
+    for kv in 3, 5:
+        assert compiled(*[torch.zeros(2, 3)] * 3, [kv]).eq(1).all()
+"""
+
+
+def in_a_process(script: str, folder: Path, *arguments: str, **environment: str) -> str:
+    """Runs a script beside a stand-in for torch_npu that can be imported, and returns what it prints."""
+    package = folder / "packages" / "torch_npu"
     package.mkdir(parents=True)
     package.joinpath("__init__.py").write_text(
         _TORCH_NPU.format(schema=_ARGUMENTS.format(**V1, out="", result="Tensor"))
@@ -300,15 +301,27 @@ def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
         **os.environ,
         "PYTHONPATH": f"{REPOSITORY}:{package.parent}",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        ENVIRONMENT: str(tmp_path / "calls.jsonl"),
+        **environment,
     }
-    done = subprocess.run([sys.executable, "-c", _SERVE], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
+    printed = in_a_process(_SERVE, tmp_path, **{ENVIRONMENT: str(tmp_path / "calls.jsonl")})
     lengths = {}
-    for name, pid in zip(("parent", "child"), done.stdout.split(), strict=True):
+    for name, pid in zip(("parent", "child"), printed.split(), strict=True):
         text = (tmp_path / f"calls.{pid}.jsonl").read_text()
         lengths[name] = [json.loads(line)["actual_seq_lengths_kv"] for line in text.splitlines()]
     assert lengths == {"parent": [[1], [2]], "child": [[3]]}
+
+
+def test_a_compiled_call_is_recorded_when_it_runs(tmp_path):
+    in_a_process(_COMPILE, tmp_path, str(tmp_path / "calls.jsonl"))
+    (file,) = tmp_path.glob("calls.*.jsonl")
+    assert [json.loads(line)["actual_seq_lengths_kv"] for line in file.read_text().splitlines()] == [[3], [5]]
 
 
 def test_vllm_finds_it():
