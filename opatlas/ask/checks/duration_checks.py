@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from opatlas import formats
-from opatlas.arrays import Floats
 from opatlas.ask.checks.check import CheckedDatabase, Finding, finding
 from opatlas.row.columns import (
     BASE,
@@ -28,7 +27,7 @@ from opatlas.row.columns import (
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Quality, judge, relative_noise
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Floats, Quality, judge, relative_noise
 from opatlas.row.roofline import PRODUCTS, bound_us, row_work
 from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable

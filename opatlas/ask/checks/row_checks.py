@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from opatlas import formats
-from opatlas.arrays import Mask
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
 from opatlas.data.manifest import Manifest
 from opatlas.row.columns import (
@@ -31,7 +30,7 @@ from opatlas.row.columns import (
     STATUS_REASON,
 )
 from opatlas.row.communication import is_communication, row_kind
-from opatlas.row.quality import LONGEST_US, names_outliers
+from opatlas.row.quality import LONGEST_US, Mask, names_outliers
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import pluralize

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from opatlas.arrays import Floats, Mask, Positions
 from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
@@ -28,7 +27,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import Durations, Source
+from opatlas.row.quality import Durations, Floats, Mask, Positions, Source
 from opatlas.row.signature import signatures
 from opatlas.row.slots import SHAPES_OF, normal_words
 from opatlas.row.status import Status

@@ -16,13 +16,13 @@ from heapq import merge
 
 import numpy as np
 
-from opatlas.arrays import Floats
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.implementation_answers import ImplementationAnswers
 from opatlas.ask.query.model_cost import answer_call, default_stack, known_types
 from opatlas.ask.query.question import NORMAL_90, How, QueryResult
 from opatlas.data.database import Database
 from opatlas.errors import UsageError
+from opatlas.row.quality import Floats
 from opatlas.row.signature import signature, signatures
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls, step_dtype

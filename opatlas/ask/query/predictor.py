@@ -18,7 +18,6 @@ import numpy.typing as npt
 import platformdirs
 from threadpoolctl import ThreadpoolController
 
-from opatlas.arrays import Mask
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
@@ -27,7 +26,7 @@ from opatlas.data.csv_files import write_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT
+from opatlas.row.quality import NOISE_LIMIT, Mask
 
 #: The rows that an answer names.
 _NAMED = 8
