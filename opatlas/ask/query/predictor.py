@@ -82,8 +82,9 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
     error = rows.numbers("std_us") / rows.duration_us / np.sqrt(np.fmax(rows.numbers("samples"), 1))
     known = is_communication(rows.kernel_type) & (error <= NOISE_LIMIT / 2)
     # The samples of a capture are launches in different places of a step.
-    noisy = rows.noisy & ~np.array(rows.captured, dtype=bool)
-    good: Mask = (~noisy | known) & np.array([each.lost is None for each in rows.found], dtype=bool)
+    good: Mask = (~rows.noisy | rows.captured | known) & np.array(
+        [each.lost is None for each in rows.found], dtype=bool
+    )
     return good if good.sum() >= LEAST_ROWS else np.ones(len(rows), dtype=bool)
 
 
@@ -170,7 +171,7 @@ class Predictor:
     def _used(self, nearest: Sequence[int], distance: Sequence[float]) -> tuple[UsedRow, ...]:
         rows = [self._rows.found[self._positions[near]] for near in nearest[:_NAMED]]
         return tuple(
-            UsedRow(each.row.case_id, each.run_id, each.us, float(far))
+            UsedRow(each.row.case_id, each.run_id, each.duration.us, float(far))
             for each, far in zip(rows, distance[:_NAMED], strict=True)
         )
 
