@@ -15,7 +15,7 @@ _MODULES = {
     for module, names in {
         "ask.query.database": "OpenDatabase open",
         "ask.query.model_cost": "ModelCost PartCost",
-        "ask.query.next_rows": "NextRow NextRows",
+        "ask.query.next_rows": "NextRow NextRows Step",
         "ask.query.question": "How NoAnswer QueryResult",
         "data.database": "Database",
         "errors": "OpAtlasError",
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from opatlas.ask.query.model_cost import PartCost as PartCost
     from opatlas.ask.query.next_rows import NextRow as NextRow
     from opatlas.ask.query.next_rows import NextRows as NextRows
+    from opatlas.ask.query.next_rows import Step as Step
     from opatlas.ask.query.question import How as How
     from opatlas.ask.query.question import NoAnswer as NoAnswer
     from opatlas.ask.query.question import QueryResult as QueryResult

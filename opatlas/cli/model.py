@@ -99,9 +99,9 @@ def model(
         return Result(list(_cost_parts(cost)), json=_cost_json(cost))
     started_at = time.time()
     opened = open_database(place)
-    step = Step(model, tp, ep, batch, context, phase, dtype)
+    step = Step(model, batch, context, tp, ep, phase, dtype)
     with progress(f"{name}, calls", None) as advance:
-        found = opened.next_rows(next, steps=[step], tell=lambda _: advance(1))
+        found = opened.next_rows(next, [step], lambda _: advance(1))
     added = 0 if dry_run or not found.rows else _add(Database(opened.path), found, step, started_at)
     return Result(list(_next_parts(opened, found, added)), json=_next_json(found))
 
