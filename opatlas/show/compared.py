@@ -10,9 +10,8 @@ from typing import Any
 from opatlas.ask.compare.calls import MISSING, Basis, CallPair
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.student import Mean
 from opatlas.formats import microseconds, percent, ratio
-from opatlas.row.rounds import PairVerdict, RatioInterval
+from opatlas.row.rounds import Mean, PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import pluralize
