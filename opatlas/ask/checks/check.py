@@ -146,31 +146,34 @@ class Check:
     """One data test: of the rows of each kernel type, or of the whole database.
 
     Attributes:
-        name: the name in test ids, in known_findings.yaml and in JSON.
-        about: what the findings are: "rows far above both neighbours".
+        function: finds rows or runs, by the database and the table of a kernel type, or by the database alone. Its
+            name is that of the check, and its first line says what it finds.
         remedy: what a user can do about a finding.
-        of_table: finds rows of a kernel type; None for a check of the whole database.
-        of_database: finds rows or runs of the whole database; None for a check of each kernel type.
+        of_database: whether it looks at the whole database at once.
         advisory: whether findings fail only with --strict.
         why_skipped: says why the check does not apply to a database; "" if it applies.
     """
 
-    name: str
-    about: str
+    function: Callable[..., Iterable[Finding]]
     remedy: str
-    of_table: Callable[[CheckedDatabase, RowTable], Iterable[Finding]] | None = None
-    of_database: Callable[[CheckedDatabase], Iterable[Finding]] | None = None
+    of_database: bool = False
     advisory: bool = False
     why_skipped: Callable[[CheckedDatabase], str] = lambda database: ""
 
+    @property
+    def name(self) -> str:
+        """The name in test ids, in known_findings.yaml and in JSON: `below-roofline`."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def about(self) -> str:
+        """What the findings are: "rows that take clearly longer than both neighbours in M"."""
+        return (self.function.__doc__ or "").partition("\n")[0].removeprefix("Finds ").rstrip(".")
+
     def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
         """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
-        if self.of_table is not None:
-            found = self.of_table(database, database.tables[kernel_type])
-        else:
-            assert self.of_database is not None
-            found = self.of_database(database)
-        return sorted(found, key=lambda each: -each.weight)
+        subjects = (database,) if self.of_database else (database, database.tables[kernel_type])
+        return sorted(self.function(*subjects), key=lambda each: -each.weight)
 
 
 class KnownFinding(msgspec.Struct, forbid_unknown_fields=True):
@@ -299,7 +302,7 @@ class CheckResults:
 
     def kernel_types_of(self, check: Check) -> Sequence[str]:
         """Returns the names of a check's cases."""
-        of_whole = check.of_database is not None or check.why_skipped(self.database)
+        of_whole = check.of_database or check.why_skipped(self.database)
         return [WHOLE_DATABASE] if of_whole else list(self.database.tables)
 
     def why_skipped(self, check: Check) -> str:
