@@ -34,7 +34,6 @@ CHECKS = (
     Check(
         duration_checks.captures,
         "find what distinguishes the two (--attention-records for attention), or use the replayed duration",
-        why_skipped=duration_checks.without_samples,
     ),
     Check(
         op_mapping,

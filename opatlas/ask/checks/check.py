@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,10 +19,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from opatlas.capture.cases import Cases, pool_cases
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
-from opatlas.data.ingests import read_ingests
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
@@ -112,23 +110,6 @@ class CheckedDatabase:
             run_ids = table.replayed.run_id
             rows.update(run_ids[index].strip() for index in np.flatnonzero(table.replayed.known).tolist())
         return rows
-
-    @cached_property
-    def _pooled(self) -> tuple[Mapping[str, Cases], list[str]]:
-        try:
-            return pool_cases(read_ingests(self.provenance.database)), []
-        except OpAtlasError as error:
-            return {}, [str(error)]
-
-    @property
-    def pooled(self) -> Mapping[str, Cases]:
-        """The captured launches that ingests keep, by kernel type; empty if they cannot be read."""
-        return self._pooled[0]
-
-    @property
-    def problems(self) -> Sequence[str]:
-        """A sentence for each file in `runs/` that cannot be read. Raises OpAtlasError as `Provenance.problems`."""
-        return list(dict.fromkeys([*self.provenance.problems, *self._pooled[1]]))
 
     @property
     def device(self) -> str:

@@ -22,12 +22,13 @@ from opatlas.row.columns import (
     MESSAGE_BYTES,
     NUM_DEVICES,
     OUTPUT_SLOTS,
+    PROFILING_POPULATIONS,
     QUALITY_REASON,
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Floats, Quality, judge, relative_noise
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Floats, Quality, judge
 from opatlas.row.roofline import PRODUCTS, bound_us, row_work
 from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
@@ -203,23 +204,15 @@ def noisy(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
         yield finding(table, index, formats.duration(durations.median_us[index]), reason, np.nan_to_num(share))
 
 
-def without_samples(database: CheckedDatabase) -> str:
-    """Returns why captures have no populations; "" if their samples are kept."""
-    return "" if database.pooled else "no samples of captures are kept"
-
-
-def captures(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+def captures(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds captured signatures whose launches are two populations.
 
-    Ashman's D of the best split decides. Two populations are two cases that the columns do not tell apart, for example
-    two sets of sequence lengths: their median and mean describe neither.
+    Two populations are two cases that the columns do not tell apart, for example two sets of sequence lengths: their
+    median and mean describe neither.
     """
-    pooled = database.pooled.get(table.kernel_type)
-    if pooled is None:
-        return
-    for case in pooled:
-        index = table.by_signature.get(case.signature)
-        verdict = judge(case.durations_us)
-        if index is not None and verdict.quality is Quality.BIMODAL:
-            value = formats.duration(case.durations.median_us)
-            yield finding(table, index, value, verdict.reason, relative_noise(case.durations_us) or 0.0)
+    durations = table.captured
+    populations = table.cells(PROFILING_POPULATIONS)
+    for index in np.flatnonzero(durations.known).tolist():
+        if durations.quality[index] is Quality.BIMODAL:
+            value, share = formats.duration(durations.median_us[index]), np.nan_to_num(durations.noise[index])
+            yield finding(table, index, value, f"two modes: {populations[index].strip()}", share)

@@ -9,7 +9,10 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
+from opatlas.capture.cases import pool_cases
+from opatlas.data.ingests import read_ingests
 from opatlas.data.manifest import Manifest
+from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
@@ -40,9 +43,14 @@ def unreadable(database: CheckedDatabase) -> Iterator[Finding]:
     """Finds files that cannot be read."""
     for kernel_type, error in database.unreadable.items():
         yield Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
-    runs = str(database.provenance.database.runs_dir)
-    for problem in database.problems:
-        yield Finding(runs, None, "", WHOLE_DATABASE, "", problem)
+    provenance = database.provenance
+    problems = list(provenance.problems)
+    try:
+        pool_cases(read_ingests(provenance.database))
+    except OpAtlasError as error:
+        problems.append(str(error))
+    for problem in dict.fromkeys(problems):
+        yield Finding(str(provenance.database.runs_dir), None, "", WHOLE_DATABASE, "", problem)
 
 
 #: Tolerances for rounding: to three decimals, and to six digits.
