@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opatlas import options
-from opatlas.capture.apply import case_shapes
 from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
 from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures
@@ -23,7 +22,7 @@ from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
-from opatlas.formats import change, microseconds, percent
+from opatlas.formats import microseconds, percent
 from opatlas.progress import progress
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.versions import Versions, detect
@@ -164,15 +163,6 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     yield from _table(
         ("two populations", "shapes", "launches", us, "launches", us),
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
-    )
-    changes = sorted(outcome.changes, key=lambda each: each.distance, reverse=True)
-    before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
-    yield from _table(
-        ("changed duration", "shapes", before, after, Column("change", change)),
-        [
-            (each.kernel_type, case_shapes(each.cells), *each.means_us, each.means_us[1] / each.means_us[0] - 1)
-            for each in changes
-        ],
     )
 
 
