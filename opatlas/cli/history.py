@@ -127,12 +127,12 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
         yield "next: opatlas compare DB@RUN DB compares two runs"
     if found.shifts:
         shifts = [
-            (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)) or None)
+            (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)))
             for each in found.shifts
             for before, after in [(each.before_run, each.after_run)]
         ]
         of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
-        yield Table(of_shifts, shifts, "changes of the machine, left out below").without_empty_columns()
+        yield Table(of_shifts, shifts, "changes of the machine, left out below")
     by_runs = found.by_runs()
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [
@@ -142,7 +142,7 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
             *(before, after),
             sum(each.percent > 0 for each in changes) or None,
             sum(each.percent < 0 for each in changes) or None,
-            "; ".join(found.differences(before, after)) or None,
+            "; ".join(found.differences(before, after)),
         )
         for (before, after, is_drift), changes in by_runs.items()
     ]
@@ -182,7 +182,7 @@ def _runs(database: Database, chosen: RowChoice) -> Result:
     cells = [(*each, name) for name, of_row in runs.items() for each in _run_rows(of_row)]
     # The name of a single row is the title.
     title = next(iter(runs)) if len(runs) == 1 else ""
-    table = Table((*_RUN_COLUMNS, Column("row", wide=bool(title))), cells, title).without_empty_columns()
+    table = Table((*_RUN_COLUMNS, Column("row", wide=bool(title))), cells, title)
     return Result([table if cells else Fields({"runs": 0}, title)], content, problems)
 
 
@@ -207,8 +207,8 @@ def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
                 run.std_us / run.duration_us if run.std_us is not None and run.duration_us else None,
                 run.samples,
                 _growth(last.get(conditions), run.median),
-                conditions or None,
-                "; ".join(filter(None, [run.reason, *run.assumptions])) or None,
+                conditions,
+                "; ".join(filter(None, [run.reason, *run.assumptions])),
             )
         )
         if run.median is not None:

@@ -176,7 +176,7 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
         {
             "database": str(database.path),
             "run": done.manifest and done.manifest.run_id,
-            "completed": ", ".join(done.completed) or None,
+            "completed": ", ".join(done.completed),
             "changes": done.report and str(done.report),
             "op_mapping.yaml": mapping and (f"copy of {mapping.source}" if mapping.source else "new"),
             "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
@@ -268,7 +268,6 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Don
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:
-    """Yields a table of the first rows; none without rows. Empty columns are left out."""
+    """Yields a table of the first rows; none without rows."""
     if rows:
-        shown = [[None if cell == "" else cell for cell in row] for row in rows[:_SHOWN]]
-        yield Table(columns, shown, left_out=len(rows) - len(shown)).without_empty_columns()
+        yield Table(columns, rows[:_SHOWN], left_out=len(rows[_SHOWN:]))
