@@ -72,7 +72,7 @@ class IngestResult:
         manifest: None if nothing was written.
         report: the report of changed durations; None if none changed.
         outcome: changes of the CSVs.
-        account: counts of the rows.
+        account: the rows by their outcome.
         files: the captures that were read.
         attention: the names of the captures with attention rows.
         already: files that an earlier ingest has, with its id; they were not read.
@@ -261,15 +261,15 @@ def _ingest_ids(ingests: Sequence[Ingest]) -> set[str]:
     return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
 
 
-def _capture_file(file: CaptureInput, account: LaunchCounts) -> CaptureFile:
+def _capture_file(file: CaptureInput, counts: LaunchCounts) -> CaptureFile:
     return CaptureFile(
         path=printable(str(file.path)),
         name=printable(file.path.name),
         size_bytes=file.size_bytes,
         sha256=file.sha256,
-        rows=account.rows,
-        ingested=account.ingested,
-        left_out={reason.name.lower(): count for reason, count in account.left_out.items() if count},
+        rows=counts.rows,
+        ingested=counts.ingested,
+        left_out={reason.name.lower(): count for reason, count in counts.left_out.items() if count},
         same_bytes=tuple(printable(str(path)) for path in file.same_bytes),
     )
 

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opatlas import options
-from opatlas.capture.apply import case_shapes
+from opatlas.capture.apply import case_shapes, rows_without_replay
 from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
 from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
-from opatlas.capture.time_shares import rows_without_replay, without_shapes
 from opatlas.cli.app import held
 from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
@@ -156,7 +155,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     first = dict(reversed(account.without_duration))
     left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common() if count]
     yield from _table(("left out", "rows", "first"), left_out)
-    shares = [(each.kernel_type, each.count, each.share) for each in without_shapes(account)]
+    shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]
     yield from _table(("without shapes", "launches", _SHARE), shares)
     yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
@@ -219,8 +218,7 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
         "ingested": account.ingested,
         "left_out": {reason.value: count for reason, count in account.left_out.items()},
         "without_shapes": {
-            name: {"launches": count, "duration_us": account.shapeless_us[name]}
-            for name, count in account.shapeless.items()
+            each.kernel_type: {"launches": each.count, "duration_us": each.time_us} for each in account.without_shapes
         },
         "ingested_us": account.ingested_us,
         "unknown_dtypes": account.unknown_dtypes,
