@@ -7,7 +7,6 @@ as it is: microbench columns, theory rows, unknown columns, the order of rows an
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from opatlas.capture.cases import Case, Cases, SampleLine
 from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, source_cell, time_shares
 from opatlas.counts import add_counts
 from opatlas.data.cells import positions_by_key
-from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError
@@ -115,9 +113,8 @@ class CsvChanges:
     problems: list[str] = field(default_factory=list)
 
 
-def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
-    """Writes `reports/ingest_{time}.csv` and returns its path. Raises OpAtlasError."""
-    path = database.new_report_path("ingest", time.time())
+def write_report(database: Database, changes: Sequence[DurationChange]) -> Path | None:
+    """Writes `reports/ingest_{time}.csv`, the largest change first; returns its path. Raises OpAtlasError."""
     values = [f"{when} {column}" for column in REPORTED_COLUMNS for when in ("Old", "New")]
     rows = [
         (
@@ -127,8 +124,7 @@ def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
         )
         for change in sorted(changes, key=lambda change: change.distance, reverse=True)
     ]
-    write_rows(path, ("Kernel Type", *IDENTIFYING_COLUMNS, *values, "Ratio (new/old)"), rows)
-    return path
+    return database.write_report("ingest", ("Kernel Type", *IDENTIFYING_COLUMNS, *values, "Ratio (new/old)"), rows)
 
 
 def apply_cases(database: Database, cases: Mapping[str, Cases], known: Collection[str]) -> CsvChanges:

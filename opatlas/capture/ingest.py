@@ -195,7 +195,7 @@ def _write_statistics(
     """Runs steps 4 and 5 for the cases of one ingest. Returns the report if durations changed. Raises OpAtlasError."""
     cases = pool_cases(ingests, keys)
     outcome = apply_cases(database, cases, _ingest_ids(ingests))
-    report = write_report(database, outcome.changes) if outcome.changes else None
+    report = write_report(database, outcome.changes)
     manifest.kernel_types = len(cases)
     manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
     others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
