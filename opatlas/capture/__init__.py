@@ -1,7 +1,7 @@
 """Captures of profilers: their durations in the Profiling columns of a database, and their samples for single rows.
 
-A kind of capture is a file with a `CaptureReader`, and an entry in `capture_discovery.KINDS`: of its launches the reader
-tells kernel types, slots, durations and counters (`CapturedLaunches`), and what it did not understand, with its time.
+A kind of capture is a file with a `CaptureReader`, and an entry in `capture_discovery.KINDS`. The reader tells kernel
+types, slots, durations and counters of launches (`CapturedLaunches`), and what it did not understand, with its time.
 
 ingest.py               the steps of an ingest
 capture_discovery.py    the kinds of captures; finds their files, and identifies them by their bytes

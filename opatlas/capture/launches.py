@@ -76,7 +76,7 @@ class LaunchCounts:
     """The launches of captures by their outcome.
 
     Attributes:
-        launches, time_us: number and device time, by the reason why they are left out (None: they are not), and by the
+        launches, time_ns: number and device time, by the reason why they are left out (None: they are not), and by the
             profiler's kernel type.
         unknown_dtypes: the number of ingested launches with a dtype that OpAtlas does not know.
         without_duration: the place of the first duration of each file that is empty, N/A or zero, and of the first
@@ -84,14 +84,14 @@ class LaunchCounts:
     """
 
     launches: Counter[tuple[SkipReason | None, str]] = field(default_factory=Counter)
-    time_us: Counter[tuple[SkipReason | None, str]] = field(default_factory=Counter)
+    time_ns: Counter[tuple[SkipReason | None, str]] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
     without_duration: list[tuple[SkipReason, str]] = field(default_factory=list)
 
     def add(self, reason: SkipReason | None, kernel_type: str, count: int, time_us: float = 0.0) -> None:
         """Counts launches of a kernel type."""
         self.launches[reason, kernel_type] += count
-        self.time_us[reason, kernel_type] += time_us
+        self.time_ns[reason, kernel_type] += round(time_us * 1e3)
 
     @property
     def rows(self) -> int:
@@ -115,17 +115,20 @@ class LaunchCounts:
     @property
     def ingested_us(self) -> float:
         """The device time of the other launches."""
-        return sum(us for (reason, _), us in self.time_us.items() if reason is None)
+        return sum(ns for (reason, _), ns in self.time_ns.items() if reason is None) / 1e3
 
     @property
     def without_shapes(self) -> list[TimeShare]:
         """The kernel types of launches that are left out without shapes or type, the longest device time first."""
-        named = [each for each in self.launches if each[0] in _SHAPELESS]
-        counts, times_us = ({name: each[of, name] for of, name in named} for each in (self.launches, self.time_us))
+        counts, times_us = Counter[str](), dict[str, float]()
+        for reason, name in (each for each in self.launches if each[0] in _SHAPELESS):
+            counts[name] += self.launches[reason, name]
+            times_us[name] = times_us.get(name, 0.0) + self.time_ns[reason, name] / 1e3
         return time_shares(counts, times_us, self.ingested_us + sum(times_us.values()))
 
 
-class TimeShare(NamedTuple):
+@dataclass(frozen=True)
+class TimeShare:
     """The rows or launches of a kernel type; `share` is their share of the captured time, None if unknown."""
 
     kernel_type: str
