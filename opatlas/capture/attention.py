@@ -28,8 +28,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from opatlas.capture.cases import add_counts
 from opatlas.capture.launches import COMPLETENESS, SHAPE_SLOTS
-from opatlas.counts import add_counts
 from opatlas.data.cells import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
