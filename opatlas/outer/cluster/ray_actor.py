@@ -381,14 +381,14 @@ class GroupActor(HostActor):
         with contextlib.suppress(OSError):
             # A rank that has ended meanwhile is heard of.
             self._ranks.send(job)
-        return self._heard()
+        return self._next_messages()
 
     @sent
     def hear(self) -> Heard:
         """Returns the next messages of ranks; after some time, none."""
-        return self._heard()
+        return self._next_messages()
 
-    def _heard(self) -> Heard:
+    def _next_messages(self) -> Heard:
         assert self._ranks is not None
         try:
             return Heard(self._ranks.messages(HEAR_S))

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec import structs
 
@@ -256,22 +256,30 @@ class HostRanks:
                 member.expect_life()
         return found
 
-    def _reserve(self) -> None:
-        """Takes hosts that live, all at once, and starts their actors. Raises DeviceGone where they are not there."""
+    def _living(self) -> Sequence[GroupHost]:
+        """Returns the first hosts that live. Raises DeviceGone where they are too few."""
         spec = self.spec
         alive = {node["NodeID"] for node in ray().nodes() if node["Alive"]}
         hosts = [host for host in self.hosts if host.node_id in alive][: spec.nnodes]
         if len(hosts) < spec.nnodes:
             lost = ", ".join(host.name for host in self.hosts if host.node_id not in alive)
             raise DeviceGone(f"the {spec} did not start: {lost} is lost, and {len(hosts)} of its hosts are left")
-        names = ", ".join(dict.fromkeys(host.name for host in hosts))
-        self._reservation = ray().util.placement_group(
-            # Ray knows nothing of the devices of a conftest.py, and takes no empty bundle.
-            [dict(host.resources) or {"memory": 1} for host in hosts],
-            strategy="STRICT_PACK" if spec.nnodes == 1 else "STRICT_SPREAD",
-            bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
-        )
+        return hosts
+
+    def _reserve(self) -> None:
+        """Takes hosts that live, all at once, and starts their actors. Raises DeviceGone where they are not there."""
+        spec, hosts = self.spec, list[GroupHost]()
         for _ in range(round(_START_S / BEAT_S)):
+            # Ray hears of the loss of a host some seconds after its actors.
+            if (living := self._living()) != hosts:
+                self.kill()
+                hosts, names = list(living), ", ".join(dict.fromkeys(host.name for host in living))
+                self._reservation = ray().util.placement_group(
+                    # Ray knows nothing of the devices of a conftest.py, and takes no empty bundle.
+                    [dict(host.resources) or {"memory": 1} for host in hosts],
+                    strategy="STRICT_PACK" if spec.nnodes == 1 else "STRICT_SPREAD",
+                    bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
+                )
             if self._reservation.wait(BEAT_S):
                 break
             self.tell(f"waiting for {names}, whose devices others of the cluster use")
@@ -294,7 +302,9 @@ class RayGroup(GroupProcess):
         """`ranks` are those of the group."""
         size, device = ranks.spec.ranks, ranks.nodes.devices[0]
         of_one_node = replace(ranks.spec, nnodes=1)
-        super().__init__(of_one_node, [device] * size, settings, DeviceWaits(ranks.tell), ranks_of=ranks.of)
+        super().__init__(
+            of_one_node, [device] * size, settings, DeviceWaits(ranks.tell), ranks_of=cast("Any", ranks.of)
+        )
         self._hosts = ranks
 
     def _run(self, job: Job) -> RowOutcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from msgspec import structs
 
@@ -42,7 +42,7 @@ class GroupProcess(Opened):
         settings: MeasureSettings,
         waits: DeviceWaits | None = None,
         launcher: Launcher | None = None,
-        ranks_of: Callable[[GroupSpec, Sequence[Start], DeviceWaits, Launcher | None], Any] = Ranks,
+        ranks_of: Callable[[GroupSpec, Sequence[Start], DeviceWaits, Launcher | None], Ranks] = Ranks,
     ) -> None:
         """
         Args:
