@@ -210,8 +210,9 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     unbound = (ratio <= limit(of.BOUND_BY_NOTHING, "ratio")) & (duration_us > limit(of.BOUND_BY_NOTHING, "us"))
     vector, cube = (_highest(frame, (name,)) for name in ("aiv_vec_ratio", "aic_mac_ratio"))
     of_vector = np.isin(core, _VECTOR) | ((core == "MIX_AIC") & ~(cube >= limit(of.LOW_VECTOR, "ratio")))
-    is_layout = _is_of(frame[TYPE], verdict_rules()[of.DATA_LAYOUT].kernel_types) & ~collective
-    us = duration_us * np.fmax(frame[LAUNCHES].to_numpy(np.float64), 1.0)
+    # Rows of a database that no capture counts say nothing of how often a kernel runs.
+    us = np.nan_to_num(duration_us * frame[LAUNCHES].to_numpy(np.float64))
+    is_layout = _is_of(frame[TYPE], verdict_rules()[of.DATA_LAYOUT].kernel_types) & ~collective & (us > 0)
     often = us[is_layout].sum() > limit(of.DATA_LAYOUT, "share") * us[~collective].sum()
     hit_rate, clock_drop = _l2_hit_rate(frame), _clock_drop(frame)
     wait_share, long_waits = _waits(frame)
@@ -239,7 +240,7 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     # A miss costs time where the kernel waits for memory, or where no ratio says for what.
     decides = {of.L2_MISSES: (of_pipe == of.MEMORY_BOUND) | (busiest == "")}
     first = np.full(len(frame), "", dtype=object)
-    for verdict in reversed(verdict_rules()):
+    for verdict in reversed(list(verdict_rules())):
         first[holds[verdict] & decides.get(verdict, True)] = verdict
     compute = _highest(frame, ("aiv_vec_ratio", "aic_mac_ratio"))
     over = _divided(_highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")), compute)

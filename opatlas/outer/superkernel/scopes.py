@@ -358,7 +358,7 @@ def analyse(timeline: Timeline, *, module_of: ModuleOf | None = None, phase: Ste
     return ScopeAnalysis(
         steps=len(structure.ranges),
         steps_by=structure.step_source,
-        phases=Counter(phases),
+        phases=dict(Counter(phases)),
         analysed_steps=len(analysed),
         step_us=step_us,
         needs_graph=needs_graph,
