@@ -38,7 +38,7 @@ def summary_parts(results: Sequence[KernelResult], pace: Pace, *, read_only: boo
         *(sum(each.refused for each in ordered), max((each.largest_bytes for each in ordered), default=0) or None),
         *(sum(each.total_bytes for each in ordered) or None, None),
     )
-    yield Table(columns, [*cells, sums]).without_empty_columns()
+    yield Table(columns, [*cells, sums])
     if total:
         yield Fields({"to replay them": pace.time_of(total)})
     yield from _coverage_parts(ordered)

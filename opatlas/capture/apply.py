@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from opatlas.capture.cases import Case, Cases, SampleLine
+from opatlas.capture.cases import Case, Cases, SampleLine, add_counts
 from opatlas.capture.launches import SOURCE_PROFILE, source_cell
-from opatlas.counts import add_counts
 from opatlas.data.cells import positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database

@@ -34,8 +34,8 @@ from opatlas.capture.attention_records import (
     completeness,
     row_key,
 )
+from opatlas.capture.cases import add_counts
 from opatlas.capture.launches import COMPLETENESS
-from opatlas.counts import add_counts
 from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.csv_files import write_rows
 from opatlas.data.database import PRUNED_REASON, Database

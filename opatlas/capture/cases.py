@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,7 +26,6 @@ from msgspec import Meta
 
 from opatlas.capture.capture_reader import Capture, read_capture_header
 from opatlas.capture.launches import CaptureLaunches, CasePart, LaunchCounts
-from opatlas.counts import add_counts
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.ingests import RESTORE, Ingest, IngestManifest, packed_lines
 from opatlas.errors import OpAtlasError, TableError
@@ -37,12 +36,22 @@ from opatlas.row.quality import LONGEST_US, Summary, summarize
 from opatlas.row.signature import signature
 from opatlas.typed_json import DecodeError, decode
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Counts = TypeVar("Counts", bound="DataclassInstance")
 #: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
 _COMPRESSION = 3
 _Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
 _Count = Annotated[int, Meta(ge=0)]
 #: Kernel type and signature.
 CaseKey = tuple[str, str]
+
+
+def add_counts(total: Counts, part: Counts) -> None:
+    """Adds the fields of `part` (numbers, lists, Counters) to those of `total`."""
+    for each in fields(total):
+        setattr(total, each.name, getattr(total, each.name) + getattr(part, each.name))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opatlas import options
-from opatlas.capture.apply import case_shapes
 from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
 from opatlas.capture.attention_records import Records
 from opatlas.capture.capture_discovery import find_captures
@@ -23,7 +22,7 @@ from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
-from opatlas.formats import change, microseconds, percent
+from opatlas.formats import microseconds, percent
 from opatlas.progress import progress
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.versions import Versions, detect
@@ -165,15 +164,6 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
         ("two populations", "shapes", "launches", us, "launches", us),
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
     )
-    changes = sorted(outcome.changes, key=lambda each: each.distance, reverse=True)
-    before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
-    yield from _table(
-        ("changed duration", "shapes", before, after, Column("change", change)),
-        [
-            (each.kernel_type, case_shapes(each.cells), *each.means_us, each.means_us[1] / each.means_us[0] - 1)
-            for each in changes
-        ],
-    )
 
 
 def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
@@ -186,7 +176,7 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
         {
             "database": str(database.path),
             "run": done.manifest and done.manifest.run_id,
-            "completed": ", ".join(done.completed) or None,
+            "completed": ", ".join(done.completed),
             "changes": done.report and str(done.report),
             "op_mapping.yaml": mapping and (f"copy of {mapping.source}" if mapping.source else "new"),
             "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
@@ -278,7 +268,6 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Don
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:
-    """Yields a table of the first rows; none without rows. Empty columns are left out."""
+    """Yields a table of the first rows; none without rows."""
     if rows:
-        shown = [[None if cell == "" else cell for cell in row] for row in rows[:_SHOWN]]
-        yield Table(columns, shown, left_out=len(rows) - len(shown)).without_empty_columns()
+        yield Table(columns, rows[:_SHOWN], left_out=len(rows[_SHOWN:]))

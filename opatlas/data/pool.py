@@ -22,8 +22,7 @@ from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.gc_pause import gc_paused
-from opatlas.progress import track
+from opatlas.progress import gc_paused, track
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from opatlas.arrays import Floats
 from opatlas.row.columns import (
     AVERAGE,
     BASE,
@@ -50,7 +49,7 @@ from opatlas.row.columns import (
     is_profiling_column,
 )
 from opatlas.row.communication import RowKind, is_communication, row_kind
-from opatlas.row.quality import Duration, Durations, Quality, Source, is_composition, valid_duration
+from opatlas.row.quality import Duration, Durations, Floats, Quality, Source, is_composition, valid_duration
 from opatlas.row.roofline import row_sizes
 from opatlas.row.signature import make_case_id, signatures_of
 from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes

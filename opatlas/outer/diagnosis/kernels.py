@@ -281,8 +281,7 @@ def row_lines(kernel_types: Iterable[AnsweringRows]) -> pd.DataFrame:
 
 def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
     """Returns the rows of a kernel type as lines; counters are of the replay or of the captures, as the duration is."""
-    table, captured = rows.table, np.array(rows.captured, dtype=bool)
-    at = [each.position for each in rows.found]
+    table, captured, at = rows.table, rows.captured, rows.positions
     columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
     columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in table.columns}
     columns |= {DURATION: rows.duration_us, LAUNCHES: table.captured.samples[at]}
