@@ -75,7 +75,8 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     order = log.run_order(database, manifests)
     found: dict[RowName, list[RowRun]] = {}
     for kept_in, table, records in _tables(database, chosen, problems):
-        for row, record in zip(table, records or [None] * len(table), strict=True):
+        for row in table:
+            record = records[row.position] if records else None
             if not chosen.holds(row.kernel_type, row.signature):
                 continue
             of_row = found.setdefault(RowName(row.kernel_type, row.signature), [])
