@@ -1,4 +1,4 @@
-"""Checks of durations: against the peaks of the device, against rows with another M, and within their samples.
+"""Checks of durations: against rows with another M, and within their samples.
 
 Durations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
 dimension of the first input, or the bytes of a message.
@@ -13,8 +13,8 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.ask.checks.check import CheckedDatabase, Finding, finding
+from opatlas.ask.checks.peak_checks import least_us
 from opatlas.row.columns import (
-    BASE,
     DTYPE,
     EP_SIZE,
     INPUT_SLOTS,
@@ -28,8 +28,8 @@ from opatlas.row.columns import (
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Floats, Quality, judge
-from opatlas.row.roofline import PRODUCTS, bound_us, row_work
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, ROOFLINE_SLACK, Durations, Floats, Quality
+from opatlas.row.roofline import PRODUCTS
 from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import parse_whole
@@ -55,18 +55,22 @@ class Family:
     high_us: Floats
 
 
-def families(table: RowTable, *, least: int) -> Iterator[Family]:
-    """Yields the families of at least `least` rows, first of replayed durations, then of captured ones."""
+def families(database: CheckedDatabase, table: RowTable) -> Iterator[Family]:
+    """Yields the families of two rows or more, first of replayed durations, then of captured ones.
+
+    Durations that are shorter than the peaks of the device allow are left out: no other row is at fault for them.
+    """
     keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
     for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
-        for index in np.flatnonzero(durations.of_kernel).tolist():
+        possible = ~(durations.median_us < ROOFLINE_SLACK * least_us(database, table, durations))
+        for index in np.flatnonzero(durations.of_kernel & possible).tolist():
             key, m = keyed[index]
             if m is not None:
                 conditions = durations.cache[index], durations.instrument[index]
                 of_key.setdefault((*conditions, *key), {}).setdefault(m, index)
         for rows in of_key.values():
-            if len(rows) >= least:
+            if len(rows) >= 2:
                 yield _family(rows, durations)
 
 
@@ -109,50 +113,16 @@ def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:
     return (f"{_M},{others}", slot[1], slot[2]) if leading == m else slot
 
 
-_COLD = "cold"
-
-
-def without_peak(database: CheckedDatabase) -> str:
-    """Returns why no duration can be too short; "" if the peaks are known."""
-    return "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
-
-
-def below_roofline(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds durations that are shorter than the peaks of the device allow.
-
-    A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
-    bounds it. opatlas/row/roofline.py has the peaks, opatlas/row/quality.py the tolerance.
-    """
-    peak = database.peak
-    if peak is None:
-        return
-    columns = {name: table.cells(name) for name in BASE}
-    cold = [cell.strip() == _COLD for cell in table.replayed.cache]
-    replayed, captured = table.replayed, table.captured
-    for index in np.flatnonzero(replayed.of_kernel | captured.known).tolist():
-        work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
-        if work is None:
-            continue
-        for durations, is_cold in ((replayed, cold[index]), (captured, False)):
-            least = bound_us(work, peak, cold=is_cold)
-            if not durations.of_kernel[index] or least is None:
-                continue
-            us = durations.median_us[index]
-            verdict = judge([us], bound_us=least)
-            if verdict.quality is Quality.ABOVE_ROOFLINE:
-                yield finding(table, index, formats.duration(us), verdict.reason, least / us)
-
-
 ALLOWED_RATIO = 1.25
 
 
-def monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+def monotone(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds rows that take clearly longer than a row with a larger M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the other duration
     plus two standard deviations.
     """
-    for family in families(table, least=2):
+    for family in families(database, table):
         fastest_later = np.minimum.accumulate(family.high_us[::-1])[::-1]
         for i in np.flatnonzero(family.low_us[:-1] > ALLOWED_RATIO * fastest_later[1:]).tolist():
             fastest = i + 1 + int(np.argmin(family.high_us[i + 1 :]))
@@ -161,27 +131,6 @@ def monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
                 f"{ratio:.2f} times the {formats.duration(family.us[fastest])} of M {family.m[fastest]:,.0f} "
                 f"(line {family.places[fastest] + FIRST_LINE}), which is more work than M {family.m[i]:,.0f}"
             )
-            yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
-
-
-def spikes(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds rows that take clearly longer than both neighbours in M.
-
-    "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the longer neighbour
-    plus two standard deviations. The first row of a step, as tiles cause it, exceeds one neighbour only.
-    """
-    for family in families(table, least=3):
-        allowed = np.maximum(family.high_us[:-2], family.high_us[2:])
-        for i in (np.flatnonzero(family.low_us[1:-1] > ALLOWED_RATIO * allowed) + 1).tolist():
-            # The neighbours are joined by a straight line on logarithmic axes.
-            fraction = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
-            between = family.us[i - 1] ** (1 - fraction) * family.us[i + 1] ** fraction
-            ratio = family.us[i] / between
-            before, after = (
-                f"{formats.duration(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
-            )
-            likely = formats.duration(between)
-            reason = f"{ratio:.2f} times the {likely} between its neighbours: {before}, {after}"
             yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
 
 
@@ -195,7 +144,7 @@ def noisy(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     for index in np.flatnonzero(durations.of_kernel & durations.noisy).tolist():
         quality, share = durations.quality[index], durations.noise[index]
         if quality is Quality.ABOVE_ROOFLINE:
-            continue  # the check below-roofline finds these
+            continue  # the checks below-roofline and links find these
         if quality is not None:
             reason = f"{quality}: {table.cells(QUALITY_REASON)[index]}".removesuffix(": ")
         else:
