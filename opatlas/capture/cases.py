@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from opatlas.capture.capture_reader import Capture, read_capture_header
-from opatlas.capture.launches import CaptureLaunches, CasePart, LaunchCounts
+from opatlas.capture.capture_discovery import kind_of_capture
+from opatlas.capture.launches import CasePart, LaunchCounts
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.ingests import RESTORE, Ingest, IngestManifest, packed_lines
 from opatlas.errors import OpAtlasError, TableError
@@ -235,11 +235,9 @@ class Aggregate:
         Raises:
             TableError: the file cannot be read; nothing of it was added.
         """
-        launches = CaptureLaunches(Capture(path, read_capture_header(path)), self._root, on_block)
-        if not launches.account.rows:
-            raise TableError(path, "a header without rows", "Take the capture again, or leave the file out")
-        self.files[path] = launches.account
-        add_counts(self.account, launches.account)
+        launches = kind_of_capture(path).read(path, self._root or path, on_block)
+        self.files[path] = launches.counts
+        add_counts(self.account, launches.counts)
         self.problems += launches.problems
         for kernel_type, text, part in launches.accepted():
             self._cases.setdefault(kernel_type, {}).setdefault(text, []).append(part)

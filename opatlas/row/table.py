@@ -6,6 +6,7 @@ this one imports, and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -231,6 +232,13 @@ class RowTable:
             self._nothing,
             self._nothing,
         )
+
+    @property
+    def captured_time_us(self) -> float | None:
+        """The device time of all captured launches; None if a captured duration lacks the number of its launches."""
+        captured = self.captured
+        times = (captured.us * captured.samples)[captured.known].tolist()
+        return None if any(map(math.isnan, times)) else sum(times)
 
     @cached_property
     def durations(self) -> Sequence[Durations]:
