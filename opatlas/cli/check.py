@@ -13,7 +13,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from opatlas.ask.checks.check import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
-from opatlas.ask.checks.peak_checks import Alignment, Verdict, alignments
+from opatlas.ask.checks.duration_checks import Alignment, AlignmentVerdict, alignments
 from opatlas.errors import usage_errors
 from opatlas.formats import microseconds
 from opatlas.installation import require_extra
@@ -75,7 +75,7 @@ def _parts(found: CheckResults) -> Iterator[Part]:
     yield from _known(found)
     if found.show_all and (messages := _messages(found)):
         us = [Column(name, microseconds) for name in ("measured(us)", "captured(us)", "model(us)", "least(us)")]
-        worst_first = sorted(messages, key=lambda each: list(Verdict).index(each.verdict), reverse=True)
+        worst_first = sorted(messages, key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
         rows_of_links = [each[:-1] for each in worst_first]
         yield Table(("verdict", "kernel type", "message", *us, "reason"), rows_of_links, "messages against their links")
     most = None if found.show_all else _SHOWN

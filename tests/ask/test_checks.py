@@ -15,8 +15,7 @@ from sessions import row
 
 from opatlas.ask.checks import CHECKS
 from opatlas.ask.checks.check import KNOWN_FINDINGS, CheckedDatabase, CheckResults, Finding, read_known, split_findings
-from opatlas.ask.checks.duration_checks import families
-from opatlas.ask.checks.peak_checks import alignments, model_us, shortest_us
+from opatlas.ask.checks.duration_checks import alignments, families, model_us, shortest_us
 from opatlas.cli.main import main
 from opatlas.data.cells import microseconds
 from opatlas.errors import OpAtlasError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.ask.checks import duration_checks, peak_checks, row_checks
+from opatlas.ask.checks import duration_checks, row_checks
 from opatlas.ask.checks.check import Check
 from opatlas.ask.checks.op_mapping_checks import op_mapping, op_mapping_rows, without_mapping
 
@@ -15,23 +15,23 @@ CHECKS = (
     Check(row_checks.origins, "copy runs/ from where the database was measured, or measure the rows again"),
     Check(row_checks.mixed, "keep them in a separate database (docs/compare.md)", of="database"),
     Check(
-        peak_checks.below_roofline,
+        duration_checks.below_roofline,
         "see what ran (opatlas history DB ...): the kernel may do less work than its row says, or ran elsewhere",
         of="kernels",
-        why_skipped=peak_checks.without_peak,
+        why_skipped=duration_checks.without_peak,
     ),
     Check(
-        peak_checks.links,
+        duration_checks.links,
         "measure the message again: its bytes, its devices or its tier are not those of its row",
         of="messages",
-        why_skipped=peak_checks.without_links,
+        why_skipped=duration_checks.without_links,
     ),
     Check(
-        peak_checks.link_model,
+        duration_checks.link_model,
         "see whether the links, or the algorithm that the library chose, are what they should be",
         of="messages",
         advisory=True,
-        why_skipped=peak_checks.without_links,
+        why_skipped=duration_checks.without_links,
     ),
     Check(
         duration_checks.monotone,
