@@ -43,8 +43,7 @@ _BOM = "\ufeff"
 _CELL_SHOWN = 80
 _TEXT = pa.large_string()
 #: What needs quotes in a cell.
-_MARKS = (b'"', b",", b"\r", b"\n", _BOM.encode())
-_SPECIAL = f'[",\r\n]|^{_BOM}'
+_SPECIAL = re.compile(f'[",\r\n{_BOM}]')
 #: Lines that are joined at a time; bounds the memory of a write.
 ROWS_PER_WRITE = 16384
 TEMPORARY_SUFFIX = ".opatlas-tmp"
@@ -202,60 +201,39 @@ def write_table(table: pa.Table, path: Path) -> None:
         OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
     """
     header = _header_line(table.column_names, path)
-    write_atomically(path, lambda temporary: _write_csv(table, header, temporary))
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            file.write(header)
+            for start in range(0, table.num_rows, ROWS_PER_WRITE):
+                columns = [_quoted(column.to_pylist()) for column in table.slice(start, ROWS_PER_WRITE).columns]
+                # A line with an empty cell alone would be blank.
+                lines = [",".join(row) or '""' for row in zip(*columns, strict=True)]
+                file.write(("\n".join(lines) + "\n").encode())
+
+    write_atomically(path, write)
 
 
 def _header_line(names: Sequence[str], path: Path) -> bytes:
     """Returns the header of a table as a line. Raises TableError if the names would be read differently."""
     remedy = "Rename the column; nothing was written"
     try:
-        line = (",".join(_quote_cells(text_column("", names, path), _SPECIAL).to_pylist()) + "\n").encode()
+        line = (",".join(_quoted(names)) + "\n").encode()
         again = parse_header(io.BytesIO(line), path).names
-    except TableError as error:
-        raise TableError(path, f"the header could not be read again: {error.problem}", remedy, line=1) from None
+    except (TableError, UnicodeEncodeError) as error:
+        problem = error.problem if isinstance(error, TableError) else str(error)
+        raise TableError(path, f"the header could not be read again: {problem}", remedy, line=1) from None
     for name, found in itertools.zip_longest(names, again):
         if name != found:
             raise TableError(path, f"column {name!r} would be read again as {found!r}", remedy, line=1)
     return line
 
 
-def _write_csv(table: pa.Table, header: bytes, path: str) -> None:
-    """Writes by columns, which is ten times faster for many rows than row by row."""
-    # It takes 25 ms to import, which readers do without.
-    import pyarrow.compute as pc
-
-    comma = _scalar(",")
-    patterns = [_SPECIAL if _has_special(column) else "" for column in table.columns]
-    if len(patterns) == 1:
-        # A line with an empty cell alone would be blank.
-        patterns = [f"{_SPECIAL}|^$"]
-    with open(path, "wb") as binary:
-        binary.write(header)
-        for start in range(0, table.num_rows, ROWS_PER_WRITE):
-            rows = [column.cast(_TEXT) for column in table.slice(start, ROWS_PER_WRITE).columns]
-            cells = [_quote_cells(*each) if each[1] else each[0] for each in zip(rows, patterns, strict=True)]
-            lines = pc.binary_join_element_wise(*cells, comma)
-            binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
-
-
-def _scalar(text: str) -> pa.Scalar:
-    # `pa.scalar` would import pandas.
-    return text_column("", [text], Path())[0]
-
-
-def _has_special(column: pa.ChunkedArray) -> bool:
-    """Returns whether a column has a character that may need quotes. It is searched whole, which is fast."""
-    contents = (chunk.buffers()[2] for chunk in column.chunks)
-    return any(mark in text for text in (each.to_pybytes() for each in contents if each is not None) for mark in _MARKS)
-
-
-def _quote_cells(cells: pa.Array, special: str) -> pa.Array:
-    """Returns cells, with quotes around those that the pattern `special` finds."""
-    import pyarrow.compute as pc
-
-    quote, nothing = _scalar('"'), _scalar("")
-    quoted = pc.binary_join_element_wise(quote, pc.replace_substring(cells, '"', '""'), quote, nothing)
-    return pc.if_else(pc.match_substring_regex(cells, special), quoted, cells)
+def _quoted(cells: Sequence[str]) -> Sequence[str]:
+    """Returns cells as text of CSV. Most columns need no quotes, which one look at all of their cells shows."""
+    if not _SPECIAL.search("".join(cells)):
+        return cells
+    return ['"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell for cell in cells]
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
