@@ -1,4 +1,4 @@
-"""Reads and writes CSV files. Every cell is text.
+"""Reads, edits and writes CSV files. Every cell is text.
 
 Cells keep their exact text, so unknown columns and untouched numbers survive a rewrite unchanged. A file is replaced in
 one step: after a crash there is the old file or the new one.
@@ -16,9 +16,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,9 @@ import pyarrow.csv
 from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely, safe_file
+from opatlas.row.columns import insert_columns
 from opatlas.row.communication import row_kind
+from opatlas.row.table import RowTable
 from opatlas.text import SAVE_OR_RESTORE, printable_lines, undecodable_cell
 
 if TYPE_CHECKING:
@@ -234,6 +236,100 @@ def _quoted(cells: Sequence[str]) -> Sequence[str]:
     if not _SPECIAL.search("".join(cells)):
         return cells
     return ['"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell for cell in cells]
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Returns the positions of the rows with each key, such as a signature."""
+    positions: dict[Key, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
+    return positions
+
+
+class TableEdit:
+    """A table whose cells are edited by column. Only columns that are accessed become lists."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self._taken: dict[str, list[str]] = {}
+        self._changed: set[str] = set()
+        self._appended: list[Mapping[str, str]] = []
+        self._names = dict.fromkeys(table.columns)
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The columns of the table, and those that were read or changed since."""
+        return self._names.keys()
+
+    def __len__(self) -> int:
+        return len(self._table) + len(self._appended)
+
+    def __getitem__(self, name: str) -> list[str]:
+        """Returns the cells of a column, which `set_cells` alone changes; empty cells if the column is missing."""
+        cells = self._taken.get(name)
+        if cells is None:
+            cells = [*self._table.cells(name), *(row.get(name, "") for row in self._appended)]
+            self._taken[name] = cells
+            self._names[name] = None
+        return cells
+
+    def set_cells(self, position: int, cells: Mapping[str, str]) -> bool:
+        """Changes cells of a row, by column. Returns whether a cell differed."""
+        changed = False
+        for name, cell in cells.items():
+            column = self._taken.get(name) or self[name]
+            if column[position] != cell:
+                column[position] = cell
+                self._changed.add(name)
+                changed = True
+        return changed
+
+    def empty(self, positions: Sequence[int], columns: Iterable[str]) -> None:
+        """Empties the cells of some rows in some columns."""
+        for name in columns:
+            cells = self[name]
+            self._changed.add(name)
+            for position in positions:
+                cells[position] = ""
+
+    def changed(self) -> list[int]:
+        """Returns the positions of the rows of which a cell differs from what it was, without appended rows."""
+        found: set[int] = set()
+        for name in self._changed:
+            pairs = zip(self._table.cells(name), self._taken[name], strict=False)
+            found.update(position for position, (before, after) in enumerate(pairs) if before != after)
+        return sorted(found)
+
+    def append(self, row: Mapping[str, str]) -> int:
+        """Adds a row at the end; returns its position."""
+        for name, cells in self._taken.items():
+            cells.append(row.get(name, ""))
+        self._appended.append(row)
+        self._names.update(dict.fromkeys(row))
+        return len(self) - 1
+
+    def table(self) -> RowTable:
+        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group.
+
+        Raises:
+            TableError: a cell is not Unicode text.
+        """
+        table, path = self._table, self._table.path
+        held = [name for name, cells in self._taken.items() if any(cells)]
+        appended_names = dict.fromkeys(name for row in self._appended for name in row)
+        columns = {}
+        for name in insert_columns(table.columns, [*held, *appended_names]):
+            if name in self._changed or name not in table.columns:
+                columns[name] = pa.chunked_array([text_column(name, self[name], path)])
+            else:
+                added = [text_column(name, [row.get(name, "") for row in self._appended], path)]
+                column = table.arrow.column(name)
+                chunks = [*column.chunks, *(each.cast(column.type) for each in added if self._appended)]
+                columns[name] = pa.chunked_array(chunks, column.type)
+        return RowTable(table.kernel_type, path, pa.table(columns))
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
