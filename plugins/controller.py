@@ -18,7 +18,7 @@ from .row_runner import batches
 from .session import Session
 from .session_context import EXCLUSIVE_ITEMS
 from .settings import has_replays
-from .told import plan_lines
+from .terminal import plan_lines
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling

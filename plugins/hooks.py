@@ -25,8 +25,7 @@ from .session import SESSION, Session
 from .session_context import EXCLUSIVE_ITEMS, STOPPED, SessionContext
 from .settings import has_replays, scope_of
 from .target import devices_of
-from .terminal import RowWords, print_summary
-from .told import plan_lines
+from .terminal import RowWords, plan_lines, print_summary
 
 
 @pytest.hookimpl(trylast=True)

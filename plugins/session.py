@@ -38,8 +38,8 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
+from opatlas.show.gaps import Gap
 from opatlas.show.row_summary import summarize_row
-from opatlas.show.session_report import Gap
 
 from .cases import (
     GIVEN_UP,
@@ -69,8 +69,8 @@ from .reports import (
     waited_by,
 )
 from .row_runner import RowRunner
+from .summary import write_reports
 from .target import check_replaced
-from .told import write_reports
 
 if TYPE_CHECKING:
     from .session_context import SessionContext
