@@ -92,8 +92,7 @@ def _written_fields(session: Session) -> Mapping[str, object]:
     found: dict[str, object] = {}
     if merged is not None and (any(results_of(session.cases)) or session.has_written):
         updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-        done = "written" if settings.writes else "would be written"
-        found[done] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+        found["written"] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
         for database in session.records.pruned_in:
             restore = f"`opatlas history {database.path} --restore pruned` brings them back"
             found["pruned rows"] = (str(database.pruned_dir), restore)

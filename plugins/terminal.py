@@ -172,15 +172,14 @@ class RowWords:
 
 def print_summary(session: Session, terminal: pytest.TerminalReporter) -> None:
     """Prints what became of the rows."""
-    context = session.context
-    plan, settings = context.plan, context.settings
+    context, plan = session.context, session.context.plan
     if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
         for line in plan.error.splitlines():
             terminal.write_line(printable_lines(f"opatlas: {line}"), red=True)
     if plan is None or not context.runs_rows:
         return
     terminal.ensure_newline()
-    figures = figures_of(session.cases)
+    figures, settings = figures_of(session.cases), context.settings
     if figures and terminal.config.option.verbose >= 0:
         terminal.section("durations", sep="=")
         write_parts(terminal, duration_tables(figures.values()))
@@ -256,8 +255,9 @@ def _samples(session: Session) -> dict[str, object]:
     if unmatched:
         by_cells = settings.where is not None
         adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
-        is_added = settings.mode.adds_rows and not by_cells
-        fate = ("would be added" if settings.rehearses else "added") if is_added else f"not added: {adds}"
+        adds = "--read-only writes nothing" if settings.read_only else adds
+        is_added = settings.mode.adds_rows and not by_cells and not settings.read_only
+        fate = "added" if is_added else f"not added: {adds}"
         named = _first([f"{name} {count:,}" for name, count in unmatched.most_common()])
         found["signatures without a row"] = (unmatched.total(), f"{named}; {fate}")
     return found
