@@ -6,9 +6,8 @@ are ended, and the next row gets a new group.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
@@ -34,13 +33,7 @@ _READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPP
 
 
 class GroupProcess(Opened):
-    """Runs jobs on all ranks of a group, which is launched on first use.
-
-    Attributes:
-        failed_after_s: seconds from the begin of the last job to the first failure of a rank of this node; infinite
-            if none has failed.
-        late_step: the step of the ranks that the others waited for when the last job timed out; 0 if it did not.
-    """
+    """Runs jobs on all ranks of a group, which is launched on first use."""
 
     def __init__(
         self,
@@ -49,6 +42,7 @@ class GroupProcess(Opened):
         settings: MeasureSettings,
         waits: DeviceWaits | None = None,
         launcher: Launcher | None = None,
+        ranks_of: Callable[[GroupSpec, Sequence[Start], DeviceWaits, Launcher | None], Ranks] = Ranks,
     ) -> None:
         """
         Args:
@@ -56,6 +50,7 @@ class GroupProcess(Opened):
             devices: of this node, one for each of its ranks.
             launcher: runs each rank of this node; its command may hold RANK_PLACEHOLDER.
             waits: times the waits for devices, and shows the user lines; None: lines go to stderr.
+            ranks_of: makes the ranks of a launch; those of a cluster have the methods of `Ranks`.
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
@@ -65,19 +60,8 @@ class GroupProcess(Opened):
         #: Why each rank sees all devices; "" while it sees only its own.
         self._all_visible = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
+        self._ranks_of = ranks_of
         self._ranks: Ranks | None = None
-        self._began = 0.0
-        self.failed_after_s = math.inf
-        self.late_step = 0
-
-    def is_idle(self) -> bool:
-        """Returns whether all ranks of this node have joined, and wait for a job."""
-        try:
-            if self._ranks is not None:
-                self._ranks.expect_idle()
-        except (ChannelBroken, EOFError, OSError):
-            return False
-        return self._ranks is not None
 
     def _run(self, job: Job) -> RowOutcome:
         with self._end_if_interrupted, self._waits:
@@ -121,8 +105,7 @@ class GroupProcess(Opened):
         steps = dict.fromkeys(range(self.spec.local_ranks), StepReport(job.id, 0, "before its first call"))
         # No rank begins while one of them waits for its device.
         waiting: dict[int, LockWait] = {}
-        self._began, self.failed_after_s, self.late_step = time.monotonic(), math.inf, 0
-        deadline = self._began + job.timeout_s
+        deadline = time.monotonic() + job.timeout_s
         while len(outcomes) < self.spec.local_ranks:
             now = time.monotonic()
             failed = any(outcome.status is not Status.MEASURED for outcome in outcomes.values())
@@ -154,12 +137,8 @@ class GroupProcess(Opened):
                 elif isinstance(answer, Finished):
                     outcomes[local_rank] = answer.whole
                     if answer.outcome.status is not Status.MEASURED:
-                        self._note_failure()
                         deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)
         return self._combine(outcomes)
-
-    def _note_failure(self) -> None:
-        self.failed_after_s = min(self.failed_after_s, time.monotonic() - self._began)
 
     def _combine(self, outcomes: dict[int, RowOutcome]) -> RowOutcome:
         """Combines the outcomes of the ranks, some of which may be missing; ends the group unless all are ready."""
@@ -194,13 +173,11 @@ class GroupProcess(Opened):
         return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
 
     def _died(self, ranks: Ranks, local_ranks: Sequence[int]) -> NoReturn:
-        self._note_failure()
         how = ranks.describe_ends(local_ranks)
         self._end()
         raise ProcessDied(f"{how}; the group was ended")
 
     def _misunderstood(self, message: UnexpectedMessage) -> NoReturn:
-        self._note_failure()
         self._end()
         who = self.spec.rank_name(message.local_rank)
         raise ProcessDied(f"{who}: {message.text}; the group was ended")
@@ -209,8 +186,7 @@ class GroupProcess(Opened):
         self, job: Job, ranks: Ranks, steps: dict[int, StepReport], outcomes: dict[int, RowOutcome]
     ) -> NoReturn:
         left = {rank: step for rank, step in sorted(steps.items()) if rank not in outcomes}
-        self._note_failure()
-        self.late_step = least = min(step.step for step in left.values())
+        least = min(step.step for step in left.values())
         late = [rank for rank, step in left.items() if step.step == least]
         who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.rank_names(late)
         others = "; the others wait" if len(late) < self.spec.local_ranks else ""
@@ -228,7 +204,7 @@ class GroupProcess(Opened):
     def _open(self) -> Ranks:
         """Launches the group; every device passes its probe. Raises DeviceGone after the last try."""
         for pause_s in (*PAUSES_S, 0.0):
-            self._ranks = ranks = Ranks(self.spec, self._starts, self._waits, self._launcher)
+            self._ranks = ranks = self._ranks_of(self.spec, self._starts, self._waits, self._launcher)
             try:
                 answer = ranks.launch()
             except OSError as error:
