@@ -26,7 +26,8 @@ from opatlas.run.msprof_output import (
     msprof_executable,
     record_pending,
 )
-from opatlas.run.process.device_process import DeviceProcess, Launcher
+from opatlas.run.process.child import Launcher
+from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.process.messages import RANK_PLACEHOLDER
 from opatlas.run.scheduler import Done, Scheduler
 

@@ -66,11 +66,12 @@ import simulated
 from opatlas.run.devices.device import pin_devices
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.outer.cluster import dealer
+from opatlas.run.groups import ranks
 from opatlas.run.process import device_process
 from opatlas.run import msprof_sessions as sessions
 
 # Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
-device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
+ranks.END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
 # A device that is cut off from its head ends soon.
 dealer.LONELY_S = float(os.environ.get("LONELY_S", dealer.LONELY_S))
 sessions.SESSION_ROWS = int(os.environ.get("SESSION_ROWS", sessions.SESSION_ROWS))
