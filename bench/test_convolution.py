@@ -16,9 +16,9 @@ from . import formulas
 from .implementations import torch as impl
 
 
-@replays("Conv2D", npu="torch.conv2d")
+@replays("Conv2D", "DepthwiseConv2D", npu="torch.conv2d")
 def test_conv2d(row, replay):
-    """Reads the slots feature map, weight, perhaps a bias."""
+    """Reads the slots feature map, weight, perhaps a bias. A depthwise convolution has a group for each channel."""
     row.expect_inputs(2, 3)
     channels = row.shape(2) if len(row.input_slots) == 3 else ()
     row.expect(len(row.input_slots) != 3 or len(channels) == 1, INPUT_SHAPES, "slot 2 (the bias) must have one axis")

@@ -10,75 +10,54 @@ from typing import TYPE_CHECKING
 
 from opatlas.installation import CHECKOUT as _CHECKOUT
 
-if TYPE_CHECKING:
-    from opatlas.ask.query.database import OpenDatabase, open  # noqa: A004
-    from opatlas.ask.query.model_cost import ModelCost, PartCost
-    from opatlas.ask.query.next_rows import NextRow, NextRows
-    from opatlas.ask.query.question import How, NoAnswer, QueryResult
-    from opatlas.data.database import Database
-    from opatlas.errors import OpAtlasError
-    from opatlas.outer.suites.override import use
-    from opatlas.row.errors import Unsupported
-    from opatlas.row.location import default_path, list_databases
-    from opatlas.row.table import Row, RowTable
-    from opatlas.row.versions import Versions
-    from opatlas.run.formula import per_element, per_row, pointwise
-    from opatlas.run.implementation import Prepared, implements
-    from opatlas.run.registry import replays
-
-__all__ = [
-    "Database",
-    "How",
-    "ModelCost",
-    "NextRow",
-    "NextRows",
-    "NoAnswer",
-    "OpAtlasError",
-    "OpenDatabase",
-    "PartCost",
-    "Prepared",
-    "QueryResult",
-    "Row",
-    "RowTable",
-    "Unsupported",
-    "Versions",
-    "default_path",
-    "implements",
-    "list_databases",
-    "open",
-    "per_element",
-    "per_row",
-    "pointwise",
-    "replays",
-    "use",
-]
-
 _MODULES = {
-    "Database": "data.database",
-    "How": "ask.query.question",
-    "ModelCost": "ask.query.model_cost",
-    "NextRow": "ask.query.next_rows",
-    "NextRows": "ask.query.next_rows",
-    "NoAnswer": "ask.query.question",
-    "OpAtlasError": "errors",
-    "OpenDatabase": "ask.query.database",
-    "PartCost": "ask.query.model_cost",
-    "Prepared": "run.implementation",
-    "QueryResult": "ask.query.question",
-    "Row": "row.table",
-    "RowTable": "row.table",
-    "Unsupported": "row.errors",
-    "Versions": "row.versions",
-    "default_path": "row.location",
-    "implements": "run.implementation",
-    "list_databases": "row.location",
-    "open": "ask.query.database",
-    "per_element": "run.formula",
-    "per_row": "run.formula",
-    "pointwise": "run.formula",
-    "replays": "run.registry",
-    "use": "outer.suites.override",
+    name: module
+    for module, names in {
+        "ask.query.database": "OpenDatabase open",
+        "ask.query.model_cost": "ModelCost PartCost",
+        "ask.query.next_rows": "NextRow NextRows Step",
+        "ask.query.question": "How NoAnswer QueryResult",
+        "data.database": "Database",
+        "errors": "OpAtlasError",
+        "outer.suites.override": "use",
+        "row.errors": "Unsupported",
+        "row.location": "default_path list_databases",
+        "row.table": "Row RowTable",
+        "row.versions": "Versions",
+        "run.formula": "per_element per_row pointwise",
+        "run.implementation": "Prepared implements",
+        "run.registry": "replays",
+    }.items()
+    for name in names.split()
 }
+__all__ = sorted(_MODULES)
+
+if TYPE_CHECKING:
+    from opatlas.ask.query.database import OpenDatabase as OpenDatabase
+    from opatlas.ask.query.database import open as open  # noqa: A004
+    from opatlas.ask.query.model_cost import ModelCost as ModelCost
+    from opatlas.ask.query.model_cost import PartCost as PartCost
+    from opatlas.ask.query.next_rows import NextRow as NextRow
+    from opatlas.ask.query.next_rows import NextRows as NextRows
+    from opatlas.ask.query.next_rows import Step as Step
+    from opatlas.ask.query.question import How as How
+    from opatlas.ask.query.question import NoAnswer as NoAnswer
+    from opatlas.ask.query.question import QueryResult as QueryResult
+    from opatlas.data.database import Database as Database
+    from opatlas.errors import OpAtlasError as OpAtlasError
+    from opatlas.outer.suites.override import use as use
+    from opatlas.row.errors import Unsupported as Unsupported
+    from opatlas.row.location import default_path as default_path
+    from opatlas.row.location import list_databases as list_databases
+    from opatlas.row.table import Row as Row
+    from opatlas.row.table import RowTable as RowTable
+    from opatlas.row.versions import Versions as Versions
+    from opatlas.run.formula import per_element as per_element
+    from opatlas.run.formula import per_row as per_row
+    from opatlas.run.formula import pointwise as pointwise
+    from opatlas.run.implementation import Prepared as Prepared
+    from opatlas.run.implementation import implements as implements
+    from opatlas.run.registry import replays as replays
 
 if _CHECKOUT is not None:
     # A checkout has bench/, plugins/ and shapes/ beside this package, and a wheel has them inside it.

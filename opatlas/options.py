@@ -29,42 +29,36 @@ T = TypeVar("T")
 
 def at_least(least: int) -> Callable[[str], int]:
     """Returns a reader of whole numbers from `least` on."""
-
-    def read(text: str) -> int:
-        number = parse_whole(text)
-        if number is None or number < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} on")
-        return number
-
-    return read
+    return _number(parse_whole, lambda number: number >= least, f"a whole number from {least} on")
 
 
 def between(least: int, most: int) -> Callable[[str], int]:
     """Returns a reader of whole numbers from `least` to `most`."""
-
-    def read(text: str) -> int:
-        number = parse_whole(text)
-        if number is None or not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
-        return number
-
-    return read
+    return _number(parse_whole, lambda number: least <= number <= most, f"a whole number from {least} to {most}")
 
 
 def positive(text: str) -> float:
     """Reads a finite number above 0, such as seconds."""
-    number = parse_real(text)
-    if number is None or not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
-    return number
+    return _number(parse_real, lambda number: 0 < number < math.inf, "a number above 0")(text)
 
 
 def percent(text: str) -> float:
     """Reads a percentage from 0 on, with or without its sign."""
-    number = parse_real(text.strip().removesuffix("%").rstrip())
-    if number is None or not (math.isfinite(number) and number >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a percentage from 0 on, such as 5%")
-    return number
+    return _number(_parse_share, lambda share: 0 <= share < math.inf, "a percentage from 0 on, such as 5%")(text)
+
+
+def _parse_share(text: str) -> float | None:
+    return parse_real(text.strip().removesuffix("%").rstrip())
+
+
+def _number(parse: Callable[[str], T | None], fits: Callable[[T], bool], wanted: str) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        number = parse(text)
+        if number is None or not fits(number):
+            raise argparse.ArgumentTypeError(f"{text!r}: give {wanted}")
+        return number
+
+    return read
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Progress of long work on stderr, by rich: a bar on a terminal; nothing where lines stay, as in a log."""
+"""Long work: its progress on stderr, by rich (a bar on a terminal), and a pause of the garbage collector."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -57,3 +58,19 @@ def note_after(note: str, seconds: float = 2.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Keeps the cyclic garbage collector from starting by itself.
+
+    A collection in a sample would lengthen it. While many objects without cycles are made, collections examine all of
+    them again and again, which takes as long as the work itself.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

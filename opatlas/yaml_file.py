@@ -1,4 +1,4 @@
-"""Reads YAML that people edit, within limits of nesting and size."""
+"""Reads YAML that people edit, within limits of size."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from opatlas.files import read_safely
 
 T = TypeVar("T")
 
-#: The deepest nesting of lists and mappings; no file of OpAtlas has ten levels.
-_MOST_LEVELS = 50
 #: The largest number of words, lists and mappings, counted at each use of an anchor.
 _MOST_NODES = 100_000
 #: A larger file is another file.
@@ -26,29 +24,24 @@ class YamlError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses deep nesting, and anchors that a few lines expand to millions of values."""
+    """Refuses anchors that a few lines expand to millions of values."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._level = 0
-        self._nodes: dict[int, int] = {}
+        self._sizes: dict[yaml.Node, int] = {}
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        mark = event.start_mark
-        self._level += 1
-        if self._level > _MOST_LEVELS:
-            raise yaml.composer.ComposerError(None, None, f"nested more than {_MOST_LEVELS} levels deep", mark)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._level -= 1
-        if not isinstance(event, yaml.AliasEvent):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not is_alias:
             inner = node.value if isinstance(node, yaml.CollectionNode) else ()
             parts = [part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,))]
-            self._nodes[id(node)] = 1 + sum(self._nodes[id(part)] for part in parts)
-        elif id(node) not in self._nodes:
-            raise yaml.composer.ComposerError(None, None, "a list or mapping that holds itself", mark)
-        if self._nodes[id(node)] > _MOST_NODES:
-            raise yaml.composer.ComposerError(None, None, f"more than {_MOST_NODES:,} words", mark)
+            self._sizes[node] = 1 + sum(self._sizes[part] for part in parts)
+        # What holds itself has no size yet.
+        if self._sizes.get(node, _MOST_NODES + 1) > _MOST_NODES:
+            problem = f"more than {_MOST_NODES:,} words, or a list or mapping that holds itself"
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
         return node
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opatlas.arrays import Floats
 from opatlas.data.comparable import Staleness, StoredDuration
 from opatlas.row.columns import (
     BASE,
@@ -32,6 +31,7 @@ from opatlas.row.columns import (
     SUITE,
     TASK,
 )
+from opatlas.row.quality import Floats
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable

@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 from _pytest.mark.expression import Expression  # -k selects rows before they are collected, by pytest's own rules
 
-from opatlas.arrays import Floats
 from opatlas.data.comparable import Staleness
 from opatlas.data.manifest import run_id_time
 from opatlas.errors import CellError
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT, QUALITY, RUN_ID
+from opatlas.row.quality import Floats
 from opatlas.row.slots import Slot, dtype_name, format_name, known_dtype
 from opatlas.row.status import Status, UpdateMode
 from opatlas.row.table import Row, RowTable

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from opatlas.capture.profile_samples import Profile, fits, read_profile
-from opatlas.capture.time_shares import captured_time_us
 from opatlas.data import journal
 from opatlas.data.comparable import PresentSetup, StaleRuns
 from opatlas.data.csv_files import release_memory
@@ -376,7 +375,7 @@ def make_plan(
             table = CaseTable(read, in_file, target, suffix, label=name)
             _choose(table, None if rows is None else [signature(name, row) for row in rows], chosen, stale_runs)
             others = read if captures is None else captures.read_or_empty(name)
-            table.captured_time_us = None if chosen.ops else captured_time_us(others)
+            table.captured_time_us = None if chosen.ops else others.captured_time_us
             table.captured = (read if captures is None else read.with_captured(others)).captured.us
             table.table = read.without_derived()
             plan.tables[table.key] = table

@@ -7,18 +7,17 @@ as it is: microbench columns, theory rows, unknown columns, the order of rows an
 from __future__ import annotations
 
 import math
-import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from opatlas.capture.cases import Case, Cases, SampleLine
-from opatlas.capture.launches import SOURCE_PROFILE, source_cell
-from opatlas.counts import add_counts
+from opatlas.capture.cases import Case, Cases, SampleLine, add_counts
+from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, source_cell, time_shares
 from opatlas.data.cells import positions_by_key
-from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError
@@ -113,9 +112,8 @@ class CsvChanges:
     problems: list[str] = field(default_factory=list)
 
 
-def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
-    """Writes `reports/ingest_{time}.csv` and returns its path. Raises OpAtlasError."""
-    path = database.new_report_path("ingest", time.time())
+def write_report(database: Database, changes: Sequence[DurationChange]) -> Path | None:
+    """Writes `reports/ingest_{time}.csv`, the largest change first; returns its path. Raises OpAtlasError."""
     values = [f"{when} {column}" for column in REPORTED_COLUMNS for when in ("Old", "New")]
     rows = [
         (
@@ -125,8 +123,7 @@ def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
         )
         for change in sorted(changes, key=lambda change: change.distance, reverse=True)
     ]
-    write_rows(path, ("Kernel Type", *IDENTIFYING_COLUMNS, *values, "Ratio (new/old)"), rows)
-    return path
+    return database.write_report("ingest", ("Kernel Type", *IDENTIFYING_COLUMNS, *values, "Ratio (new/old)"), rows)
 
 
 def apply_cases(database: Database, cases: Mapping[str, Cases], known: Collection[str]) -> CsvChanges:
@@ -362,3 +359,14 @@ def _profiling_cells(case: Case, modes: Modes | None) -> dict[str, str]:
 
 #: Cached, because many counters have the same value, such as 0 for an unused part of a core.
 _counter_cell = lru_cache(maxsize=4096)(number_cell)
+
+
+def rows_without_replay(database: Database, replayed: Collection[str]) -> tuple[int, list[TimeShare]]:
+    """Returns the number of rows of a database, and the kernel types without a replay. Skips unreadable files."""
+    rows: Counter[str] = Counter()
+    time_us: dict[str, float | None] = {}
+    for kernel_type in database.kernel_types():
+        with suppress(OpAtlasError):
+            table = database.read(kernel_type)
+            rows[kernel_type], time_us[kernel_type] = len(table), table.captured_time_us
+    return rows.total(), time_shares({name: n for name, n in rows.items() if name not in replayed}, time_us)

@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from opatlas.capture.capture_reader import Capture, read_capture_header
-from opatlas.capture.launches import CaptureLaunches, CasePart, LaunchCounts
-from opatlas.counts import add_counts
+from opatlas.capture.capture_discovery import kind_of_capture
+from opatlas.capture.launches import CasePart, LaunchCounts
 from opatlas.data.csv_files import write_atomically
 from opatlas.data.ingests import RESTORE, Ingest, IngestManifest, packed_lines
 from opatlas.errors import OpAtlasError, TableError
@@ -37,12 +36,22 @@ from opatlas.row.quality import LONGEST_US, Summary, summarize
 from opatlas.row.signature import signature
 from opatlas.typed_json import DecodeError, decode
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Counts = TypeVar("Counts", bound="DataclassInstance")
 #: Durations compress badly: a higher level takes three times as long and saves a tenth of the size.
 _COMPRESSION = 3
 _Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
 _Count = Annotated[int, Meta(ge=0)]
 #: Kernel type and signature.
 CaseKey = tuple[str, str]
+
+
+def add_counts(total: Counts, part: Counts) -> None:
+    """Adds the fields of `part` (numbers, lists, Counters) to those of `total`."""
+    for each in fields(total):
+        setattr(total, each.name, getattr(total, each.name) + getattr(part, each.name))
 
 
 @dataclass(frozen=True)
@@ -226,11 +235,9 @@ class Aggregate:
         Raises:
             TableError: the file cannot be read; nothing of it was added.
         """
-        launches = CaptureLaunches(Capture(path, read_capture_header(path)), self._root, on_block)
-        if not launches.account.rows:
-            raise TableError(path, "a header without rows", "Take the capture again, or leave the file out")
-        self.files[path] = launches.account
-        add_counts(self.account, launches.account)
+        launches = kind_of_capture(path).read(path, self._root or path, on_block)
+        self.files[path] = launches.counts
+        add_counts(self.account, launches.counts)
         self.problems += launches.problems
         for kernel_type, text, part in launches.accepted():
             self._cases.setdefault(kernel_type, {}).setdefault(text, []).append(part)

@@ -52,7 +52,7 @@ def check(
 
 def _parts(found: CheckResults) -> Iterator[Part]:
     database = found.database
-    about = {"kernel types": len(database.tables), "rows": database.rows, "device": database.device or None}
+    about = {"kernel types": len(database.tables), "rows": database.rows, "device": database.device}
     yield Fields(about, str(database.path))
     tallies = [tally for tally in found.tallies.values() if tally.cases or tally.skipped]
     rows = [
@@ -63,13 +63,13 @@ def _parts(found: CheckResults) -> Iterator[Part]:
             len(tally.known) or None,
             tally.check.about,
             tally.check.remedy if tally.new else None,
-            tally.skipped or None,
+            tally.skipped,
         )
         for tally in tallies
     ]
     columns = ("check", "cases", "findings", "known", "looks for", "remedy", "not run, since")
     if rows:
-        yield Table(columns, rows, "checks").without_empty_columns()
+        yield Table(columns, rows, "checks")
     yield from _known(found)
     most = None if found.show_all else _SHOWN
     findings = [

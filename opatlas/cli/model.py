@@ -99,9 +99,9 @@ def model(
         return Result(list(_cost_parts(cost)), json=_cost_json(cost))
     started_at = time.time()
     opened = open_database(place)
-    step = Step(model, tp, ep, batch, context, phase, dtype)
+    step = Step(model, batch, context, tp, ep, phase, dtype)
     with progress(f"{name}, calls", None) as advance:
-        found = opened.next_rows(next, steps=[step], tell=lambda _: advance(1))
+        found = opened.next_rows(next, [step], lambda _: advance(1))
     added = 0 if dry_run or not found.rows else _add(Database(opened.path), found, step, started_at)
     return Result(list(_next_parts(opened, found, added)), json=_next_json(found))
 
@@ -138,7 +138,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
     yield Fields(
         {
-            "unlike the model": "; ".join(cost.differs) or None,
+            "unlike the model": "; ".join(cost.differs),
             **{field: _shares(cost, field) for field in fields},
             "compositions": _share(cost.composition_us, cost),
             "may be compositions": _share(cost.untold_us, cost),
@@ -177,10 +177,10 @@ def _share(us: float, cost: ModelCost) -> str | None:
     return percent(us / cost.us) if us else None
 
 
-def _shares(cost: ModelCost, field: PartField) -> str | None:
+def _shares(cost: ModelCost, field: PartField) -> str:
     """Returns the values of a field of the parts: one alone, several with their shares of the sum."""
     shares = {value or "unknown": percent(us / cost.us) for value, us in cost.us_by(field).items()}
-    return ", ".join(shares if len(shares) == 1 else (f"{value} {share}" for value, share in shares.items())) or None
+    return ", ".join(shares if len(shares) == 1 else (f"{value} {share}" for value, share in shares.items()))
 
 
 def _next_json(found: NextRows) -> dict[str, object]:

@@ -73,9 +73,9 @@ def _page(found: Overview) -> Iterator[Part]:
             "device": found.folder or found.device or "not known",
             "replayed on": _counts(found.devices, "runs"),
             "captured on": _counts(found.captured_on, "ingests"),
-            "not answered from": ", ".join(_others(found)) or None,
-            "shipped": found.shipped or None,
-            "compared with": ", ".join(found.implementations) or None,
+            "not answered from": ", ".join(_others(found)),
+            "shipped": found.shipped,
+            "compared with": ", ".join(found.implementations),
             "newest run": _day(found),
             "noise": percent(median(noise)) if noise else None,
         },
@@ -126,8 +126,8 @@ def _list(found: Sequence[Overview]) -> Table:
     )
 
 
-def _counts(counts: Mapping[str, int], unit: str) -> str | None:
-    return ", ".join(f"{name} ({count:,} {unit})" for name, count in counts.items()) or None
+def _counts(counts: Mapping[str, int], unit: str) -> str:
+    return ", ".join(f"{name} ({count:,} {unit})" for name, count in counts.items())
 
 
 def _day(found: Overview) -> str | None:

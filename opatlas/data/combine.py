@@ -26,8 +26,7 @@ from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.restore import cleared, edited_in
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import expect_folder, read_safely
-from opatlas.gc_pause import gc_paused
-from opatlas.progress import track
+from opatlas.progress import gc_paused, track
 from opatlas.row.columns import RUN_ID, STATUS_RUN_ID
 from opatlas.row.table import RowTable
 

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from opatlas.data.candidates import Candidate, CellGroup, candidates_of_rows, group_of
 from opatlas.data.cells import positions_by_key
-from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.row.columns import (
@@ -268,23 +267,14 @@ _HEADER = (
 )
 
 
-def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float) -> Path | None:
-    """Writes the list of conflicts to `reports/`; returns its path, or None without conflicts.
-
-    Raises:
-        OpAtlasError: the file cannot be written.
-    """
-    if not conflicts:
-        return None
-    path = database.new_report_path("combine_conflicts", at)
-    write_rows(path, _HEADER, map(_cells, conflicts))
-    return path
-
-
-def _cells(conflict: Conflict) -> tuple[str, ...]:
-    ratio = conflict.ratio
-    return (
-        *(conflict.kernel_type, conflict.signature, conflict.input_shapes, conflict.what),
-        *(conflict.kept, conflict.kept_run, conflict.dropped, conflict.dropped_run),
-        *("" if ratio is None else f"{ratio:.4f}", conflict.source),
+def write_conflicts(database: Database, conflicts: Iterable[Conflict]) -> Path | None:
+    """Writes the list of conflicts to `reports/`; returns its path, or None without conflicts. Raises OpAtlasError."""
+    rows = (
+        (
+            *(each.kernel_type, each.signature, each.input_shapes, each.what),
+            *(each.kept, each.kept_run, each.dropped, each.dropped_run),
+            *("" if each.ratio is None else f"{each.ratio:.4f}", each.source),
+        )
+        for each in conflicts
     )
+    return database.write_report("combine_conflicts", _HEADER, rows)

@@ -31,7 +31,7 @@ from opatlas.data.csv_files import not_writable, write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, describe_error
 from opatlas.files import open_safely, read_safely, safe_lock
-from opatlas.gc_pause import gc_paused
+from opatlas.progress import gc_paused
 from opatlas.row.record import Record
 from opatlas.row.status import UpdateMode
 from opatlas.text import pluralize, shortened

@@ -30,7 +30,7 @@ from opatlas.data.journal import JournalContents, JournalHeader
 from opatlas.data.manifest import INGEST_PREFIX, KNOWN_TIME, Manifest, RunOrder, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely
-from opatlas.gc_pause import gc_paused
+from opatlas.progress import gc_paused
 from opatlas.row.columns import RUN_ID
 from opatlas.row.communication import row_kind
 from opatlas.row.quality import typical_mean

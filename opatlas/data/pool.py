@@ -7,7 +7,7 @@ are pooled.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -16,14 +16,12 @@ from opatlas.data import log
 from opatlas.data.candidates import RunCells, candidates_of_records
 from opatlas.data.cells import microseconds
 from opatlas.data.combine_table import Conflict
-from opatlas.data.csv_files import write_rows
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
-from opatlas.gc_pause import gc_paused
-from opatlas.progress import track
+from opatlas.progress import gc_paused, track
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
@@ -320,22 +318,20 @@ def pooled_cells(row: PooledRow) -> dict[str, str]:
     }
 
 
-def write_disagreements(database: Database, pooled: Sequence[PooledRow], at: float) -> Path | None:
+def write_disagreements(database: Database, pooled: Iterable[PooledRow]) -> Path | None:
     """Writes the rows whose machines disagree to `reports/`, the worst first; returns the path, or None without any.
 
     Raises:
         OpAtlasError: the file cannot be written.
     """
-    rows = disagreeing(pooled)
-    if not rows:
-        return None
-    path = database.new_report_path("pool_disagreements", at)
-    cells = ((row.kernel_type, row.input_shapes, *pooled_cells(row).values(), row.representative) for row in rows)
-    write_rows(path, ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID), cells)
-    return path
+    rows = (
+        (row.kernel_type, row.input_shapes, *pooled_cells(row).values(), row.representative)
+        for row in disagreeing(pooled)
+    )
+    return database.write_report("pool_disagreements", ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID), rows)
 
 
-def disagreeing(pooled: Sequence[PooledRow]) -> list[PooledRow]:
+def disagreeing(pooled: Iterable[PooledRow]) -> list[PooledRow]:
     """Returns the rows whose machines differ by more than SPREAD_LIMIT, the worst first."""
     found = [row for row in pooled if row.spread is not None and row.spread > SPREAD_LIMIT]
     return sorted(found, key=lambda row: -(row.spread or 0))

@@ -19,7 +19,7 @@ from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import RunOrder, read_manifests
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.gc_pause import gc_paused
+from opatlas.progress import gc_paused
 from opatlas.row.columns import POOLED, RUN_ID, STATUS_RUN_ID
 from opatlas.row.record import RowName
 from opatlas.row.signature import RowChoice

@@ -19,7 +19,7 @@ from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents, JournalHeader, first_of, free_name
 from opatlas.data.log import Log, run_order
 from opatlas.errors import OpAtlasError, describe_error
-from opatlas.gc_pause import gc_paused
+from opatlas.progress import gc_paused
 from opatlas.row.columns import STATUS_REASON
 from opatlas.row.record import Record, RowName
 from opatlas.row.status import Status, UpdateMode

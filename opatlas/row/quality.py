@@ -17,10 +17,15 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from opatlas.arrays import Floats, Mask
 from opatlas.formats import duration, percent
 from opatlas.text import parse_real
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+#: Positions of rows in a table.
+Positions = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)

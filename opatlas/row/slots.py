@@ -112,7 +112,8 @@ _WITHOUT_SCALARS = frozenset(
         *("KvRmsNormRopeCache", "LightningIndexer", "LightningIndexerVllm", "MlaProlog", "MlaPrologV2", "MlaPrologV3"),
         *("PromptFlashAttention", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "ScaledMaskedSoftmaxV2"),
         *("SparseFlashAttention", "ApplyTopKTopPCustom"),
-        *("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DV2", "GroupedMatmul"),
+        *("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv2DV2", "DepthwiseConv2D"),
+        "GroupedMatmul",
         *("GroupedMatmulFinalizeRouting", "GroupedMatmulSwigluQuant", "GroupedMatmulSwigluQuantV2", "MatMul"),
         *("MatMulCommon", "MatMulV2", "MatMulV3", "QuantBatchMatmulV3", "QuantBatchMatmulV4", "TransposeBatchMatMul"),
         "WeightQuantBatchMatmulV2",
@@ -239,7 +240,7 @@ def parse_slots(
     """
     slots = []
     for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats, optional)):
-        dimensions = _dimensions(shape, columns[0], shapes)
+        dimensions = parse_shape(shape, columns[0], shapes)
         if dimensions and not dtype:
             raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
         slots.append(Slot(dimensions, dtype, form))
@@ -256,7 +257,8 @@ def row_slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[tuple[Slot, .
     return read(INPUT_SLOTS, optional_inputs(kernel_type)), read(OUTPUT_SLOTS, optional_outputs(kernel_type))
 
 
-def _dimensions(shape: str, column: str, cell: str) -> tuple[int, ...]:
+def parse_shape(shape: str, column: str, cell: str) -> tuple[int, ...]:
+    """Returns the dimensions of one slot of a cell of shapes. Raises CellError."""
     sizes = []
     for text in shape.split(",") if shape else ():
         size = parse_whole(text)

@@ -6,6 +6,7 @@ this one imports, and nowhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from opatlas.arrays import Floats
 from opatlas.row.columns import (
     AVERAGE,
     BASE,
@@ -50,7 +50,7 @@ from opatlas.row.columns import (
     is_profiling_column,
 )
 from opatlas.row.communication import RowKind, is_communication, row_kind
-from opatlas.row.quality import Duration, Durations, Quality, Source, is_composition, valid_duration
+from opatlas.row.quality import Duration, Durations, Floats, Quality, Source, is_composition, valid_duration
 from opatlas.row.roofline import row_sizes
 from opatlas.row.signature import make_case_id, signatures_of
 from opatlas.row.slots import SHAPES_OF, Slot, normal_words, row_slots, strip_quotes
@@ -232,6 +232,13 @@ class RowTable:
             self._nothing,
             self._nothing,
         )
+
+    @property
+    def captured_time_us(self) -> float | None:
+        """The device time of all captured launches; None if a captured duration lacks the number of its launches."""
+        captured = self.captured
+        times = (captured.us * captured.samples)[captured.known].tolist()
+        return None if any(map(math.isnan, times)) else sum(times)
 
     @cached_property
     def durations(self) -> Sequence[Durations]:

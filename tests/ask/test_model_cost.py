@@ -214,7 +214,7 @@ def test_parts_that_no_row_has_are_missing_and_in_no_plan(tmp_path: Path) -> Non
         "attention_gate": 2,
     }
     assert found.layers == 8
-    rows = opatlas.open(place).next_rows(1000, models=[str(tmp_path)], batch=[4], context=[512]).rows
+    rows = opatlas.open(place).next_rows(1000, [opatlas.Step(str(tmp_path), batch=4, context=512)]).rows
     assert rows
     assert not {row.kernel_type for row in rows} & {"GatedDeltaRule", "CausalConvolution", "SigmoidMul"}
 

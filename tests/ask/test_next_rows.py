@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import opatlas
-from opatlas.ask.query.next_rows import NextRows, calls_of, steps_of
+from opatlas.ask.query.next_rows import NextRows, Step, calls_of
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.row.signature import signatures
@@ -17,6 +17,7 @@ from opatlas.show.output import USAGE
 from tests.ask.tables import product_rows, write_table
 
 MODEL = "Qwen/Qwen3-32B"
+DECODE = Step(MODEL, batch=16, context=1024)
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 STEP = ("--batch", "16", "--context", "1024")
 WEIGHTS = ((256, 1024), (1024, 256), (1024, 1024), (4096, 1024), (1024, 4096))
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def planned(folder: Path, n: int = 1000) -> NextRows:
-    return opatlas.open(folder).next_rows(n, models=[MODEL], batch=[16], context=[1024], phase=["decode"])
+    return opatlas.open(folder).next_rows(n, [DECODE])
 
 
 def products(found: NextRows) -> list[opatlas.NextRow]:
@@ -41,9 +42,8 @@ def products(found: NextRows) -> list[opatlas.NextRow]:
 
 def test_the_rows_are_those_of_the_step_and_lower_its_error(folder: Path) -> None:
     found = planned(folder)
-    (step,) = steps_of([MODEL], batch=[16], context=[1024], phase=["decode"])
     assert {(row.kernel_type, row.signature) for row in found.rows} == {
-        (call.kernel_type, call.signature()) for call in calls_of(step)
+        (call.kernel_type, call.signature()) for call in calls_of(DECODE)
     }
     gains = [row.gain for row in found.rows]
     assert gains == sorted(gains, reverse=True)

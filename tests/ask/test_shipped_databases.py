@@ -18,7 +18,7 @@ def test_findings_are_known_and_entries_cover_some(folder: Path) -> None:
     database, entries = CheckedDatabase(folder), read_known(folder, CHECKS)
     used = set()
     for check in CHECKS:
-        types = [WHOLE_DATABASE] if check.of_database is not None else database.tables
+        types = [WHOLE_DATABASE] if check.of_database else database.tables
         for kernel_type in types:
             sorted_out = split_findings(check, check.find(database, kernel_type), entries)
             assert check.advisory or not sorted_out.new

@@ -137,8 +137,8 @@ def models(n: npt.NDArray[np.int64], k: npt.NDArray[np.int64]) -> Iterator[Mask]
     (pattern,) = built_in_catalog().kernel("MatMulV2").patterns[:1]
     weights: dict[str, set[tuple[int, int]]] = {}
     for shape in model_shapes(pattern, resolve_targets(())):
-        for origin in shape.origins:
-            weights.setdefault(origin.model, set()).add((shape.values["n"], shape.values["k"]))
+        for model in shape.models:
+            weights.setdefault(model, set()).add((shape.values["n"], shape.values["k"]))
     for of_model in weights.values():
         hidden = np.array([pair in of_model for pair in zip(n.tolist(), k.tolist(), strict=True)])
         if hidden.any() and (~hidden).sum() >= _LEAST_ROWS:
@@ -254,7 +254,7 @@ def planned(folder: Path) -> bool:
     rows = {name: database.answers.stored_rows(name, "torch").by_signature for name in database.kernel_types()}
     tokens = sorted({int(m) for m in database.frame("MatMulV2")["m"].tolist()})
     steps = [
-        Step(name, tp, 1, batch, _CONTEXT, "decode")
+        Step(name, batch, _CONTEXT, tp)
         for name in PLANNED_MODELS
         for tp in resolve_model(name).tp_sizes(TP_SIZES)
         for batch in tokens
@@ -297,7 +297,7 @@ def with_rows(database: opatlas.OpenDatabase, place: Path, chosen: Set[tuple[str
     """Returns a database of some rows of another one."""
     for kernel_type in database.kernel_types():
         rows = database.answers.stored_rows(kernel_type, "torch")
-        kept = [rows.found[i].position for name, i in rows.by_signature.items() if (kernel_type, name) in chosen]
+        kept = [rows.positions[i] for name, i in rows.by_signature.items() if (kernel_type, name) in chosen]
         rows.table.frame.iloc[sorted(kept)].to_csv(place / f"{kernel_type}.csv", index=False)
     return opatlas.open(place, same_machine=True)
 

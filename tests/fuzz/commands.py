@@ -225,7 +225,7 @@ def _checks(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     database = CheckedDatabase(path.parent)
     for check in CHECKS:
-        for kernel_type in [WHOLE_DATABASE] if check.of_database is not None else database.tables:
+        for kernel_type in [WHOLE_DATABASE] if check.of_database else database.tables:
             for finding in split_findings(check, check.find(database, kernel_type), ()).new:
                 expect(not math.isnan(finding.weight), f"{check.name}: a weight that orders nothing")
 

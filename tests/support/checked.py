@@ -92,7 +92,7 @@ def check_named(name: str) -> Check:
 def findings(name: str, database: CheckedDatabase) -> list[Finding]:
     """All findings of a check."""
     check = check_named(name)
-    if check.of_database is not None:
+    if check.of_database:
         return check.find(database, "database")
     return [finding for kernel_type in database.tables for finding in check.find(database, kernel_type)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,10 +19,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from opatlas.capture.cases import Cases, pool_cases
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
-from opatlas.data.ingests import read_ingests
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
@@ -113,23 +111,6 @@ class CheckedDatabase:
             rows.update(run_ids[index].strip() for index in np.flatnonzero(table.replayed.known).tolist())
         return rows
 
-    @cached_property
-    def _pooled(self) -> tuple[Mapping[str, Cases], list[str]]:
-        try:
-            return pool_cases(read_ingests(self.provenance.database)), []
-        except OpAtlasError as error:
-            return {}, [str(error)]
-
-    @property
-    def pooled(self) -> Mapping[str, Cases]:
-        """The captured launches that ingests keep, by kernel type; empty if they cannot be read."""
-        return self._pooled[0]
-
-    @property
-    def problems(self) -> Sequence[str]:
-        """A sentence for each file in `runs/` that cannot be read. Raises OpAtlasError as `Provenance.problems`."""
-        return list(dict.fromkeys([*self.provenance.problems, *self._pooled[1]]))
-
     @property
     def device(self) -> str:
         """The device of the rows; "" if it is unknown, or there are several."""
@@ -146,31 +127,34 @@ class Check:
     """One data test: of the rows of each kernel type, or of the whole database.
 
     Attributes:
-        name: the name in test ids, in known_findings.yaml and in JSON.
-        about: what the findings are: "rows far above both neighbours".
+        function: finds rows or runs, by the database and the table of a kernel type, or by the database alone. Its
+            name is that of the check, and its first line says what it finds.
         remedy: what a user can do about a finding.
-        of_table: finds rows of a kernel type; None for a check of the whole database.
-        of_database: finds rows or runs of the whole database; None for a check of each kernel type.
+        of_database: whether it looks at the whole database at once.
         advisory: whether findings fail only with --strict.
         why_skipped: says why the check does not apply to a database; "" if it applies.
     """
 
-    name: str
-    about: str
+    function: Callable[..., Iterable[Finding]]
     remedy: str
-    of_table: Callable[[CheckedDatabase, RowTable], Iterable[Finding]] | None = None
-    of_database: Callable[[CheckedDatabase], Iterable[Finding]] | None = None
+    of_database: bool = False
     advisory: bool = False
     why_skipped: Callable[[CheckedDatabase], str] = lambda database: ""
 
+    @property
+    def name(self) -> str:
+        """The name in test ids, in known_findings.yaml and in JSON: `below-roofline`."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def about(self) -> str:
+        """What the findings are: "rows that take clearly longer than both neighbours in M"."""
+        return (self.function.__doc__ or "").partition("\n")[0].removeprefix("Finds ").rstrip(".")
+
     def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
         """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
-        if self.of_table is not None:
-            found = self.of_table(database, database.tables[kernel_type])
-        else:
-            assert self.of_database is not None
-            found = self.of_database(database)
-        return sorted(found, key=lambda each: -each.weight)
+        subjects = (database,) if self.of_database else (database, database.tables[kernel_type])
+        return sorted(self.function(*subjects), key=lambda each: -each.weight)
 
 
 class KnownFinding(msgspec.Struct, forbid_unknown_fields=True):
@@ -299,7 +283,7 @@ class CheckResults:
 
     def kernel_types_of(self, check: Check) -> Sequence[str]:
         """Returns the names of a check's cases."""
-        of_whole = check.of_database is not None or check.why_skipped(self.database)
+        of_whole = check.of_database or check.why_skipped(self.database)
         return [WHOLE_DATABASE] if of_whole else list(self.database.tables)
 
     def why_skipped(self, check: Check) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from opatlas import formats
-from opatlas.arrays import Floats
 from opatlas.ask.checks.check import CheckedDatabase, Finding, finding
 from opatlas.row.columns import (
     BASE,
@@ -23,12 +22,13 @@ from opatlas.row.columns import (
     MESSAGE_BYTES,
     NUM_DEVICES,
     OUTPUT_SLOTS,
+    PROFILING_POPULATIONS,
     QUALITY_REASON,
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Quality, judge, relative_noise
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Floats, Quality, judge
 from opatlas.row.roofline import PRODUCTS, bound_us, row_work
 from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
@@ -112,11 +112,16 @@ def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:
 _COLD = "cold"
 
 
-def too_short(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds durations that are shorter than the peaks of the device allow (opatlas/row/roofline.py).
+def without_peak(database: CheckedDatabase) -> str:
+    """Returns why no duration can be too short; "" if the peaks are known."""
+    return "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
+
+
+def below_roofline(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds durations that are shorter than the peaks of the device allow.
 
     A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
-    bounds it. opatlas/row/quality.py has the tolerance.
+    bounds it. opatlas/row/roofline.py has the peaks, opatlas/row/quality.py the tolerance.
     """
     peak = database.peak
     if peak is None:
@@ -141,8 +146,8 @@ def too_short(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
 ALLOWED_RATIO = 1.25
 
 
-def not_monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds rows that take clearly longer than a row of the same family with a larger M.
+def monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds rows that take clearly longer than a row with a larger M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the other duration
     plus two standard deviations.
@@ -180,8 +185,8 @@ def spikes(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
             yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
 
 
-def noisy_rows(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds replayed durations whose samples disagree, by the Quality column.
+def noisy(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds replayed durations whose samples do not agree, by the Quality column.
 
     A row without a Quality is noisy if the standard deviation exceeds NOISE_LIMIT of the mean (for a message, of the
     median).
@@ -199,18 +204,15 @@ def noisy_rows(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]
         yield finding(table, index, formats.duration(durations.median_us[index]), reason, np.nan_to_num(share))
 
 
-def bimodal_captures(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds captured signatures whose launches are two populations (Ashman's D of the best split).
+def captures(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds captured signatures whose launches are two populations.
 
     Two populations are two cases that the columns do not tell apart, for example two sets of sequence lengths: their
     median and mean describe neither.
     """
-    pooled = database.pooled.get(table.kernel_type)
-    if pooled is None:
-        return
-    for case in pooled:
-        index = table.by_signature.get(case.signature)
-        verdict = judge(case.durations_us)
-        if index is not None and verdict.quality is Quality.BIMODAL:
-            value = formats.duration(case.durations.median_us)
-            yield finding(table, index, value, verdict.reason, relative_noise(case.durations_us) or 0.0)
+    durations = table.captured
+    populations = table.cells(PROFILING_POPULATIONS)
+    for index in np.flatnonzero(durations.known).tolist():
+        if durations.quality[index] is Quality.BIMODAL:
+            value, share = formats.duration(durations.median_us[index]), np.nan_to_num(durations.noise[index])
+            yield finding(table, index, value, f"two modes: {populations[index].strip()}", share)

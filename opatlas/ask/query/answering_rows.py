@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from opatlas.arrays import Floats, Mask, Positions
 from opatlas.ask.query.question import FORM, Question, machine_floor, measured_half_widths
 from opatlas.data.origin import Provenance, are_one_device, joined
 from opatlas.errors import OpAtlasError
@@ -28,7 +27,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
 )
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import Durations, Source
+from opatlas.row.quality import Duration, Floats, Mask, Positions, Source
 from opatlas.row.signature import signatures
 from opatlas.row.slots import SHAPES_OF, normal_words
 from opatlas.row.status import Status
@@ -54,71 +53,42 @@ class RowDuration(NamedTuple):
     """A duration of a row, and whether it answers.
 
     Attributes:
-        table, position: the row.
-        durations: the durations of its source.
         device: the device that it was measured on; "" if unknown.
         composed: whether it is that of a composition of torch operators in place of the one kernel of an NPU; None if
             the row does not say.
         left_out: why it does not answer; "" if it does.
     """
 
-    table: RowTable
-    position: int
-    durations: Durations
+    row: Row
+    duration: Duration
     device: str
     composed: bool | None
     left_out: str
 
     @property
-    def row(self) -> Row:
-        """The row."""
-        return self.table.row(self.position)
-
-    @property
     def is_captured(self) -> bool:
         """Whether it is that of a capture, and not of a replay."""
-        return self.durations.source is Source.CAPTURED
-
-    @property
-    def us(self) -> float:
-        """The duration in microseconds."""
-        return float(self.durations.us[self.position])
-
-    @property
-    def source(self) -> str:
-        """ "replayed" or "captured"."""
-        return self.durations.source.value
-
-    @property
-    def quality(self) -> str:
-        """The quality of the samples, in a word; "" if unknown."""
-        return str(self.durations.quality[self.position] or "")
+        return self.duration.source is Source.CAPTURED
 
     @property
     def run_id(self) -> str:
         """The run that measured it; "" for a captured one."""
-        return "" if self.is_captured else self.durations.run_id[self.position]
-
-    @property
-    def cache(self) -> str:
-        """The cache state; "" for a captured one."""
-        return self.durations.cache[self.position]
+        return "" if self.is_captured else self.duration.run_id
 
     @property
     def instrument(self) -> str:
         """The instrument; CAPTURED for a captured one."""
-        return CAPTURED if self.is_captured else self.durations.instrument[self.position]
+        return CAPTURED if self.is_captured else self.duration.instrument
 
     @property
     def machines(self) -> tuple[int | None, float | None]:
         """The number of machines that measured the row, and their spread as a share; None if the row does not say."""
-        return (None, None) if self.is_captured else self.table.machines[self.position]
+        return (None, None) if self.is_captured else self.row.table.machines[self.row.position]
 
     @property
     def lost(self) -> Status | None:
         """The status of the last run of the row if that did not measure this duration; else None."""
-        status = self.table.statuses[self.position]
-        return None if self.is_captured or status is Status.MEASURED else status
+        return None if self.is_captured or self.row.status is Status.MEASURED else self.row.status
 
 
 class AnsweringRows:
@@ -174,12 +144,17 @@ class AnsweringRows:
 
     def words_at(self, place: int, column: str) -> tuple[str, ...]:
         """Returns the words of a cell of one row, which takes less time than those of a column."""
-        position = self.found[place].position
+        position = self.positions[place]
         cells = {name: self.table.cells(name)[position] for name in (column, SHAPES_OF.get(column, column))}
         return normal_words(self.kernel_type, column, cells)
 
     def _of_rows(self, values: Sequence[Any]) -> list[Any]:
-        return [values[position] for position in self._places[1].tolist()]
+        return [values[position] for position in self.positions]
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """The position of each row in the table."""
+        return [each.row.position for each in self.found]
 
     @cached_property
     def signatures(self) -> list[str]:
@@ -197,35 +172,23 @@ class AnsweringRows:
         return self.numbers("us")
 
     def numbers(self, name: str) -> Floats:
-        """Returns a column of numbers of `Durations`, such as std_us, for the duration of each row."""
-        columns = np.array([getattr(durations, name) for durations in self.table.durations], dtype=np.float64)
-        return columns[self._places]
-
-    @cached_property
-    def _places(self) -> tuple[Positions, Positions]:
-        """The number of the source of each row's duration, and the row's position."""
-        numbers = {id(durations): number for number, durations in enumerate(self.table.durations)}
-        sources = [numbers[id(each.durations)] for each in self.found]
-        return np.array(sources, np.intp), np.array([each.position for each in self.found], np.intp)
+        """Returns a number of the `Duration` of each row, such as std_us."""
+        return np.array([getattr(each.duration, name) for each in self.found], dtype=np.float64)
 
     @cached_property
     def noisy(self) -> Mask:
         """Whether the samples of each row are noisy, drifting, bimodal or throttled."""
         return self.numbers("noisy") > 0
 
-    def _each(self, name: str) -> list[Any]:
-        """Returns an attribute of each `RowDuration`."""
-        return [getattr(each, name) for each in self.found]
-
-    @property
-    def captured(self) -> list[bool]:
+    @cached_property
+    def captured(self) -> Mask:
         """Whether each duration is that of a capture, and not of a replay."""
-        return self._each("is_captured")
+        return np.array([each.is_captured for each in self.found], dtype=bool)
 
     @property
     def devices(self) -> list[str]:
         """The device of each duration; "" if unknown."""
-        return self._each("device")
+        return [each.device for each in self.found]
 
     @cached_property
     def common(self) -> Mapping[str, Any]:
@@ -235,7 +198,10 @@ class AnsweringRows:
         """
         composed = {each.composed for each in self.found}
         return {
-            **{name: joined(self._each(name)) for name in ("device", "cache", "instrument", "source")},
+            "device": joined(self.devices),
+            "cache": joined(each.duration.cache for each in self.found),
+            "instrument": joined(each.instrument for each in self.found),
+            "source": joined(each.duration.source.value for each in self.found),
             "composed": True if True in composed else None if None in composed else False,
         }
 
@@ -244,13 +210,20 @@ class AnsweringRows:
         """What is known of the duration of each row, as columns."""
         import pandas as pd
 
+        medians = (durations.middle_us[self.positions] for durations in (self.table.captured, self.table.replayed))
         columns: dict[str, Any] = {
             "duration_us": self.duration_us,
-            **{name: self.numbers(column) for name, column in _NUMBERS.items()},
-            **{name: self._each(name) for name in ("quality", "composed")},
+            "median_us": np.where(self.captured, *medians),
+            **{name: self.numbers(name) for name in ("std_us", "samples")},
+            "quality": [str(each.duration.quality or "") for each in self.found],
+            "composed": [each.composed for each in self.found],
             "machines": [each.machines[0] for each in self.found],
             "machine_spread": [each.machines[1] for each in self.found],
-            **{name: self._each(name) for name in ("device", "source", "cache", "instrument", "run_id")},
+            "device": self.devices,
+            "source": [each.duration.source.value for each in self.found],
+            "cache": [each.duration.cache for each in self.found],
+            "instrument": [each.instrument for each in self.found],
+            "run_id": [each.run_id for each in self.found],
             "implementation": self.label,
         }
         table: pd.DataFrame = pd.DataFrame(columns)
@@ -360,34 +333,26 @@ class AnsweringRows:
         return {}
 
 
-#: The columns of numbers in `AnsweringRows.facts`, and their names in `Durations`.
-_NUMBERS = {"median_us": "middle_us", "std_us": "std_us", "samples": "samples"}
-
-
 def _judged(
     table: RowTable, devices: Provenance, answering: str, compositions: bool
 ) -> Iterator[Sequence[RowDuration]]:
     """Yields the durations of each row: that of the replay, then the captured one."""
     replayed_on, captured_on = cache(devices.replayed), cache(lambda run_ids: joined(devices.captured(run_ids)))
-    kernels = table.cells(MICROBENCH_DEVICE_KERNELS)
-    sources = [(each, each.known.tolist(), each.source is Source.CAPTURED) for each in table.durations]
-    for position, status in enumerate(table.statuses):
+    for row in table:
         found = []
-        for durations, known, is_captured in sources:
-            if not known[position]:
-                continue
-            run_id, composed = durations.run_id[position], durations.composed[position]
-            device = (captured_on if is_captured else replayed_on)(run_id)
+        for duration in filter(None, (durations[row.position] for durations in table.durations)):
+            is_captured, composed = duration.source is Source.CAPTURED, duration.composed
+            device = (captured_on if is_captured else replayed_on)(duration.run_id)
             if composed is None and not is_captured:
-                composed = _composition_of(table.kernel_type, durations.instrument[position], kernels[position])
+                composed = _composition_of(row.kernel_type, duration.instrument, row.cell(MICROBENCH_DEVICE_KERNELS))
             left_out = ""
             if not are_one_device(device, answering):
                 left_out = f"its duration is of {device}"
-            elif status in _WRONG and not is_captured:
-                left_out = f"its last run ended with status {status}"
+            elif row.status in _WRONG and not is_captured:
+                left_out = f"its last run ended with status {row.status}"
             elif composed and not compositions:
                 left_out = "its duration is that of a composition of torch operators"
-            found.append(RowDuration(table, position, durations, device, composed, left_out))
+            found.append(RowDuration(row, duration, device, composed, left_out))
         yield found
 
 
@@ -398,7 +363,7 @@ def _composition_of(kernel_type: str, instrument: str, device_kernels: str) -> b
     says so only if one device kernel ran, or if the kernel type is that of an operator of torch.
     """
     instrument = instrument.strip()
-    if not instrument or device_kernels.strip() == "1" or is_communication(kernel_type):
+    if not instrument or device_kernels == "1" or is_communication(kernel_type):
         return False
     return False if instrument in _native_instruments() or _is_operator_of_torch(kernel_type) else None
 

@@ -299,47 +299,21 @@ class OpenDatabase:
             differs=facts.differences(dtype),
         )
 
-    def next_rows(
-        self,
-        n: int,
-        *,
-        models: Sequence[str] = (),
-        tp: Sequence[int] = (1,),
-        ep: Sequence[int] = (1,),
-        batch: Sequence[int] = (),
-        context: Sequence[int] = (),
-        phase: Sequence[Phase] = ("decode", "prefill"),
-        dtype: str = "",
-        steps: Sequence[Step] = (),
-        tell: Callable[[str], None] = lambda kernel_type: None,
-    ) -> NextRows:
+    def next_rows(self, n: int, steps: Sequence[Step], tell: Callable[[str], object] = str) -> NextRows:
         """Returns the rows whose measurement lowers the error of steps of models most (`opatlas.ask.query.next_rows`).
 
         Args:
             n: the most rows.
-            models: default: the built-in models.
-            tp, ep, batch, context, phase, dtype: the steps, as for `model`; each of these with each. A prefill has
-                one sequence. Default of `batch`: 1, 4, 16, 64, 256; of `context`: 1024, 4096.
-            steps: in place of all these, steps that differ in more.
-            tell: called with the kernel type of each row before it is predicted, which may fit a model.
+            tell: gets the kernel type of each row before it is predicted, which may fit a model.
 
         Raises:
             OpAtlasError: a model is unknown or cannot be divided so, or a table cannot be read.
         """
         from opatlas.ask.query import next_rows
 
-        steps = steps or next_rows.steps_of(
-            models,
-            tp=tp,
-            ep=ep,
-            batch=batch or next_rows.BATCHES,
-            context=context or next_rows.CONTEXTS,
-            phase=phase,
-            dtype=dtype,
-        )
         # The durations of another machine do not matter.
-        answering = ImplementationAnswers(self.path, same_machine=True, compositions=self.answers.compositions)
-        found = next_rows.next_rows(answering, n, [next_rows.calls_of(step) for step in steps], tell)
+        answers = ImplementationAnswers(self.path, same_machine=True, compositions=self.answers.compositions)
+        found = next_rows.next_rows(answers, n, list(map(next_rows.calls_of, steps)), tell)
         return replace(found, differs=next_rows.differences(steps))
 
     def query_many(

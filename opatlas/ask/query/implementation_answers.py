@@ -203,25 +203,25 @@ class ImplementationAnswers:
 
     def _of_row(self, rows: AnsweringRows, stored: RowDuration) -> QueryResult:
         """Returns a duration of a row as an answer."""
-        durations, i = stored.durations, stored.position
+        duration = stored.duration
         is_own = are_one_device(stored.device, self.device)
         floor = SAME_MACHINE_FLOOR if self.same_machine else machine_floor(*stored.machines)
-        half = measured_half_widths(durations.std_us[i], durations.samples[i], stored.us, floor, durations.noisy[i])
-        low, high = interval_of(stored.us, half)
+        half = measured_half_widths(duration.std_us, duration.samples, duration.us, floor, duration.noisy)
+        low, high = interval_of(duration.us, half)
         return QueryResult(
-            stored.us,
+            duration.us,
             (float(low), float(high)),
             How.MEASURED,
             rows.kernel_type,
             rows.label if is_own else default_name(device_kind(stored.device)),
-            (UsedRow(stored.row.case_id, stored.run_id, stored.us),),
+            (UsedRow(stored.row.case_id, stored.run_id, duration.us),),
             device=stored.device,
-            cache=stored.cache,
+            cache=duration.cache,
             instrument=stored.instrument,
             machines=stored.machines[0],
-            quality=stored.quality,
+            quality=str(duration.quality or ""),
             composed=stored.composed,
-            source=stored.source,
+            source=duration.source.value,
         )
 
     def answer_frame(self, names: Collection[str], kernel_type: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -352,7 +352,7 @@ def _note(stored: RowDuration) -> str:
     """Returns the note of a stored row: populations of a capture's launches, a failed run, a composition."""
     if stored.lost:
         return f"the last run of the row ended with status {stored.lost}: the duration is of an earlier one"
-    if stored.is_captured and stored.quality:
+    if stored.is_captured and stored.duration.quality:
         # The duration is the average: neither population may have it.
         return f"the capture has {stored.row.cell(PROFILING_POPULATIONS)}: the duration is the average of all"
     return "" if stored.composed is not None else UNKNOWN_COMPOSITION

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.arrays import Floats, Mask, Positions
 from opatlas.ask.query.features import RowFeatures
 from opatlas.ask.query.smoother import (
     Covariance,
@@ -32,6 +31,7 @@ from opatlas.ask.query.smoother import (
     posterior,
     roofline_log_us,
 )
+from opatlas.row.quality import Floats, Mask, Positions
 
 #: Fewer rows fit no model.
 LEAST_ROWS = 8

@@ -16,21 +16,19 @@ from heapq import merge
 
 import numpy as np
 
-from opatlas.arrays import Floats
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.implementation_answers import ImplementationAnswers
 from opatlas.ask.query.model_cost import answer_call, default_stack, known_types
 from opatlas.ask.query.question import NORMAL_90, How, QueryResult
 from opatlas.data.database import Database
 from opatlas.errors import UsageError
+from opatlas.row.quality import Floats
 from opatlas.row.signature import signature, signatures
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall, Phase, model_calls, step_dtype
-from opatlas.theory.models import ModelFacts, built_in_models
+from opatlas.theory.models import ModelFacts
 from opatlas.theory.sources import resolve_model
 
-#: Sequences and tokens of each that steps have by default.
-BATCHES, CONTEXTS = (1, 4, 16, 64, 256), (1024, 4096)
 #: The rows of a kernel type that are candidates: those that count most.
 _MOST_CANDIDATES = 2000
 #: The mean of the absolute value of a normal variable, in deviations.
@@ -46,11 +44,11 @@ class Step:
     """A step of a model; see `opatlas.theory.model_calls.model_calls`."""
 
     model: str
-    tp: int
-    ep: int
     batch: int
     context: int
-    phase: Phase
+    tp: int = 1
+    ep: int = 1
+    phase: Phase = "decode"
     dtype: str = ""
 
 
@@ -98,33 +96,6 @@ class NextRows:
     differs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def steps_of(
-    models: Sequence[str] = (),
-    *,
-    tp: Sequence[int] = (1,),
-    ep: Sequence[int] = (1,),
-    batch: Sequence[int] = BATCHES,
-    context: Sequence[int] = CONTEXTS,
-    phase: Sequence[Phase] = ("decode", "prefill"),
-    dtype: str = "",
-) -> list[Step]:
-    """Returns the steps of models: decode with each batch and context, prefill of one sequence of each context.
-
-    Args:
-        models: names, or files; none: the built-in models.
-    """
-    names = list(models) or [model.name for model in built_in_models()]
-    return [
-        Step(name, each_tp, each_ep, sequences, tokens, each, dtype)
-        for name in names
-        for each_tp in tp
-        for each_ep in ep
-        for each in phase
-        for tokens in context
-        for sequences in (batch if each == "decode" else (1,))
-    ]
-
-
 def calls_of(step: Step) -> list[ModelCall]:
     """Returns the calls of a step that are measured by row: those that the catalog has.
 
@@ -162,16 +133,15 @@ def next_rows(
     answers: ImplementationAnswers,
     n: int,
     steps: Sequence[Sequence[ModelCall]],
-    tell: Callable[[str], None] = lambda kernel_type: None,
+    tell: Callable[[str], object] = str,
 ) -> NextRows:
-    """Returns the rows whose measurement lowers the error of some steps most, at most `n`.
+    """Returns the rows whose measurement lowers the error of some steps most, as `OpenDatabase.next_rows`.
 
     All steps count alike, whatever they take. A row is measured if the implementation has measured it that answers in
     `OpenDatabase.model`: of the default stack the first with rows of the kernel type.
 
     Args:
         steps: the calls of each step.
-        tell: called with the kernel type of each row before it is predicted.
 
     Raises:
         UsageError: `n` is below 1.
@@ -221,7 +191,7 @@ class _CalledRow:
 
 
 def _rows_of(
-    answers: ImplementationAnswers, steps: Sequence[Sequence[ModelCall]], tell: Callable[[str], None]
+    answers: ImplementationAnswers, steps: Sequence[Sequence[ModelCall]], tell: Callable[[str], object]
 ) -> list[_CalledRow]:
     """Returns the rows that steps call, each once."""
     called: dict[tuple[str, str], ModelCall] = {}

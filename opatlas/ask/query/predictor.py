@@ -18,7 +18,6 @@ import numpy.typing as npt
 import platformdirs
 from threadpoolctl import ThreadpoolController
 
-from opatlas.arrays import Mask
 from opatlas.ask.query.answering_rows import AnsweringRows
 from opatlas.ask.query.features import RowFeatures, row_features
 from opatlas.ask.query.kernel_model import LEAST_ROWS, Asked, Fit, KernelModel
@@ -27,7 +26,7 @@ from opatlas.data.csv_files import write_bytes
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT
+from opatlas.row.quality import NOISE_LIMIT, Mask
 
 #: The rows that an answer names.
 _NAMED = 8
@@ -83,8 +82,9 @@ def predicting_rows(rows: AnsweringRows) -> Mask:
     error = rows.numbers("std_us") / rows.duration_us / np.sqrt(np.fmax(rows.numbers("samples"), 1))
     known = is_communication(rows.kernel_type) & (error <= NOISE_LIMIT / 2)
     # The samples of a capture are launches in different places of a step.
-    noisy = rows.noisy & ~np.array(rows.captured, dtype=bool)
-    good: Mask = (~noisy | known) & np.array([each.lost is None for each in rows.found], dtype=bool)
+    good: Mask = (~rows.noisy | rows.captured | known) & np.array(
+        [each.lost is None for each in rows.found], dtype=bool
+    )
     return good if good.sum() >= LEAST_ROWS else np.ones(len(rows), dtype=bool)
 
 
@@ -171,7 +171,7 @@ class Predictor:
     def _used(self, nearest: Sequence[int], distance: Sequence[float]) -> tuple[UsedRow, ...]:
         rows = [self._rows.found[self._positions[near]] for near in nearest[:_NAMED]]
         return tuple(
-            UsedRow(each.row.case_id, each.run_id, each.us, float(far))
+            UsedRow(each.row.case_id, each.run_id, each.duration.us, float(far))
             for each, far in zip(rows, distance[:_NAMED], strict=True)
         )
 

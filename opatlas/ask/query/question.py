@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.arrays import Floats
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.row.columns import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SHAPES, OUTPUT_SLOTS, RUNTIME, RUNTIME_PREFIX
-from opatlas.row.quality import NOISE_LIMIT
+from opatlas.row.quality import NOISE_LIMIT, Floats
 from opatlas.row.slots import dtype_name, known_dtype, normal_words, parse_slots, split_cell
 from opatlas.text import parse_whole
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from opatlas.arrays import Floats, Mask
+from opatlas.row.quality import Floats, Mask
 
 _ITERATIONS = 60
 #: Residuals of the logarithm beyond this count linearly, so that few slow rows do not move the peaks.

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from opatlas.arrays import Floats, Positions
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_DTYPES, INPUT_SHAPES, QUALITY
+from opatlas.row.quality import Floats, Positions
 
 from .kernels import BLOCK_DIM, BY, CAPTURED, DEVICE, FILE, LAUNCHES, LINE, ROW, KernelLines, read_kernels
 from .peaks import DevicePeaks, known_peaks, roofline_shares

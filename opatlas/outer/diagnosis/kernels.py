@@ -22,10 +22,10 @@ from opatlas.capture.capture_discovery import find_captures, op_summaries
 from opatlas.capture.capture_reader import (
     DURATION,
     TYPE,
-    Capture,
     CaptureHeader,
     Chunk,
     read_capture_header,
+    read_chunks,
 )
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
@@ -210,7 +210,7 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     own_names = {name: own for own, name in numbers.items()}
     parts = []
     with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
-        for chunk in Capture(path, wider).chunks():
+        for chunk in read_chunks(path, wider):
             parts.append(_launches(path, header, chunk, own_names, problems))
             advance(chunk.size_bytes / 1e6)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
@@ -281,8 +281,7 @@ def row_lines(kernel_types: Iterable[AnsweringRows]) -> pd.DataFrame:
 
 def _row_lines(rows: AnsweringRows) -> pd.DataFrame:
     """Returns the rows of a kernel type as lines; counters are of the replay or of the captures, as the duration is."""
-    table, captured = rows.table, np.array(rows.captured, dtype=bool)
-    at = [each.position for each in rows.found]
+    table, captured, at = rows.table, rows.captured, rows.positions
     columns: dict[str, Any] = {TYPE: rows.kernel_type, ROW: [rows.case_id(i) for i in range(len(rows))]}
     columns |= {name: rows.cells(name) for name in _ROW_CELLS if name in table.columns}
     columns |= {DURATION: rows.duration_us, LAUNCHES: table.captured.samples[at]}

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from opatlas.arrays import Floats, Mask
 from opatlas.ask.query.features import row_features
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.errors import OpAtlasError, UsageError
@@ -24,6 +23,7 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
 )
+from opatlas.row.quality import Floats, Mask
 from opatlas.row.roofline import PEAKS, Peak, Work, attention_sizes, device_peak, grouped_sizes, row_work
 from opatlas.row.slots import known_dtype, row_slots
 from opatlas.text import suggest

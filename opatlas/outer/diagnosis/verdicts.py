@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from opatlas.arrays import Floats, Mask
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.row.columns import ACCELERATOR_CORE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, QUALITY, SPAN, STAND_IN
 from opatlas.row.communication import is_communication
-from opatlas.row.quality import Quality, is_composition
+from opatlas.row.quality import Floats, Mask, Quality, is_composition
 from opatlas.text import Word
 
 from .kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines

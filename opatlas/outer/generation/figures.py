@@ -12,9 +12,9 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from opatlas.ask.compare.comparison import FAST
-from opatlas.ask.compare.student import mean_of
 from opatlas.outer.generation.attempts import ModelAttempt
 from opatlas.outer.judging.judgement import ErrorClass
+from opatlas.row.rounds import mean_of
 from opatlas.text import Word
 
 from .outcomes import Experiment, TaskName, TaskOutcome

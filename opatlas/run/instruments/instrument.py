@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from time import monotonic, perf_counter_ns
 from typing import Any, Protocol
 
-from opatlas.gc_pause import gc_paused
+from opatlas.progress import gc_paused
 from opatlas.row.quality import LEAST_FOR_NOISE
 from opatlas.run.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
 

@@ -19,7 +19,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from opatlas.gc_pause import gc_paused
+from opatlas.progress import gc_paused
 from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.run.devices.device import InstrumentMissing
 from opatlas.run.instruments.instrument import MeasureSettings, Rule, Samples

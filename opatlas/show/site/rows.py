@@ -147,7 +147,7 @@ def _rows_of(stored: AnsweringRows, more: Sequence[Sequence[Mapping[str, Any]]])
     answering: dict[str, dict[str, Any]] = {}
     for place, typed in reversed([*enumerate(stored.typed().to_dict("records"))]):
         line = {str(name): value for name, value in typed.items()}
-        captured = stored.captured[place]
+        captured = bool(stored.captured[place])
         line |= {"origin": _origin(captured), "device": stored.devices[place]}
         for cells in more:
             line |= cells[place]
@@ -160,7 +160,7 @@ def _rows_of(stored: AnsweringRows, more: Sequence[Sequence[Mapping[str, Any]]])
         if not line:
             line = {name: size for name, size in row.sizes.items() if name != "operations"}
         if (other := stored.left_out.get(row.signature)) is not None:
-            line |= {"origin": other.durations.source.value, "device": other.device}
+            line |= {"origin": other.duration.source.value, "device": other.device}
         line |= {"id": row.case_id, **{name: row.cell(column) for name, column in _CELLS.items()}}
         line.setdefault("implementation", stored.label)
         line.setdefault("duration_us", None)
