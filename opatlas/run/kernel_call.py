@@ -32,7 +32,6 @@ class KernelCall:
 
     Attributes:
         inputs: the arguments by position or name.
-        count: the number of calls so far.
         prepared: the `Prepared` that the kernel has returned; None if the kernel is called with the arguments.
         set_up_s: seconds from the start of the set-up to the end of the first call on the host, compilation included.
     """
@@ -65,7 +64,6 @@ class KernelCall:
         #: Tensors that a prepared call changes, with their values before the first call.
         self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._latest: Any = None
-        self.count = 0
         self.prepared: Prepared | None = None
         self.set_up_s = 0.0
 
@@ -77,7 +75,6 @@ class KernelCall:
             self.prepared, self._may_lack_results, self._invoke = latest, True, latest.call
             self._changes = [(tensor, tensor.clone()) for tensor in latest.changes]
         else:
-            self.count += 1
             self._latest = latest
         self.set_up_s += perf_counter() - start
 
@@ -88,7 +85,6 @@ class KernelCall:
 
     def launch(self) -> None:
         """Calls the kernel once. This method is timed: a call of the object itself would take 0.1 us more."""
-        self.count += 1
         self._latest = self._invoke()
 
     def first_prepared(self) -> None:

@@ -38,7 +38,7 @@ def line(size: int, **changes: Any) -> bytes:
     values = {
         "kernel_type": "Abs",
         "cells": captures.cells(f"{size}", f"{size}"),
-        "launched": {"number": size, "samples": 2, "calls": 3},
+        "launched": {"number": size, "samples": 2},
         "measurement": {**MEASUREMENT},
     }
     return json.dumps({**values, **changes}).encode()
@@ -117,7 +117,7 @@ def test_kernels_and_bound_of_a_row_are_in_its_journal(tmp_path: Path) -> None:
         pending.record_pending(
             output,
             job,
-            RowOutcome(Status.MEASURED, measurement=noted, pending=PendingSamples(size, samples=2, calls=3)),
+            RowOutcome(Status.MEASURED, measurement=noted, pending=PendingSamples(size, samples=2)),
         )
     assert recover_profiles(database) == []
     (path,) = journal.journals(database)
@@ -140,8 +140,7 @@ def test_a_torn_last_line_costs_its_row_also_where_it_ends_in_a_brace(tmp_path: 
 
 DAMAGED = {
     "another version": line(2, launched={"count": 2}),
-    "no sample": line(2, launched={"number": 2, "samples": 0, "calls": 3}),
-    "fewer calls than none": line(2, launched={"number": 2, "samples": 2, "calls": -1}),
+    "no sample": line(2, launched={"number": 2, "samples": 0}),
     "a field less": json.dumps({"kernel_type": "Abs", "cells": {}}).encode(),
     "kernel type is a number": line(2, kernel_type=7),
     "cells are a list": line(2, cells=[]),

@@ -271,7 +271,7 @@ class JudgedReplay(ABC):
         )
         share = self._share(samples)
         notes = [*self._notes, *(guard.notes if guard is not None else ()), *share_notes(share)]
-        outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, calls=trial.calls, noted=notes)
+        outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, noted=notes)
         if outcome.status is not Status.MEASURED:
             return outcome
         median_us = outcome.measurement.summary.median_us if outcome.measurement and samples.durations_us else None

@@ -121,9 +121,7 @@ class SuiteReplay:
             conversions=tuple(call.prepared.converted) if call.prepared else (),
             set_up_s=call.set_up_s if self._source else None,
         )
-        self.outcome = self._sampling.outcome(
-            samples, checked, execution=execution, calls=call.count, assumed=notes, operators=[]
-        )
+        self.outcome = self._sampling.outcome(samples, checked, execution=execution, assumed=notes, operators=[])
 
     def _kernel(self) -> Callable[..., Any]:
         """Returns what is timed; of an operator that writes into arguments, the call returns these."""

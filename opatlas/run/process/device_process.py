@@ -188,13 +188,14 @@ class Processes(InTurn):
             if not isinstance(answer, NotReady):
                 self._device, self._is_ready = self._described(answer), True
                 return ranks
+            failure = answer
             self._kill()
             if not answer.may_recover and self._device is None:
                 # The device has never been available: further attempts are useless.
                 break
             time.sleep(pause_s)
-        tries = f", {TRIES} times, each in new processes" if answer.may_recover else ""
-        raise DeviceGone(f"{self._name} did not start{tries}: {answer.reason}")
+        tries = f", {TRIES} times, each in new processes" if failure.may_recover else ""
+        raise DeviceGone(f"{self._name} did not start{tries}: {failure.reason}")
 
     def _described(self, device: DeviceDescription) -> DeviceDescription:
         """Returns the description, given that of the first device."""
