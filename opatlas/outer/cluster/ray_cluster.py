@@ -14,8 +14,18 @@ from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.outer.cluster import dealer
 from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
-from opatlas.outer.cluster.ray_actor import WATCH, DeviceActor, HostFacts, beat, future, ray, software, start_actor
-from opatlas.outer.cluster.ray_group import GroupHost, RayGroup, in_order
+from opatlas.outer.cluster.ray_actor import (
+    WATCH,
+    DeviceActor,
+    HostFacts,
+    beat,
+    future,
+    in_order,
+    ray,
+    software,
+    start_actor,
+)
+from opatlas.outer.cluster.ray_group import GroupHost, HostRanks, RayGroup
 from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, Islands, device_kinds
 from opatlas.run.groups.pool import GroupNodes, GroupPool
@@ -147,7 +157,9 @@ class RayCluster:
             self.group_nodes,
             settings,
             ExcludedDevices(None),
-            lambda spec, _, measure: RayGroup(spec, self.group_nodes, self.group_hosts, self._device, measure, tell),
+            lambda spec, _, measure: RayGroup(
+                HostRanks(spec, self.group_nodes, self.group_hosts, self._device, tell), measure
+            ),
         )
         for device, facts in self._used:
             device.accept(facts, settings)

@@ -46,8 +46,8 @@ _REMEDIES = {
 _MOST_BYTES = 32 << 20
 _REMEDY = "see the limits above; the report (--report) has the tracebacks"
 _MSPROF_REMEDY = (
-    "see `dmesg`, `npu-smi info`, the step npu, and whether msprof itself works (`msprof --output=/tmp/alone sleep 1`; "
-    "source CANN's set_env.sh); --instrument npu-events measures without it; the report (--report) has the profile"
+    "see `dmesg`, `npu-smi info`, the step torch_npu, and whether msprof itself works (`msprof --output=/tmp/alone "
+    "sleep 1`; source CANN's set_env.sh); --instrument npu-events measures without it; the report (--report) has it"
 )
 #: Samples of each row.
 SAMPLES = 3
@@ -65,17 +65,13 @@ ROWS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def job_of(kernel_type: str) -> Job:
-    """Returns a new job that replays the row of a kernel type of ROWS."""
-    function = replays_of_bench()[kernel_type]
-    return Job(function.__module__, "", function.__name__, kernel_type, ROWS[kernel_type], _ROW_S)
-
-
-def replay(target: Target) -> Verdict:
-    """Measures three rows with the device's default instrument, which on an NPU is a session of msprof."""
+def replay(target: Target, instrument: str | None = None) -> Verdict:
+    """Measures three rows with an instrument, by default the device's, which on an NPU is a session of msprof."""
     spec = available_devices(target.device or None)[0]
-    settings = MeasureSettings(repeat_count=SAMPLES)
-    under_msprof = kind_named(spec.kind).preferred_instrument(settings.instrument) == MSPROF
+    settings = MeasureSettings(repeat_count=SAMPLES, instrument=instrument)
+    under_msprof = kind_named(spec.kind).preferred_instrument(instrument) == MSPROF
+    outcomes: dict[str, RowOutcome] = {}
+    name = gone = ""
     with TemporaryFolder("doctor-msprof") as folder:
         profiles = folder / "profiles"
 
@@ -85,9 +81,11 @@ def replay(target: Target) -> Verdict:
             )
 
         scheduler = MsprofBatches(session, tries_again=False) if under_msprof else DeviceProcess(spec, settings)
-        jobs = [job_of(kernel_type) for kernel_type in ROWS]
-        outcomes: dict[str, RowOutcome] = {}
-        name = gone = ""
+        functions = replays_of_bench()
+        jobs = [
+            Job(functions[each].__module__, "", functions[each].__name__, each, cells, _ROW_S)
+            for each, cells in ROWS.items()
+        ]
         try:
             name = scheduler.describe().name
             for job in jobs:

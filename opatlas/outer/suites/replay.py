@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -16,7 +15,6 @@ from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.judged_replay import JudgedReplay
 from opatlas.outer.judging.judgement import ReferenceFailed
 from opatlas.outer.judging.memory import leaf_of, vary
-from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
 from opatlas.outer.judging.trial import Constructed, LiveInputs
 from opatlas.outer.suites.case import SuiteRow, check_case
@@ -305,20 +303,13 @@ class SuiteCandidate(JudgedReplay):
         # Such a number counts from the beginning of the storage.
         return not any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
 
-    def _make_guard(self) -> ProcessGuard | None:
-        guard = _guard(self._file, self._device.torch_device)
-        guard.notes.clear()
-        return guard
-
     def _import(self, weights_seed: int) -> Callable[..., Any]:
         """Imports the kernel. Of a variant without a kernel of its own, the result calls the functional kernel."""
         source, overload = self._job.source, self._row.overload
         kernel = self._load(overload)
         return derive(overload, kernel) if source is not None and source.is_functional else kernel
 
-    def _construct(
-        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
-    ) -> Constructed:
+    def _construct(self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int) -> Constructed:
         kernel = _BoundKernel(function, self._row.call, self._converted)
         return Constructed(kernel.launch, bind=kernel.bind)
 
@@ -327,9 +318,3 @@ class SuiteCandidate(JudgedReplay):
 
     def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
         return Call(self._row.overload, *arguments)
-
-
-@lru_cache(maxsize=1)
-def _guard(path: str, device: torch.device) -> ProcessGuard:
-    """Returns the guard of this process for the kernels of a file, made before the file is imported."""
-    return ProcessGuard(device, [Path(path)])

@@ -6,8 +6,6 @@ are ended, and the next row gets a new group.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,7 +19,7 @@ from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.process.child import Launcher
 from opatlas.run.process.device_process import Processes, RanksOf
-from opatlas.run.process.messages import ChannelBroken, StepReport
+from opatlas.run.process.messages import StepReport
 
 #: Statuses that leave ranks ready for the next job, if all ranks have the same one.
 _READY_STATUSES = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
@@ -44,24 +42,7 @@ class GroupProcess(Processes):
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         # HCCL connects processes that see all devices, as torchrun starts them.
         shown = [replace(each, sees_no_other=kind_named(each.kind).backend != "hccl") for each in devices]
-        self.failed_after_s, self.late_step = math.inf, 0
         super().__init__(spec, shown, settings, waits, launcher, ranks_of)
-
-    def is_idle(self) -> bool:
-        """Returns whether all ranks of this node have joined, and wait for a job."""
-        try:
-            if self._ranks is not None:
-                self._ranks.expect_idle()
-        except (ChannelBroken, EOFError, OSError):
-            return False
-        return self._ranks is not None
-
-    def _run(self, job: Job) -> RowOutcome:
-        began, self.late_step = time.monotonic(), 0
-        try:
-            return super()._run(job)
-        finally:
-            self.failed_after_s = time.monotonic() - began
 
     def _combine(self, job: Job, outcomes: dict[int, RowOutcome]) -> RowOutcome:
         """Combines the outcomes of the ranks, some of which may be missing; ends the group unless all are ready."""
@@ -96,7 +77,7 @@ class GroupProcess(Processes):
         return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
 
     def _where(self, late: dict[int, StepReport]) -> str:
-        self.late_step = least = min(step.step for step in late.values())
+        least = min(step.step for step in late.values())
         slowest = [rank for rank, step in late.items() if step.step == least]
         who = f"all {len(slowest)} ranks" if len(slowest) == self.spec.ranks > 1 else self.spec.rank_names(slowest)
         others = "; the others wait" if len(slowest) < self.spec.local_ranks else ""
