@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
-from opatlas.run.collectives import options
-from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid, message_group
+from opatlas.run.collectives import plan as options
+from opatlas.run.collectives.plan import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices import nvml
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.nvml import group_islands

@@ -22,7 +22,7 @@ import os
 import signal
 from pathlib import Path
 
-from opatlas.run.collectives.topology import collective
+from opatlas.run.collectives.plan import collective
 from opatlas.row.communication import ALL_REDUCE
 
 

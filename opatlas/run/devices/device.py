@@ -298,7 +298,7 @@ class Device:
         return nullcontext()
 
     def locked(
-        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         """Returns a context that holds the device's lock while a row runs.
 

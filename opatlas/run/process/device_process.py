@@ -142,7 +142,7 @@ class Processes(InTurn):
                         waiting[local_rank] = self._waits.begin(answer.holder)
                     elif isinstance(answer, LockTaken):
                         if local_rank in waiting:
-                            waiting.pop(local_rank).end()
+                            self._waits.end(waiting.pop(local_rank))
                         deadline = time.monotonic() + job.timeout_s
                     elif isinstance(answer, StepReport):
                         steps[local_rank] = answer
@@ -159,9 +159,6 @@ class Processes(InTurn):
             except UnexpectedMessage as wrong:
                 self._end()
                 raise ProcessDied(f"{self.spec.rank_name(wrong.local_rank)}: {wrong.text}") from None
-            for lock in waits:
-                if not messages and lock.left_s() == 0:
-                    lock.check_limit()
         return outcomes
 
     @abstractmethod
