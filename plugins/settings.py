@@ -100,11 +100,8 @@ def profiles(option: argparse.Namespace) -> RowSource:
 
 def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns messages of collectives: options name them, and groups run them. Raises pytest.UsageError."""
-    if config.option.ray is None:
-        plan = collective_options.collective_plan(config.option, GroupNodes(devices))
-    else:
-        cluster = cluster_of(config, devices)
-        plan = collective_options.collective_plan(config.option, cluster.group_nodes, cluster.nvlink_islands())
+    nodes = GroupNodes(devices) if config.option.ray is None else cluster_of(config, devices).group_nodes
+    plan = collective_options.collective_plan(config.option, nodes)
     rank = plan.options.node_rank
     return RowSource(
         plan.options,

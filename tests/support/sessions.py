@@ -47,18 +47,6 @@ def test_moody(row, replay):
         replay((lambda x, y: x + y + 1) if wrong else impl.add, *row.inputs(), expected=formulas.add)
 """
 
-#: Says that it waits, in the row of length 8, and waits for ever.
-WAITING_KERNEL = """
-import pathlib
-import time
-
-def kernel(x, y):
-    if len(x) == 8:
-        pathlib.Path(__file__).with_suffix(".waits").touch()
-        time.sleep(3600)
-    return x + y
-"""
-
 CONFTEST = """
 import os
 

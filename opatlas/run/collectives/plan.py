@@ -21,7 +21,7 @@ from opatlas.row.kind import kind_of
 from opatlas.row.slots import known_dtype
 from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions
-from opatlas.run.devices.device import DeviceSpec, Islands, kind_named
+from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import GroupSpec, communication_variables, group_on_nodes, node_options_problem
 from opatlas.run.groups.pool import RANKS_PER_CORE, GroupNodes
 from opatlas.run.job import Job
@@ -143,19 +143,16 @@ class DefaultGrid:
         return Grid((nodes, -(-num_devices // others), *inner))
 
 
-def default_grid(
-    devices: Sequence[DeviceSpec], per_node: int, nnodes: int, islands: Islands | None = None
-) -> DefaultGrid:
+def default_grid(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> DefaultGrid:
     """Returns the default grid of `nnodes` nodes with `per_node` devices each, linked as on one node.
 
     The name of an NPU gives its grid. The first dimension of other grids are the nodes, the second the devices of a
-    node, or its NVLink islands, and then the third the devices of an island.
+    node.
 
     Args:
         devices: the devices of a node.
         per_node: the number of ranks that a node can hold.
         nnodes: the number of nodes.
-        islands: the NVLink islands of a node's GPUs; None: those of this machine are used.
     """
     device, everything = devices[0], per_node * nnodes
     kind, nodes = kind_named(device.kind), "one node" if nnodes == 1 else f"{nnodes} nodes"
@@ -166,11 +163,7 @@ def default_grid(
         cores = per_node // RANKS_PER_CORE
         why = f"{nodes}, at most {RANKS_PER_CORE} ranks on each of {cores} core{'s' * (cores > 1)}"
         return DefaultGrid((nnodes, per_node), (2 * nnodes,), why)
-    found = islands or kind.islands(devices)
-    size = found.size
-    if size is not None and 1 < size < per_node:
-        return DefaultGrid((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
-    return DefaultGrid((nnodes, per_node), (everything,), found.why or f"a guess: {nodes}")
+    return DefaultGrid((nnodes, per_node), (everything,), nodes)
 
 
 def collective(measured: Collective) -> Callable[[Function], Function]:
@@ -230,7 +223,7 @@ OPTIONS = (
         Scope.COLLECTIVES,
         **_several(at_least(1), "N"),
         help="the grid of the devices of all nodes: number of places in each dimension, outermost first "
-        "(default: 48,8,2 on an A3, 128,8 on an A2, elsewhere by nodes and NVLink)",
+        "(default: 48,8,2 on an A3, 128,8 on an A2, elsewhere by nodes)",
     ),
     declare(
         "--num-devices",
@@ -306,13 +299,12 @@ def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())
 
 
-def collective_plan(option: Any, nodes: GroupNodes, islands: Islands | None = None) -> CollectivePlan:
+def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
     """Returns the messages that the options name, for groups on some nodes.
 
     Args:
         option: the options of pytest.
         nodes: the nodes of the groups.
-        islands: the NVLink islands of a node's GPUs; None: those of this machine are used.
 
     Raises:
         pytest.UsageError: options contradict each other, the grid has too many dimensions or holds no group, or, with
@@ -326,7 +318,7 @@ def collective_plan(option: Any, nodes: GroupNodes, islands: Islands | None = No
             "messages: leave out --update-mode"
         )
     collectives = named_collectives(option.ops)
-    guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes, islands)
+    guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     try:
         grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))

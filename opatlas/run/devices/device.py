@@ -84,20 +84,6 @@ class DeviceState:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Islands:
-    """Groups of devices with a fast link between them.
-
-    Attributes:
-        size: number of neighbouring devices in each island, if all islands have the same size; 1: there is no link;
-            None: not known, or islands of different sizes.
-        why: description of the found connections; "" where nobody tells them.
-    """
-
-    size: int | None
-    why: str
-
-
 class InstrumentMissing(OpAtlasError):
     """An instrument cannot work on this machine; the message contains the remedy."""
 
@@ -209,10 +195,6 @@ class DeviceKind(Kind):
             opened: whether a process of the session may use the device.
         """
         return None
-
-    def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
-        """Returns how the devices of a node are linked."""
-        return Islands(None, "")
 
     def communicator_name(self, rank: int) -> str:
         """Returns the name of a communicator of all ranks for kernels that communicate (torch.distributed is up)."""
