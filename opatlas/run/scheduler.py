@@ -22,9 +22,9 @@ from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceGone, MissingPrecondition
-from opatlas.row.kind import native_kind
 from opatlas.row.location import UNNAMED_NPU
 from opatlas.row.status import Status
+from opatlas.row.versions import native_kind
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
 from opatlas.run.devices.device_lock import LONGEST_WAIT_S, DeviceWaits
 from opatlas.run.instruments.instrument import MeasureSettings

@@ -17,10 +17,9 @@ from opatlas.errors import OpAtlasError
 from opatlas.options import ListAction, Scope, at_least, between, declare, items_of, one_of
 from opatlas.row.columns import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.row.communication import BY_NAME, TIERS, Collective
-from opatlas.row.kind import kind_of
 from opatlas.row.slots import known_dtype
 from opatlas.row.status import UpdateMode
-from opatlas.row.versions import Versions
+from opatlas.row.versions import Versions, kind_of
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import GroupSpec, communication_variables, group_on_nodes, node_options_problem
 from opatlas.run.groups.pool import RANKS_PER_CORE, GroupNodes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
-from opatlas.row.kind import Kind, kind_of, kinds
+from opatlas.row.versions import Kind, kind_of, kinds
 
 if TYPE_CHECKING:
     import torch
