@@ -271,7 +271,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the whole memory behind a tensor or view; on devices whose bytes torch does not read a copy of the tensor."""
+    """Returns the whole memory behind a tensor or view; a copy of the tensor where torch does not read bytes."""
     if not kind_named(tensor.device.type).has_bytes:
         return tensor.cpu().contiguous().view(-1).view(torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
