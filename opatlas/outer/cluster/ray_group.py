@@ -117,6 +117,8 @@ class HostRanks:
     hosts: Sequence[GroupHost]
     device: str | None
     tell: Callable[[str], None]
+    #: As of `Ranks`: hosts tell it in words only.
+    exit_code: int | None = field(default=None, init=False)
     members: list[_Member] = field(default_factory=list, init=False)
     _reservation: Any = field(default=None, init=False)
     _starts: Sequence[Start] = field(default=(), init=False)
