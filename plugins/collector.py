@@ -25,10 +25,11 @@ from .choice import named_paths
 
 if TYPE_CHECKING:
     from .row_runner import RowRunner
+    from .session import Session
     from .session_context import SessionContext
 
 #: The session of a process of pytest: `config.stash[SESSION]`.
-SESSION = pytest.StashKey["Session"]()
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 
 class RowWithoutReplay(pytest.Item):
