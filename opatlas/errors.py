@@ -8,6 +8,9 @@ from pathlib import Path
 
 from opatlas.text import printable_lines
 
+#: Characters of a wrong cell in a message.
+_SHOWN = 200
+
 
 class OpAtlasError(Exception):
     """An error that is shown without a traceback. Its message is printable, whatever text it quotes."""
@@ -32,15 +35,20 @@ def describe_error(error: Exception, place: Path | str, remedy: str) -> str:
 
 
 class TableError(OpAtlasError):
-    """A CSV file that cannot be read or written as a table of a database."""
+    """A file, a line or a cell that cannot be read or written as a table of a database."""
 
-    def __init__(self, path: Path | str, problem: str, remedy: str, *, line: int | None = None) -> None:
+    def __init__(
+        self, path: Path | str, problem: str, remedy: str, *, line: int | None = None, column: str = "", value: str = ""
+    ) -> None:
         self.path = Path(path)
         self.line = line
+        self.column = column
+        self.value = value
         self.problem = problem
         self.remedy = remedy
         place = f"{path}:{line}" if line is not None else f"{path}"
-        super().__init__(f"{place}: {problem}. {remedy}")
+        cell = f"column '{column}' is {value[:_SHOWN]!r}: " if column else ""
+        super().__init__(f"{place}: {cell}{problem}. {remedy}")
 
 
 class CellError(OpAtlasError):

@@ -44,8 +44,11 @@ def positive(text: str) -> float:
 
 def percent(text: str) -> float:
     """Reads a percentage from 0 on, with or without its sign."""
-    number = text.strip().removesuffix("%").rstrip()
-    return _number(parse_real, lambda share: 0 <= share < math.inf, "a percentage from 0 on, such as 5%")(number)
+    return _number(_parse_share, lambda share: 0 <= share < math.inf, "a percentage from 0 on, such as 5%")(text)
+
+
+def _parse_share(text: str) -> float | None:
+    return parse_real(text.strip().removesuffix("%").rstrip())
 
 
 def _number(parse: Callable[[str], T | None], fits: Callable[[T], bool], wanted: str) -> Callable[[str], T]:

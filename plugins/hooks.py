@@ -6,10 +6,10 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,20 +19,14 @@ from opatlas.run.registry import replay_spec
 from opatlas.text import printable_lines
 
 from .cases import needs_group, row_of
-from .collector import REFUSED, sort_exclusive_last, sort_longest_first
+from .collector import sort_exclusive_last, sort_longest_first
 from .reports import JUnit, LogXML, attach_note, benchmark_plugins, shorten_message, skip_made_fixtures, xml_key
 from .session import SESSION, Session
-from .session_context import STOPPED, SessionContext
+from .session_context import EXCLUSIVE_ITEMS, STOPPED, SessionContext
 from .settings import has_replays, scope_of
 from .target import devices_of
 from .terminal import RowWords, print_summary
 from .told import plan_lines
-
-if TYPE_CHECKING:
-    from xdist.scheduler import Scheduling
-
-#: In the shared folder: how many items at the end of the collection need several devices.
-_EXCLUSIVE_ITEMS = "exclusive"
 
 
 @pytest.hookimpl(trylast=True)
@@ -50,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         xml: LogXML | None = config.stash.get(xml_key, None)
         terminal = config.pluginmanager.get_plugin("terminalreporter")
         if context.is_controller:
+            # Only a session with workers imports xdist's scheduling.
+            from .controller import ControllerHooks
+
             plugins.append(ControllerHooks(session))
         if xml is not None:
             plugins.append(JUnit(session, xml))
@@ -124,7 +121,7 @@ class ProcessHooks:
             sort_exclusive_last(items, self._context.settings.source.options)
         if self._context.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
-            self._context.shared.write(_EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))
+            self._context.shared.write(EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
@@ -210,68 +207,6 @@ class MainHooks:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Prints the summary."""
         print_summary(self._session, terminalreporter)
-
-
-class ControllerHooks:
-    """The hooks of xdist's controller, which plans for its workers and deals the rows."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._context = session.context
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Publishes the plan before xdist's own hook starts the workers."""
-        if not has_replays(session.config):
-            return (yield)
-        self._session.publish_plan()
-        # Otherwise xdist's `python -c` looks for imports in the working folder first. Python 3.10 ignores the variable.
-        os.environ.setdefault("PYTHONSAFEPATH", "1")
-        # Ctrl-C would kill a worker that does not ignore it yet: workers inherit the blocked signal.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            return (yield)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    @pytest.hookimpl(wrapper=True, optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:
-        """Deals rows in batches where the instrument measures batches, and exclusive rows last."""
-        # Only a session with workers imports the schedulers of xdist.
-        from .scheduling import BatchScheduling, ExclusiveScheduling
-
-        inner = yield
-        if has_replays(config) and (at_once := self._context.settings.msprof_rows or 1) > 1:
-            inner = BatchScheduling(config, log, at_once)
-        if config.getoption("dist", None) == "each":
-            # Every worker runs everything.
-            return inner
-        return ExclusiveScheduling(inner, lambda: int(self._context.shared.read(_EXCLUSIVE_ITEMS) or 0))
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        """Prepares the input of a worker, before it starts."""
-        self._context.start_worker(node)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
-        """Selects the rows that a worker has collected, and prints the lines about the plan."""
-        if refusal := self._context.shared.read(REFUSED):
-            raise pytest.UsageError(refusal)
-        is_first = self._session.select(ids)
-        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
-        lines = plan_lines(self._session) if is_first and terminal is not None else []
-        if lines:
-            # xdist counts its workers in an unfinished line.
-            terminal.ensure_newline()
-        for line in lines:
-            terminal.write_line(line)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Takes the records of a worker that has ended and closed its journal."""
-        self._context.end_worker(node)
-        self._session.records.take_worker(node)
 
 
 _FIRST_ANSWER = (

@@ -126,7 +126,10 @@ class RowRunner:
     def prepare(self, item: pytest.Item) -> None:
         """Opens the device for the next row, if the row runs on one device. The time of opening belongs to no row."""
         self._items = item.session.items
-        if not will_run(item) or needs_group(item):
+        if not will_run(item):
+            return
+        if needs_group(item):
+            self._context.await_other_workers()
             return
         capture = item.config.pluginmanager.get_plugin("capturemanager")
         if capture is not None:
@@ -209,8 +212,15 @@ class RowRunner:
         return Against(_source(row, settings.targets[baseline].implementation), is_control)
 
     def _asked_again(self, done: Done) -> RowOutcome:
-        """Returns the outcome of a row; a kernel that is faster or slower is compared in another process, too."""
+        """Returns the outcome of a row; a kernel that is faster or slower is compared in another process, too.
+
+        A row that failed beside its baseline is measured without it: the baseline may be the cause.
+        """
         job, outcome, settings = done.job, done.outcome, self._context.settings
+        if job.against is not None and outcome.status.expected_to_fail and not settings.in_process:
+            alone = self.scheduler().run(job.without_baseline())
+            why = f"not compared: beside the baseline {outcome.status}: {outcome.explanation}"
+            return _with_reason(alone, why) if alone.status is Status.MEASURED else alone
         measurement = outcome.measurement
         ratios = measurement.ratios if measurement is not None else None
         if measurement is None or ratios is None or settings.in_process or not ratios.verdict().is_definite:
@@ -219,8 +229,7 @@ class RowRunner:
         if second.measurement is not None:
             rounds = (*measurement.rounds, *second.measurement.rounds)
             return replace(outcome, measurement=replace(measurement, rounds=rounds))
-        why = f"not compared in another process: {second.status}: {second.explanation}"
-        return replace(outcome, reason="; ".join(filter(None, (outcome.reason, why))))
+        return _with_reason(outcome, f"not compared in another process: {second.status}: {second.explanation}")
 
     def _submit(self, item: pytest.Function) -> None:
         job = self._job(item)
@@ -237,6 +246,9 @@ class RowRunner:
             self._batches = batches([each.nodeid for each in self._items], size)
         batch, following = self._batches.get(item.nodeid), islice(self._items, self._items.index(item) + 1, None)
         for other in takewhile(lambda each: self._batches.get(each.nodeid) == batch, following):
+            if needs_group(other) is not needs_group(item):
+                # Another worker of xdist may have it.
+                break
             is_new = other.nodeid not in self._ready and other.nodeid not in self._job_of
             # Groups of a cluster run when pytest reaches them, since no other row runs beside them.
             ahead = self._context.settings.ray is None or not needs_group(other)
@@ -345,9 +357,7 @@ class RowRunner:
         )
         if not job.judge:
             against = self._against(row) if source is not None and job.group is None else None
-            # Each call of a round has the time of a row.
-            calls = 1 if against is None else 2 + against.control
-            return replace(job, against=against, timeout_s=job.timeout_s * calls)
+            return job if against is None else replace(job, against=against, timeout_s=job.timeout_s * against.calls)
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))
 
@@ -362,6 +372,10 @@ class RowRunner:
         if msprof is None:
             return GroupProcess(spec, devices, measure, self._context.waits)
         return msprof_on_group(spec, devices, measure, msprof, self._context.waits)
+
+
+def _with_reason(outcome: RowOutcome, why: str) -> RowOutcome:
+    return replace(outcome, reason="; ".join(filter(None, (outcome.reason, why))))
 
 
 def _instrument(row: SessionCase) -> str:

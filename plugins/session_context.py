@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import pickle
 import shlex
@@ -124,6 +123,10 @@ class SharedFolder:
         """Writes the process id of this process, which is the worker of that name."""
         self.write(f"{worker}{_PID_SUFFIX}", str(os.getpid()))
 
+    def unregister_worker(self, worker: str) -> None:
+        """Removes the process id of a worker that has ended, and released its device."""
+        (self.path / f"{worker}{_PID_SUFFIX}").unlink(missing_ok=True)
+
     def worker_pids(self) -> list[int]:
         """Returns the process ids of all registered workers; the system may have reused the id of an ended worker."""
         return [int(path.read_text()) for path in self.path.glob(f"*{_PID_SUFFIX}")]
@@ -165,6 +168,10 @@ class SharedFolder:
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
+#: In the shared folder: how many items at the end of the collection need several devices.
+EXCLUSIVE_ITEMS = "exclusive"
+#: How often a worker looks whether the others have ended, in seconds.
+_LOOK_EVERY_S = 0.05
 #: The reason of a session that the first Ctrl-C ends.
 STOPPED = "Ctrl-C: stopped after the running row"
 
@@ -212,8 +219,6 @@ class SessionContext:
         self._stop_reason = ""
         #: Whether the user pressed Ctrl-C twice.
         self.stopped_now = False
-        #: In the controller: the place of each worker's device.
-        self._places: dict[Any, int] = {}
         #: In the controller: the ids of workers that have not said what they wrote; they run, or were killed.
         self.silent_workers: set[str] = set()
         if self.is_worker:
@@ -372,21 +377,21 @@ class SessionContext:
         self.stop(reason)
         raise pytest.fail.Exception(reason, pytrace=False) from None
 
-    def start_worker(self, node: Any) -> None:
-        """Prepares the input of a worker of xdist, which takes the lowest free place."""
-        self._places[node] = next(place for place in itertools.count() if place not in self._places.values())
-        self.silent_workers.add(node.workerinput["workerid"])
-        node.workerinput[_WORKER_INPUT] = {
+    def prepare_worker(self, worker_input: dict[str, Any], place: int) -> None:
+        """Completes the input of a worker of xdist, which prefers the device at `place`."""
+        self.silent_workers.add(worker_input["workerid"])
+        worker_input[_WORKER_INPUT] = {
             "run_id": self.run_id,
             "shared_dir": str(self.shared.path),
             "controller": str(os.getpid()),
-            "place": str(self._places[node]),
+            "place": str(place),
             "plan": self.shared.plan_digest,
         }
 
-    def end_worker(self, node: Any) -> None:
-        """Frees the place of a worker that has ended."""
-        self._places.pop(node, None)
+    def await_other_workers(self) -> None:
+        """Returns when no other worker of the session runs, or when the session is to stop."""
+        while self.is_worker and self.shared.worker_pids() != [os.getpid()] and not self.stop_reason:
+            time.sleep(_LOOK_EVERY_S)
 
     def kill_workers(self) -> None:
         """Kills the workers of xdist, and with them their device processes. Their records are in their journals."""
@@ -420,5 +425,7 @@ class SessionContext:
         for each in self._databases:
             if each.lock is not None:
                 each.lock.release()
-        if self._shared is not None:
+        if self.is_worker:
+            self.shared.unregister_worker(self.worker)
+        elif self._shared is not None:
             self._shared.remove()

@@ -19,7 +19,7 @@ from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
-from opatlas.run.collectives import options as collective_options
+from opatlas.run.collectives import plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
 from opatlas.run.groups.pool import GroupNodes
@@ -100,11 +100,8 @@ def profiles(option: argparse.Namespace) -> RowSource:
 
 def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns messages of collectives: options name them, and groups run them. Raises pytest.UsageError."""
-    if config.option.ray is None:
-        plan = collective_options.collective_plan(config.option, GroupNodes(devices))
-    else:
-        cluster = cluster_of(config, devices)
-        plan = collective_options.collective_plan(config.option, cluster.group_nodes, cluster.nvlink_islands())
+    nodes = GroupNodes(devices) if config.option.ray is None else cluster_of(config, devices).group_nodes
+    plan = collective_options.collective_plan(config.option, nodes)
     rank = plan.options.node_rank
     return RowSource(
         plan.options,

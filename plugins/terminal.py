@@ -13,7 +13,6 @@ import pytest
 from opatlas import formats
 from opatlas.ask.compare.comparison import compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.capture.time_shares import without_shapes
 from opatlas.errors import OpAtlasError
 from opatlas.row.status import Status
 from opatlas.show.compared import evidence, figures_table, rows_table
@@ -198,7 +197,7 @@ def _samples(session: Session) -> dict[str, object]:
         "launches": (account.ingested, f"of {sum(map(len, profile.cases.values())):,} signatures"),
         **{f"left out: {reason.value}": count for reason, count in account.left_out.most_common() if count},
         "first invalid duration": ", ".join(place for _, place in account.without_duration[:1]) or None,
-        "without shapes": _first(list(map(str, without_shapes(account)))) or None,
+        "without shapes": _first(list(map(str, account.without_shapes))) or None,
         "copies of a summary": _first(list(map(str, profile.same_bytes))) or None,
         "warm-up and set-up launches": "count as samples, since they look like others",
     }

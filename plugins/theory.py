@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, Pace, code_digest, read_manifests, replay_pace, this_machine
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import absolute_path, expect_folder
+from opatlas.formats import size
 from opatlas.installation import PACKAGE, code_folder
 from opatlas.options import Scope
-from opatlas.row.kind import kind_of
 from opatlas.row.location import default_path, device_kind, expect_npu
-from opatlas.row.versions import detect
+from opatlas.row.versions import detect, kind_of
 from opatlas.run.devices.device import database_name, device_kinds, kind_named
-from opatlas.show.result import Fields
+from opatlas.show.result import Column, Fields, Table
 from opatlas.text import pluralize, printable_lines
 
 from .options import OPTIONS, THEORY_ROWS, outside, refuse, refuse_useless_versions
@@ -151,17 +151,12 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or only plans them with --read-only. Raises OpAtlasError."""
-        from opatlas.theory.known_rows import model_coverage
         from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
         if self._config.option.read_only:
-            done = plan_kernel(kernel, read_table(plan.database, kernel_type), plan.request)
-        else:
-            done = add_theory_rows(plan.database, kernel, plan.request)
-        table = read_table(plan.database, kernel_type)
-        coverage = model_coverage(kernel, table, plan.request.targets)
-        return replace(done.result, coverage=tuple(coverage))
+            return plan_kernel(kernel, read_table(plan.database, kernel_type), plan.request).result
+        return add_theory_rows(plan.database, kernel, plan.request).result
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -172,23 +167,17 @@ class Theory:
                 if report.when == "call":
                     from opatlas.theory.plan import KernelResult
 
-                    self._results.append(KernelResult.read(value))
+                    self._results.append(KernelResult(**value))
                 # The JUnit file gets the number of rows.
                 report.user_properties[index] = (name, value["added"])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Writes a manifest of the added rows, and the report of the coverage of models."""
-        if self._is_worker or not self._results or self._config.option.read_only:
-            return
-        from opatlas.shapes.report import coverage_page
-
-        database = self.plan.database
+        """Writes a manifest of the added rows."""
         added = sum(result.added for result in self._results)
+        if self._is_worker or not added or self._config.option.read_only:
+            return
         try:
-            if added:
-                self._manifest(added).write(database)
-            page = coverage_page(self._results, f"run {self._run_id}, {pluralize(added, 'row')} added")
-            write_text(self._coverage_path, page)
+            self._manifest(added).write(self.plan.database)
         except OpAtlasError as error:
             self._problem = str(error)
             if session.exitstatus == pytest.ExitCode.OK:
@@ -224,26 +213,37 @@ class Theory:
         # The replay reports manifests that cannot be read.
         return replay_pace(read_manifests(self.plan.database, []).values(), self.plan.kind)
 
-    @cached_property
-    def _coverage_path(self) -> Path:
-        return self.plan.database.new_report_path("coverage", self._started_at, suffix=".md")
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._is_worker or not self._results:
             return
-        from opatlas.shapes.report import summary_parts
-
         terminalreporter.section("theory rows")
-        read_only = self._config.option.read_only
-        where = {
-            "database": str(self.plan.database.path),
-            "coverage": None if read_only or self._problem else str(self._coverage_path),
-        }
-        write_parts(terminalreporter, [*summary_parts(self._results, self._pace(), read_only=read_only), Fields(where)])
+        parts = [summary_table(self._results, read_only=self._config.option.read_only)]
+        where = {"database": str(self.plan.database.path)}
+        if added := sum(result.added for result in self._results):
+            where["to replay them"] = self._pace().time_of(added)
+        write_parts(terminalreporter, [*parts, Fields(where)])
         for warning in self.plan.database.misspelt_columns():
             terminalreporter.write_line(printable_lines(f"warning: {warning}"))
         if self._problem:
             terminalreporter.write_line(printable_lines(f"error: {self._problem}"), red=True)
+
+
+def summary_table(results: Sequence[KernelResult], *, read_only: bool) -> Table:
+    """Returns a line for each kernel type, and one for all."""
+    ordered = sorted(results, key=lambda result: result.kernel_type)
+    counts = [(each.added, each.existing, each.over_budget, each.refused) for each in ordered]
+    sizes = [(each.largest_bytes, each.total_bytes) for each in ordered]
+    rows = [
+        (each.kernel_type, *own, *(size or None for size in of_row), ", ".join(each.unknown_dtypes) or None)
+        for each, own, of_row in zip(ordered, counts, sizes, strict=True)
+    ]
+    largest, total = max(size for size, _ in sizes), sum(size for _, size in sizes)
+    rows.append(("all", *map(sum, zip(*counts, strict=True)), largest or None, total or None, None))
+    columns = (
+        *("kernel type", "to add" if read_only else "added", "existing", "too large", "refused"),
+        *(Column("largest", size), Column("in all", size), "unknown dtypes"),
+    )
+    return Table(columns, rows)
 
 
 def kind_of_database(config: pytest.Config, database: Database) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from opatlas import formats
-from opatlas.capture.time_shares import without_replay as shares_without_replay
+from opatlas.capture.launches import time_shares
 from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.data.manifest import read_manifests, replay_pace
@@ -77,7 +77,7 @@ def _to_run(session: Session, selected: int) -> Iterator[str]:
         yield f"{pluralize(len(not_selected), unit)} not selected by --where {str(settings.where)!r}"
     yield from _left_out(session)
     without_replay = session.not_replayable()
-    if shares := shares_without_replay(without_replay, plan.captured_time_us()):
+    if shares := time_shares(without_replay, plan.captured_time_us()):
         listed = [f"{each}{suggest(each.kernel_type, replayable, least=0.85)}" for each in shares[:_MANY]]
         listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
         count = without_replay.total()

@@ -1,4 +1,5 @@
-"""Finds capture files: kernel_details*.csv of torch_npu.profiler and op_summary*.csv of msprof.
+"""The kinds of captures, and how their files are found: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of
+msprof.
 
 Files are identified by their bytes, so that a capture counts once under any name. msprof writes folders
 PROF_{number}_{time}_{hash}/mindstudio_profiler_output/op_summary_*.csv.
@@ -11,19 +12,19 @@ import re
 import shlex
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from opatlas.capture.capture_reader import read_capture
+from opatlas.capture.launches import CaptureReader
 from opatlas.data.header import expect_columns, read_header
 from opatlas.data.ingests import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
 
 _BLOCK_BYTES = 1 << 20
-_BESIDE = "op_summary files beside kernel_details, usually of the same launches"
-_EARLIER = "op_summary files of earlier exports"
 _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as CSV"
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
@@ -49,42 +50,72 @@ class FoundCaptures:
     unparsed: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class CaptureKind:
+    """A kind of capture. A further kind is a file with a `CaptureReader`, and an entry in `KINDS`.
+
+    Attributes:
+        names: a pattern of the names of its files, in any case.
+        read: reads a file.
+        last: returns those files that count, where later ones replace earlier ones; sorted.
+    """
+
+    name: str
+    names: re.Pattern[str]
+    read: CaptureReader = read_capture
+    last: Callable[[Iterable[Path]], list[Path]] = sorted
+
+
+def kind_of_capture(file: Path) -> CaptureKind:
+    """Returns the kind of a capture by its name; the first kind for a name of none."""
+    return next((kind for kind in KINDS if kind.names.fullmatch(file.name)), KINDS[0])
+
+
 def find_captures(path: Path) -> FoundCaptures:
     """Finds the captures at a path: the file itself, or those of the folder and the folders below it.
 
-    A folder's captures are all `*kernel_details*.csv`; if there are none, the op_summary files of the last export.
+    A folder's captures are those of the first kind that it has.
 
     Raises:
         OpAtlasError: the path does not exist, a folder below it cannot be read, or there is no capture.
     """
     try:
         path.stat()
-    except FileNotFoundError:
-        raise OpAtlasError(f"{path}: no such file or folder: check the path") from None
     except OSError as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
+        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
     if not path.is_dir():
         return FoundCaptures([path])
     named = sorted(files_below(path, lambda name: _is_capture(name) or _DATABASE.fullmatch(name) is not None))
-    details = [file for file in named if _is_details(file.name)]
-    files = details or _last_exports(named)
-    summaries = [file for file in named if _SUMMARY.fullmatch(file.name) and file not in files]
-    no_csv = [file for file in named if _is_capture(file.name) and file.suffix.lower() != ".csv"]
-    by_reason = ((_BESIDE if details else _EARLIER, summaries), (_NO_CSV, no_csv))
-    not_read = [(why, others) for why, others in by_reason if others]
+    found = {kind: [file for file in named if kind.names.fullmatch(file.name)] for kind in KINDS}
+    first = next((kind for kind, of_kind in found.items() if of_kind), KINDS[0])
+    files = first.last(found[first])
+    not_read = [
+        (
+            f"{kind.name} files of earlier exports" if kind is first else f"{kind.name} files beside {first.name}",
+            [file for file in of_kind if file not in files],
+        )
+        for kind, of_kind in found.items()
+    ]
+    not_read.append((_NO_CSV, [file for file in named if _is_capture(file.name) and file.suffix.lower() != ".csv"]))
+    not_read = [(why, others) for why, others in not_read if others]
     databases = [file for file in named if _DATABASE.fullmatch(file.name)]
     unparsed = _unparsed(path, files, databases)
     if files:
         return FoundCaptures(files, not_read, unparsed)
     problems = [*unparsed, *(f"{what}: {other}" for what, others in not_read for other in others)]
     if _is_database(path):
-        raise OpAtlasError(
-            f"{path}: a database of OpAtlas, and no capture: name the folder that the profiler wrote; "
-            f"`opatlas show` and `opatlas query` read a database, and `opatlas combine` joins two"
+        remedy = (
+            "Name the folder that the profiler wrote; `opatlas show` and `opatlas query` read a database, and "
+            "`opatlas combine` joins two"
         )
-    nothing = f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it"
-    remedy = "" if problems else ": name the folder that the profiler wrote, or one file"
-    raise OpAtlasError("\n".join([nothing + remedy, *problems]))
+        raise TableError(path, "a database of OpAtlas, and no capture", remedy)
+    kinds = " or ".join(f"*{kind.name}*" for kind in KINDS)
+    nothing = TableError(
+        path,
+        f"no CSV file named {kinds} in this folder or below it",
+        "Name the folder that the profiler wrote, or one file",
+    )
+    raise OpAtlasError("\n".join([str(nothing), *problems]))
 
 
 def _unparsed(path: Path, captures: Sequence[Path], databases: Sequence[Path]) -> list[str]:
@@ -107,7 +138,10 @@ def _unparsed(path: Path, captures: Sequence[Path], databases: Sequence[Path]) -
             for file in databases
             if not any(result in file.parents for result in results)
         ]
-    of_torch_npu = {*results, *(parent for file in captures if _is_details(file.name) for parent in file.parents)}
+    of_torch_npu = {
+        *results,
+        *(parent for file in captures if kind_of_capture(file) is KINDS[0] for parent in file.parents),
+    }
     return [*problems, *unparsed_profiles(path, captures, of_torch_npu)]
 
 
@@ -128,10 +162,6 @@ def _is_database(path: Path) -> bool:
 
 def _is_capture(name: str) -> bool:
     return "kernel_details" in name.lower() or "op_summary" in name.lower()
-
-
-def _is_details(name: str) -> bool:
-    return "kernel_details" in name.lower() and name.lower().endswith(".csv")
 
 
 @dataclass
@@ -183,12 +213,10 @@ def check_unchanged(given: CaptureInput) -> None:
     try:
         state = given.path.stat()
     except OSError as error:
-        raise OpAtlasError(f"{given.path}: was removed while it was read ({error.strerror}): run again") from None
+        raise TableError(given.path, f"was removed while it was read ({error.strerror})", "Run again") from None
     if (state.st_size, state.st_mtime_ns) != (given.size_bytes, given.changed_ns):
-        raise OpAtlasError(
-            f"{given.path}: changed while it was read, so nothing was ingested: "
-            f"wait until the profiler has finished, then run again"
-        )
+        remedy = "Wait until the profiler has finished, then run again"
+        raise TableError(given.path, "changed while it was read, so nothing was ingested", remedy)
 
 
 def earlier_ingests(
@@ -263,3 +291,10 @@ def _last_exports(files: Iterable[Path]) -> list[Path]:
 
 def _profile_of(path: Path) -> Path | None:
     return next((folder for folder in path.parents if folder.name.startswith("PROF_")), None)
+
+
+#: The kinds of captures; of a folder the first one counts.
+KINDS = (
+    CaptureKind("kernel_details", re.compile(r".*kernel_details.*\.csv", re.IGNORECASE)),
+    CaptureKind("op_summary", _SUMMARY, last=_last_exports),
+)

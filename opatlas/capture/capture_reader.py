@@ -1,4 +1,4 @@
-"""Streams a profiler's capture: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof.
+"""Reads a profiler's CSV: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof.
 
 All versions of the header are read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, any group
 of metrics, names in any case.
@@ -6,14 +6,14 @@ of metrics, names in any case.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from opatlas.capture.launches import CapturedLaunches, SkipReason
 from opatlas.data.header import read_header
 from opatlas.errors import TableError
-from opatlas.row.columns import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, PIPE_UTILIZATION, REQUIRED
+from opatlas.row import columns as col
 from opatlas.text import parse_real
 
 TYPE, DURATION, CONTEXT_ID = "Type", "Duration(us)", "Context ID"
@@ -35,8 +36,8 @@ NAME, START, WAIT, STEP, STREAM, DEVICE = (
 _SYNONYMS = {
     TYPE: "OP Type",
     DURATION: "Task Duration(us)",
-    ACCELERATOR_CORE: "Task Type",
-    OP_STATE: "Op State",
+    col.ACCELERATOR_CORE: "Task Type",
+    col.OP_STATE: "Op State",
     NAME: "Op Name",
     START: "Task Start Time(us)",
     WAIT: "Task Wait Time(us)",
@@ -49,7 +50,18 @@ _DESCRIPTIVE = frozenset(
     {
         *_SYNONYMS,
         *_SYNONYMS.values(),
-        *(*BASE, STEP, STREAM, DEVICE, CONTEXT_ID, "Model ID", "Model Name", "Infer ID", "Task ID", "HF32 Eligible"),
+        *(
+            *col.BASE,
+            STEP,
+            STREAM,
+            DEVICE,
+            CONTEXT_ID,
+            "Model ID",
+            "Model Name",
+            "Infer ID",
+            "Task ID",
+            "HF32 Eligible",
+        ),
     }
 )
 
@@ -67,7 +79,7 @@ def _is_descriptive(name: str) -> bool:
 
 
 #: Columns by their names in lower case without blanks: tools that rewrite captures may change the spelling.
-_BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
+_BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *col.PIPE_UTILIZATION)}
 _DESCRIPTIVE_KEYS = frozenset(_UNITS.sub("", _key(name)) for name in _DESCRIPTIVE)
 _COLUMNS_SHOWN = 8
 LEVEL_0_REMEDY = (
@@ -110,7 +122,7 @@ def read_capture_header(path: Path) -> CaptureHeader:
             path, "a column's name spans lines", "Leave the file out: no profiler writes such a header", line=1
         )
     names = _known_names([name.strip() for name in header.names])
-    text = {column: found for column in (TYPE, *BASE) if (found := column_of(names, column))}
+    text = {column: found for column in (TYPE, *col.BASE) if (found := column_of(names, column))}
     duration = column_of(names, DURATION)
     lacking = [name for name, found in ((TYPE, text.get(TYPE)), (DURATION, duration)) if not found]
     if lacking:
@@ -118,9 +130,9 @@ def read_capture_header(path: Path) -> CaptureHeader:
         problem = f"no column {' or '.join(map(repr, lacking))}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}"
         remedy = "Leave the file out: it is no kernel_details or op_summary file, with durations in microseconds"
         raise TableError(path, problem + more, remedy, line=1)
-    if INPUT_SHAPES not in text:
+    if col.INPUT_SHAPES not in text:
         raise TableError(path, "taken at profiler level 0, which records no shapes", LEVEL_0_REMEDY, line=1)
-    missing = [column for column in REQUIRED if column not in text]
+    missing = [column for column in col.REQUIRED if column not in text]
     if missing:
         raise TableError(path, f"no column {', '.join(map(repr, missing))}", LEVEL_0_REMEDY, line=1)
     # The profiler writes the counters last, for every group of metrics.
@@ -152,14 +164,10 @@ _LINE_BYTES = 64 << 20
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3}){2,}")
 #: A file with more malformed rows has a wrong header.
 _MALFORMED_LIMIT = 10_000
-#: What stands for bytes that are not UTF-8.
-_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _AGAIN = "Take the capture again"
+#: The columns that group the launches of a block, with the type.
+_KEY = (col.ACCELERATOR_CORE, *col.INPUT_SLOTS, *col.OUTPUT_SLOTS)
 _WORD = pa.dictionary(pa.int32(), pa.string())
-
-
-class _NotNumericError(Exception):
-    """A column of numbers has a cell with text."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +176,12 @@ class MalformedRow:
 
     Attributes:
         line: the line where the row begins.
-        fields: the number of fields, if it differs from the header's; None if the row is not UTF-8.
+        fields: the number of fields, which differs from the header's.
         lines: the lines of the row; more than 1 if an open quote includes further lines.
     """
 
     line: int
-    fields: int | None
+    fields: int
     lines: int = 1
 
 
@@ -218,165 +226,137 @@ class Chunk:
         return line
 
 
-class Capture:
-    """Reads the rows of a capture."""
-
-    def __init__(self, path: Path, header: CaptureHeader) -> None:
-        self.path = path
-        self.header = header
-        self._columns = [*header.text.values(), header.duration, *header.counters]
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Yields the rows in order, block by block. Threads parse the next blocks meanwhile.
-
-        Raises:
-            TableError: the file is not a CSV in UTF-8.
-        """
-        # The parser releases Python's global lock, so threads parse blocks while another block is grouped.
-        workers = min(os.cpu_count() or 1, _WORKERS)
-        malformed = 0
-        with ThreadPoolExecutor(workers, thread_name_prefix="capture") as pool:
-            pending: deque[Future[Chunk]] = deque()
-            blocks = self._blocks()
-            try:
-                while True:
-                    for line, block in islice(blocks, workers + 1 - len(pending)):
-                        pending.append(pool.submit(self._parse_block, line, block))
-                    if not pending:
-                        return
-                    chunk = pending.popleft().result()
-                    malformed += len(chunk.malformed)
-                    if malformed > _MALFORMED_LIMIT:
-                        raise TableError(
-                            self.path, f"more than {_MALFORMED_LIMIT:,} rows do not fit the header", _AGAIN
-                        )
-                    yield chunk
-            finally:
-                for future in pending:
-                    future.cancel()
-
-    def _blocks(self) -> Iterator[tuple[int, bytes]]:
-        """Yields blocks of whole lines, about BLOCK_BYTES each, with the number of their first line."""
-        try:
-            with open(self.path, "rb") as file:
-                file.readline()
-                line = 2
-                start = b""
-                while data := file.read(BLOCK_BYTES):
-                    end = data.rfind(b"\n") + 1
-                    if not end:
-                        start += data
-                        if len(start) > _LINE_BYTES:
-                            raise TableError(self.path, f"a line of more than {_LINE_BYTES:,} bytes", _AGAIN, line=line)
-                        continue
-                    block = start + data[:end]
-                    yield line, block
-                    line += block.count(b"\n")
-                    start = data[end:]
-                if start:
-                    yield line, start
-        except OSError as error:
-            raise TableError(
-                self.path, f"cannot be read ({error.strerror})", "Check the path and its permissions"
-            ) from None
-
-    def _parse_block(self, first_line: int, block: bytes) -> Chunk:
-        text, no_text = self._readable_lines(block)
-        try:
-            table, malformed = self._table(first_line, text, pa.float64())
-        except _NotNumericError:
-            # An invalid number costs only its own cell. Slower, and rarely needed.
-            table, malformed = self._table(first_line, text, _WORD)
-        header = self.header
-        durations = table[header.duration]
-        return Chunk(
-            first_line=first_line,
-            size_bytes=len(block),
-            rows=len(durations),
-            text={column: table[name] for column, name in header.text.items()},
-            duration_us=_numbers(durations),
-            duration_words=durations if isinstance(durations, pa.DictionaryArray) else None,
-            counters={name: _numbers(table[name]) for name in header.counters},
-            malformed=_in_order(malformed, [first_line + number for number in no_text]),
+def read_capture(path: Path, root: Path, on_bytes: Callable[[int], None]) -> CapturedLaunches:
+    """Reads the launches of a capture (`CaptureReader`)."""
+    header = read_capture_header(path)
+    launches = CapturedLaunches(path, root, header.counters)
+    for chunk in read_chunks(path, header):
+        columns = [column for column in (TYPE, *_KEY) if column in chunk.text]
+        groups, first = _group([chunk.text[column] for column in columns], chunk.rows)
+        words = {column: _words_at(chunk.text.get(column), first) for column in (TYPE, col.OP_STATE, *_KEY)}
+        kinds = np.empty(len(first), dtype=np.int32)
+        is_blank = np.zeros(len(first), dtype=bool)
+        for group, row in enumerate(first.tolist()):
+            cells = {column: words[column][group] for column in _KEY}
+            kernel_type, state = words[TYPE][group], words[col.OP_STATE][group]
+            is_blank[group] = not any((kernel_type, *cells.values()))
+            kinds[group] = launches.kind(kernel_type, cells, chunk.line_of(row), state)
+        # A blank line is not a row of the capture.
+        rows = np.flatnonzero(~is_blank[groups] | ~np.isnan(chunk.duration_us))
+        launches.add(
+            kinds[groups[rows]],
+            chunk.duration_us[rows],
+            {name: values[rows] for name, values in chunk.counters.items()},
+            partial(_place, chunk, rows),
         )
-
-    def _readable_lines(self, block: bytes) -> tuple[bytes, list[int]]:
-        """Returns a block as UTF-8, and the numbers of the lines that are left out for it, counted from 0.
-
-        A line with other bytes stays if these are in cells that are not used, such as the name of a launch in GBK.
-        """
-        if block.isascii():
-            return block, []
-        try:
-            block.decode()
-            return block, []
-        except UnicodeDecodeError:
-            kept, left_out = [], []
-        used = [self.header.names.index(name) for name in self._columns]
-        for number, line in enumerate(block.split(b"\n")):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                text = line.decode(errors="replace")
-                try:
-                    cells = next(csv.reader([text]))
-                except csv.Error:
-                    # A carriage return in the line, or a quote that nothing ends.
-                    cells = []
-                if len(cells) != len(self.header.names) or any(_UNREADABLE in cells[index] for index in used):
-                    left_out.append(number)
-                    continue
-                line = text.encode()
-            kept.append(line)
-        return b"\n".join(kept), left_out
-
-    def _table(
-        self, first_line: int, text: bytes, number: pa.DataType
-    ) -> tuple[dict[str, pa.Array], list[MalformedRow]]:
-        """Returns the columns of a block, and the rows that do not fit the header. Raises TableError."""
-        malformed: list[MalformedRow] = []
-
-        def reject(row: pa.csv.InvalidRow) -> str:
-            extra_lines = sum(bad.lines - 1 for bad in malformed)
-            line = first_line + row.number - 1 + extra_lines
-            malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
-            return "skip"
-
-        types = dict.fromkeys(self._columns, number) | dict.fromkeys(self.header.text.values(), _WORD)
-        try:
-            table = pa.csv.read_csv(
-                pa.py_buffer(text or b"\n"),
-                # One thread, so that a malformed row has a number; one block, so that the result is one chunk.
-                read_options=pa.csv.ReadOptions(
-                    use_threads=False, block_size=len(text) + 1, column_names=self.header.names
-                ),
-                # Blank lines become empty rows, so that line numbers stay right.
-                parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
-                convert_options=pa.csv.ConvertOptions(column_types=types, include_columns=list(types)),
-            ).combine_chunks()
-        except pa.ArrowInvalid as error:
-            if "conversion error to double" in str(error):
-                raise _NotNumericError from None
-            raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
-        if not text or not table.num_rows:
-            return {name: pa.array([], type=kind) for name, kind in types.items()}, malformed
-        return {name: table.column(name).chunk(0) for name in types}, malformed
+        for bad in chunk.malformed:
+            included = f" (an open quote includes {bad.lines - 1} more)" if bad.lines > 1 else ""
+            problem = f"{bad.fields} fields where the header has {len(header.names)} columns{included}"
+            launches.report(bad.line, problem, "The row is left out; take the capture again")
+            launches.counts.add(SkipReason.MALFORMED, "", bad.lines)
+        on_bytes(chunk.size_bytes)
+    if not launches.counts.rows:
+        raise TableError(path, "a header without rows", "Take the capture again, or leave the file out")
+    return launches
 
 
-def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tuple[MalformedRow, ...]:
-    """Returns all malformed rows, ordered by line.
+def _place(chunk: Chunk, rows: np.ndarray, launch: int) -> tuple[int, str]:
+    row = int(rows[launch])
+    return chunk.line_of(row), chunk.duration_text(row)
 
-    Args:
-        malformed: the rows found among the lines that are UTF-8.
-        no_text: the lines that are not UTF-8, in order.
+
+def read_chunks(path: Path, header: CaptureHeader) -> Iterator[Chunk]:
+    """Yields the rows of a capture in order, block by block. Threads parse the next blocks meanwhile.
+
+    Raises:
+        TableError: the file is not a CSV in UTF-8.
     """
-    found = []
-    for bad in malformed:
-        line = bad.line
-        for other in no_text:
-            line += other <= line
-        found.append(replace(bad, line=line))
-    return tuple(sorted([*found, *(MalformedRow(line, None) for line in no_text)], key=lambda bad: bad.line))
+    # The parser releases Python's global lock, so threads parse blocks while another block is grouped.
+    workers = min(os.cpu_count() or 1, _WORKERS)
+    malformed = 0
+    with ThreadPoolExecutor(workers, thread_name_prefix="capture") as pool:
+        pending: deque[Future[Chunk]] = deque()
+        blocks = _blocks(path)
+        try:
+            while True:
+                for line, block in islice(blocks, workers + 1 - len(pending)):
+                    pending.append(pool.submit(_parse_block, path, header, line, block))
+                if not pending:
+                    return
+                chunk = pending.popleft().result()
+                malformed += len(chunk.malformed)
+                if malformed > _MALFORMED_LIMIT:
+                    raise TableError(path, f"more than {_MALFORMED_LIMIT:,} rows do not fit the header", _AGAIN)
+                yield chunk
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields blocks of whole lines, about BLOCK_BYTES each, with the number of their first line."""
+    try:
+        with open(path, "rb") as file:
+            file.readline()
+            line = 2
+            while block := file.read(BLOCK_BYTES):
+                block += file.readline(_LINE_BYTES)
+                if len(block) > BLOCK_BYTES + _LINE_BYTES - 1:
+                    raise TableError(path, f"a line of more than {_LINE_BYTES:,} bytes", _AGAIN, line=line)
+                yield line, block
+                line += block.count(b"\n")
+    except OSError as error:
+        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+
+
+def _parse_block(path: Path, header: CaptureHeader, first_line: int, block: bytes) -> Chunk:
+    # A line with other bytes than UTF-8 stays if they are in cells that do not count, such as a name in GBK.
+    text = block if block.isascii() else block.decode(errors="replace").encode()
+    malformed: list[MalformedRow] = []
+
+    def reject(row: pa.csv.InvalidRow) -> str:
+        extra_lines = sum(bad.lines - 1 for bad in malformed)
+        line = first_line + row.number - 1 + extra_lines
+        malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
+        return "skip"
+
+    def read(number: pa.DataType) -> Mapping[str, pa.Array]:
+        malformed.clear()
+        types = dict.fromkeys((header.duration, *header.counters), number)
+        types |= dict.fromkeys(header.text.values(), _WORD)
+        table = pa.csv.read_csv(
+            pa.py_buffer(text),
+            # One thread, so that a malformed row has a number; one block, so that the result is one chunk.
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=header.names),
+            # Blank lines become empty rows, so that line numbers stay right.
+            parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
+            convert_options=pa.csv.ConvertOptions(column_types=types, include_columns=list(types)),
+        ).combine_chunks()
+        if not table.num_rows:
+            return {name: pa.array([], type=kind) for name, kind in types.items()}
+        return {name: table.column(name).chunk(0) for name in types}
+
+    try:
+        try:
+            table = read(pa.float64())
+        except pa.ArrowInvalid as error:
+            if "conversion error to double" not in str(error):
+                raise
+            # An invalid number costs only its own cell. Slower, and rarely needed.
+            table = read(_WORD)
+    except pa.ArrowInvalid as error:
+        raise TableError(path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
+    durations = table[header.duration]
+    return Chunk(
+        first_line=first_line,
+        size_bytes=len(block),
+        rows=len(durations),
+        text={column: table[name] for column, name in header.text.items()},
+        duration_us=_numbers(durations),
+        duration_words=durations if isinstance(durations, pa.DictionaryArray) else None,
+        counters={name: _numbers(table[name]) for name in header.counters},
+        malformed=tuple(malformed),
+    )
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
@@ -392,3 +372,27 @@ def _numbers(column: pa.Array) -> np.ndarray:
 def _number(word: str) -> float:
     number = parse_real(word.strip().replace(",", "") if _THOUSANDS.fullmatch(word.strip()) else word)
     return float("nan") if number is None else number
+
+
+def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the group of each row, by equal cells in `columns`, and the first row of each group."""
+    key = np.zeros(rows, dtype=np.int64)
+    size = 1
+    for column in columns:
+        codes = column.indices.to_numpy(zero_copy_only=False)
+        count = max(len(column.dictionary), 1)
+        if size * count > 2**62:
+            distinct, key = np.unique(key, return_inverse=True)
+            size = len(distinct)
+        key = key * count + codes
+        size *= count
+    _, first, groups = np.unique(key, return_index=True, return_inverse=True)
+    return groups, first
+
+
+def _words_at(column: pa.DictionaryArray | None, rows: np.ndarray) -> list[str]:
+    """Returns the cells of some rows; "" if the capture lacks the column."""
+    if column is None:
+        return [""] * len(rows)
+    words = column.dictionary.to_pylist()
+    return [words[code] for code in column.indices.to_numpy(zero_copy_only=False)[rows].tolist()]

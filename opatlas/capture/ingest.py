@@ -72,7 +72,7 @@ class IngestResult:
         manifest: None if nothing was written.
         report: the report of changed durations; None if none changed.
         outcome: changes of the CSVs.
-        account: counts of the rows.
+        account: the rows by their outcome.
         files: the captures that were read.
         attention: the names of the captures with attention rows.
         already: files that an earlier ingest has, with its id; they were not read.
@@ -195,7 +195,7 @@ def _write_statistics(
     """Runs steps 4 and 5 for the cases of one ingest. Returns the report if durations changed. Raises OpAtlasError."""
     cases = pool_cases(ingests, keys)
     outcome = apply_cases(database, cases, _ingest_ids(ingests))
-    report = write_report(database, outcome.changes) if outcome.changes else None
+    report = write_report(database, outcome.changes)
     manifest.kernel_types = len(cases)
     manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
     others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
@@ -261,15 +261,15 @@ def _ingest_ids(ingests: Sequence[Ingest]) -> set[str]:
     return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
 
 
-def _capture_file(file: CaptureInput, account: LaunchCounts) -> CaptureFile:
+def _capture_file(file: CaptureInput, counts: LaunchCounts) -> CaptureFile:
     return CaptureFile(
         path=printable(str(file.path)),
         name=printable(file.path.name),
         size_bytes=file.size_bytes,
         sha256=file.sha256,
-        rows=account.rows,
-        ingested=account.ingested,
-        left_out={reason.name.lower(): count for reason, count in account.left_out.items() if count},
+        rows=counts.rows,
+        ingested=counts.ingested,
+        left_out={reason.name.lower(): count for reason, count in counts.left_out.items() if count},
         same_bytes=tuple(printable(str(path)) for path in file.same_bytes),
     )
 

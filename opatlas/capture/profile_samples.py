@@ -45,7 +45,7 @@ class Profile:
         files: the op_summary files that were read.
         same_bytes: files with the bytes of another file; they were not read.
         cases: by kernel type.
-        account: counts of the rows.
+        account: the rows by their outcome.
         problems: lines, files and folders that cannot be read, each with the remedy.
     """
 

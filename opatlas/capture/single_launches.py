@@ -15,9 +15,9 @@ from opatlas.capture.capture_reader import (
     STREAM,
     TYPE,
     WAIT,
-    Capture,
     column_of,
     read_capture_header,
+    read_chunks,
 )
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, INPUT_SHAPES
@@ -89,10 +89,8 @@ def read_launches(path: Path) -> Launches:
         raise TableError(path, f"no column {START!r}", "Take the profile again with --task-time=l1", line=1)
     launches: list[Launch] = []
     problems: list[tuple[int, str]] = []
-    for chunk in Capture(path, replace(header, text={**header.text, **own})).chunks():
-        problems += [
-            (bad.line, f"{bad.fields or 'unreadable'} of {len(header.names)} columns") for bad in chunk.malformed
-        ]
+    for chunk in read_chunks(path, replace(header, text={**header.text, **own})):
+        problems += [(bad.line, f"{bad.fields} of {len(header.names)} columns") for bad in chunk.malformed]
         columns = {name: array.to_pylist() for name, array in chunk.text.items()}
         counters = {name: values.tolist() for name, values in chunk.counters.items()}
         for row in range(chunk.rows):

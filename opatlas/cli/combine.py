@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -66,10 +65,9 @@ def combine(
         found, pooled = _combine(Database(target), opened, pool)
         problems[:0] = opened.problems
         problems += found.problems
-        now = time.time()
         writers: dict[str, Callable[[], Path | None]] = {
-            "conflicts": partial(write_conflicts, Database(target), found.conflicts, now),
-            "disagreements": partial(write_disagreements, Database(target), pooled or (), now),
+            "conflicts": partial(write_conflicts, Database(target), found.conflicts),
+            "disagreements": partial(write_disagreements, Database(target), pooled or ()),
         }
         for what, write in writers.items():
             try:

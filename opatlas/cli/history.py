@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,8 +26,6 @@ from opatlas.show import Column, Fields, Output, Result, Table
 from opatlas.show.parameters import DatabaseFolder, Percent
 from opatlas.show.result import Part
 
-#: More rows are listed in a line each.
-_ROWS_IN_FULL = 10
 #: Changed rows that a terminal and a comment get.
 _CHANGES_SHOWN = 20
 
@@ -66,7 +64,7 @@ def history(
     if restore == "pruned":
         return _unprune(Database(database), chosen)
     changed = find_regressions(Database(database), chosen) if fail_slower is not None or not rows else None
-    shown = _runs(Database(database), chosen, output) if rows else _changes(database, changed, output)
+    shown = _runs(Database(database), chosen) if rows else _changes(database, changed, output)
     problems = [*shown.problems, *(_slower(changed, fail_slower) if changed and fail_slower is not None else ())]
     return Result(shown.parts, shown.json, problems, 1 if problems else 0)
 
@@ -129,18 +127,12 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
         yield "next: opatlas compare DB@RUN DB compares two runs"
     if found.shifts:
         shifts = [
-            (
-                each.before_run,
-                each.after_run,
-                each.percent / 100,
-                each.rows,
-                "; ".join(found.differences(*runs)) or None,
-            )
+            (before, after, each.percent / 100, each.rows, "; ".join(found.differences(before, after)))
             for each in found.shifts
-            for runs in [(each.before_run, each.after_run)]
+            for before, after in [(each.before_run, each.after_run)]
         ]
         of_shifts = ("from run", "to run", Column("all rows", change), "rows", "what differs")
-        yield Table(of_shifts, shifts, "changes of the machine, left out below").without_empty_columns()
+        yield Table(of_shifts, shifts, "changes of the machine, left out below")
     by_runs = found.by_runs()
     numbers = {runs: number for number, runs in enumerate(by_runs, 1)}
     steps = [
@@ -150,7 +142,7 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
             *(before, after),
             sum(each.percent > 0 for each in changes) or None,
             sum(each.percent < 0 for each in changes) or None,
-            "; ".join(found.differences(before, after)) or None,
+            "; ".join(found.differences(before, after)),
         )
         for (before, after, is_drift), changes in by_runs.items()
     ]
@@ -173,7 +165,7 @@ def _change_parts(path: Path, found: Regressions, output: Output) -> Iterator[Pa
         yield Table(columns, rows, left_out=len(found.changes) - len(rows))
 
 
-def _runs(database: Database, chosen: RowChoice, output: Output) -> Result:
+def _runs(database: Database, chosen: RowChoice) -> Result:
     problems = list[str]()
     found = row_histories(database, chosen, problems)
     chosen.expect(len(found), str(database.path))
@@ -186,32 +178,18 @@ def _runs(database: Database, chosen: RowChoice, output: Output) -> Result:
         }
         for row, runs in found.items()
     ]
-    by_id = {make_case_id(row.kernel_type, row.signature): runs for row, runs in found.items()}
-    if output.format == "csv":
-        rows = [(name, *cells) for name, runs in by_id.items() for cells in _run_rows(runs)]
-        return Result([Table(("row", *_RUN_COLUMNS), rows)], content, problems)
-    parts = [_overview(by_id)] if len(found) > _ROWS_IN_FULL else list(_tables(by_id))
-    return Result(parts, content, problems)
+    runs = {make_case_id(row.kernel_type, row.signature): runs for row, runs in found.items()}
+    cells = [(*each, name) for name, of_row in runs.items() for each in _run_rows(of_row)]
+    # The name of a single row is the title.
+    title = next(iter(runs)) if len(runs) == 1 else ""
+    table = Table((*_RUN_COLUMNS, Column("row", wide=bool(title))), cells, title)
+    return Result([table if cells else Fields({"runs": 0}, title)], content, problems)
 
 
 _RUN_COLUMNS = (
     *("current", "run", "status", Column("median(us)", microseconds), Column("noise", percent), "samples"),
     *(Column("change", change), "conditions", "remark"),
 )
-_CONDITIONS = _RUN_COLUMNS.index("conditions")
-
-
-def _tables(found: Mapping[str, Sequence[RowRun]]) -> Iterator[Part]:
-    for title, runs in found.items():
-        if not runs:
-            yield Fields({"runs": 0}, title)
-            continue
-        rows = _run_rows(runs)
-        conditions = {cells[_CONDITIONS] for cells in rows}
-        if len(conditions) == 1:
-            title = ": ".join(filter(None, [title, *conditions]))
-            rows = [(*cells[:_CONDITIONS], None, *cells[_CONDITIONS + 1 :]) for cells in rows]
-        yield Table(_RUN_COLUMNS, rows, title).without_empty_columns()
 
 
 def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
@@ -229,25 +207,13 @@ def _run_rows(runs: Sequence[RowRun]) -> list[tuple[Any, ...]]:
                 run.std_us / run.duration_us if run.std_us is not None and run.duration_us else None,
                 run.samples,
                 _growth(last.get(conditions), run.median),
-                conditions or None,
-                "; ".join(filter(None, [run.reason, *run.assumptions])) or None,
+                conditions,
+                "; ".join(filter(None, [run.reason, *run.assumptions])),
             )
         )
         if run.median is not None:
             last[conditions] = run.median
     return rows
-
-
-def _overview(found: Mapping[str, Sequence[RowRun]]) -> Table:
-    """Returns what each row took in the oldest and in the newest run."""
-    rows = []
-    for name, runs in found.items():
-        known = [median for run in runs if (median := run.median) is not None]
-        oldest, newest = (known[0], known[-1]) if known else (None, None)
-        growth = _growth(oldest, newest) if len(known) > 1 else None
-        rows.append((len(runs), oldest, newest, growth, name))
-    ends = Column("oldest(us)", microseconds), Column("newest(us)", microseconds)
-    return Table(("runs", *ends, Column("change", change), "row"), rows).without_empty_columns()
 
 
 def _conditions(run: RowRun) -> str:

@@ -130,9 +130,9 @@ def _details(found: Sequence[Listed]) -> Iterator[Part]:
     for each in found:
         yield Fields(
             {
-                "version": each.version or None,
-                "missing": each.missing or None,
-                "about": each.about or None,
+                "version": each.version,
+                "missing": each.missing,
+                "about": each.about,
                 "devices": ", ".join(each.devices),
             },
             title=each.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -12,18 +11,16 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from opatlas import options
-from opatlas.capture.apply import case_shapes
-from opatlas.capture.attention import fill_rows, find_unmatched, row_keys, write_unmatched
-from opatlas.capture.attention_records import Records
+from opatlas.capture.apply import rows_without_replay
+from opatlas.capture.attention import fill_rows
 from opatlas.capture.capture_discovery import find_captures
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
-from opatlas.capture.time_shares import rows_without_replay, without_shapes
 from opatlas.cli.app import held
 from opatlas.data.database import Database
 from opatlas.data.ingests import CaptureVersions
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
 from opatlas.files import expect_folder, size_mb
-from opatlas.formats import change, microseconds, percent
+from opatlas.formats import microseconds, percent
 from opatlas.progress import progress
 from opatlas.row.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.row.versions import Versions, detect
@@ -156,7 +153,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     first = dict(reversed(account.without_duration))
     left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common() if count]
     yield from _table(("left out", "rows", "first"), left_out)
-    shares = [(each.kernel_type, each.count, each.share) for each in without_shapes(account)]
+    shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]
     yield from _table(("without shapes", "launches", _SHARE), shares)
     yield from _table(("unknown dtype, kept", "rows"), account.unknown_dtypes.most_common())
     widest = sorted(outcome.mixed, key=lambda row: row.modes.low_us - row.modes.high_us)
@@ -164,15 +161,6 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     yield from _table(
         ("two populations", "shapes", "launches", us, "launches", us),
         [(row.kernel_type, row.shapes, *astuple(row.modes)) for row in widest],
-    )
-    changes = sorted(outcome.changes, key=lambda each: each.distance, reverse=True)
-    before, after = Column("before(us)", microseconds), Column("after(us)", microseconds)
-    yield from _table(
-        ("changed duration", "shapes", before, after, Column("change", change)),
-        [
-            (each.kernel_type, case_shapes(each.cells), *each.means_us, each.means_us[1] / each.means_us[0] - 1)
-            for each in changes
-        ],
     )
 
 
@@ -186,7 +174,7 @@ def _database_parts(database: Database, done: IngestResult) -> Iterator[Part]:
         {
             "database": str(database.path),
             "run": done.manifest and done.manifest.run_id,
-            "completed": ", ".join(done.completed) or None,
+            "completed": ", ".join(done.completed),
             "changes": done.report and str(done.report),
             "op_mapping.yaml": mapping and (f"copy of {mapping.source}" if mapping.source else "new"),
             "rows with a replay": f"{rows - sum(each.count for each in without):,} of {rows:,}",
@@ -219,8 +207,7 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
         "ingested": account.ingested,
         "left_out": {reason.value: count for reason, count in account.left_out.items()},
         "without_shapes": {
-            name: {"launches": count, "duration_us": account.shapeless_us[name]}
-            for name, count in account.shapeless.items()
+            each.kernel_type: {"launches": each.count, "duration_us": each.time_us} for each in account.without_shapes
         },
         "ingested_us": account.ingested_us,
         "unknown_dtypes": account.unknown_dtypes,
@@ -237,28 +224,21 @@ def _captures_json(done: IngestResult) -> dict[str, object]:
 def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Done) -> None:
     with usage_errors():
         expect_folder(database.path, _MAKES)
-    records, report = Records(), None
+    report = None
     # A session writes rows back by their signatures, which change here.
     with held(database, "ingest --attention-records") as problems:
-        wanted = row_keys(database)
         with progress("read, MB", total_mb) as advance:
-            for path in files:
-                try:
-                    records.add_file(path, wanted, _MOST_ROWS, advance)
-                except OpAtlasError as error:
-                    records.problems.append(str(error))
-        outcome = fill_rows(database, records, _MOST_ROWS)
-        unmatched = find_unmatched(records, outcome)
+            outcome = fill_rows(database, files, _MOST_ROWS, advance)
+        unmatched = outcome.table()
         try:
-            report = write_unmatched(database, unmatched, time.time())
+            report = database.write_report("fill_runtime", ("What", "Count", "Place", "Key"), unmatched)
         except OpAtlasError as error:
             problems.append(str(error))
-    more = records.malformed_count - len(records.malformed)
-    outcome.problems = [*records.problems, *problems, *outcome.problems]
+    problems += outcome.problems
     counts = {
-        "records": records.count,
-        "malformed_lines": records.malformed_count,
-        "unmatched": sum(count for count, _ in records.unmatched.values()),
+        "records": outcome.records,
+        "malformed_lines": outcome.malformed_lines,
+        "unmatched": sum(count for _, count, _ in outcome.unmatched),
         "rows": outcome.rows,
         "filled": outcome.filled,
         "added": outcome.added,
@@ -267,18 +247,16 @@ def _fill(database: Database, files: Sequence[Path], total_mb: float, into: _Don
         "left_out": outcome.left_out,
         "pruned": outcome.pruned,
     }
-    into.json["attention_records"] = {**counts, "problems": outcome.problems}
+    into.json["attention_records"] = {**counts, "problems": problems}
     into.parts.append(Fields({name.replace("_", " "): count for name, count in counts.items()}))
     into.parts.append(Fields({"database": str(database.path), "unmatched": report and str(report)}))
     for what in ("record", "row"):
-        rows = [(place, count, key, why) for kind, count, place, key, why in unmatched if kind == what]
-        into.parts += _table((f"unmatched {what}", "count", "key", "reason"), rows)
-    into.problems += [*outcome.problems, *records.malformed]
-    into.problems += [f"and {more:,} more malformed lines"] if more else []
+        rows = [(place, count, key) for kind, count, place, key in unmatched if kind == what]
+        into.parts += _table((f"unmatched {what}", "count", "key"), rows)
+    into.problems += problems
 
 
 def _table(columns: Sequence[Column | str], rows: Sequence[Sequence[Any]]) -> Iterator[Table]:
-    """Yields a table of the first rows; none without rows. Empty columns are left out."""
+    """Yields a table of the first rows; none without rows."""
     if rows:
-        shown = [[None if cell == "" else cell for cell in row] for row in rows[:_SHOWN]]
-        yield Table(columns, shown, left_out=len(rows) - len(shown)).without_empty_columns()
+        yield Table(columns, rows[:_SHOWN], left_out=len(rows[_SHOWN:]))

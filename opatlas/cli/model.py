@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from opatlas.ask.query.database import OpenDatabase
@@ -138,7 +139,7 @@ def _cost_parts(cost: ModelCost) -> Iterator[Part]:
     fields: tuple[PartField, ...] = ("how", "device", "source", "cache", "instrument")
     yield Fields(
         {
-            "unlike the model": "; ".join(cost.differs) or None,
+            "unlike the model": "; ".join(cost.differs),
             **{field: _shares(cost, field) for field in fields},
             "compositions": _share(cost.composition_us, cost),
             "may be compositions": _share(cost.untold_us, cost),
@@ -177,10 +178,10 @@ def _share(us: float, cost: ModelCost) -> str | None:
     return percent(us / cost.us) if us else None
 
 
-def _shares(cost: ModelCost, field: PartField) -> str | None:
+def _shares(cost: ModelCost, field: PartField) -> str:
     """Returns the values of a field of the parts: one alone, several with their shares of the sum."""
     shares = {value or "unknown": percent(us / cost.us) for value, us in cost.us_by(field).items()}
-    return ", ".join(shares if len(shares) == 1 else (f"{value} {share}" for value, share in shares.items())) or None
+    return ", ".join(shares if len(shares) == 1 else (f"{value} {share}" for value, share in shares.items()))
 
 
 def _next_json(found: NextRows) -> dict[str, object]:
@@ -240,7 +241,7 @@ def _add(database: Database, found: NextRows, step: Step, started_at: float) -> 
     for row in found.rows:
         rows.setdefault(row.kernel_type, []).append(row.cells)
     added = add_rows(database, rows)
-    options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **asdict(step)}
+    options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **msgspec.structs.asdict(step)}
     here = Path(__file__).parents[1]
     Manifest(
         run_id=new_run_id(),

@@ -69,6 +69,11 @@ class Against:
     source: KernelSource | None = None
     control: bool = False
 
+    @property
+    def calls(self) -> int:
+        """The number of calls of a round, each of which may take the time of a row."""
+        return 2 + self.control
+
 
 @dataclass(frozen=True)
 class Job:
@@ -118,6 +123,11 @@ class Job:
         """Returns a new job that compares the same kernel with its baseline in another process, without a control."""
         assert self.against is not None
         return replace(self, against=replace(self.against, control=False), elsewhere=True, id=_next_id())
+
+    def without_baseline(self) -> Job:
+        """Returns a new job that measures the same kernel alone."""
+        assert self.against is not None
+        return replace(self, against=None, timeout_s=self.timeout_s / self.against.calls, id=_next_id())
 
     @property
     def is_alone(self) -> bool:

@@ -10,9 +10,8 @@ from typing import Any
 from opatlas.ask.compare.calls import MISSING, Basis, CallPair
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, RowComparison
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.student import Mean
 from opatlas.formats import microseconds, percent, ratio
-from opatlas.row.rounds import PairVerdict, RatioInterval
+from opatlas.row.rounds import Mean, PairVerdict, RatioInterval
 from opatlas.row.status import Status
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.text import pluralize
@@ -139,7 +138,7 @@ def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table
         left_out += len(found[_ROWS_SHOWN:])
     ours, theirs = Column("baseline(us)", microseconds), Column("rival(us)", microseconds)
     columns = ("verdict", ours, theirs, Column("speed-up", ratio), Column("interval", _interval), "remark", "row")
-    return Table(columns, rows, f"{rival.label}: rows", left_out).without_empty_columns()
+    return Table(columns, rows, f"{rival.label}: rows", left_out)
 
 
 def _databases(comparison: DatabaseComparison, name: str) -> Table:
@@ -158,7 +157,7 @@ def _databases(comparison: DatabaseComparison, name: str) -> Table:
             )
         )
     columns = ("database", "role", "measured", "in common", "fastest", "folder")
-    return Table(columns, rows, name or "databases").without_empty_columns()
+    return Table(columns, rows, name or "databases")
 
 
 def _figures_table(
@@ -168,7 +167,7 @@ def _figures_table(
     for rival in rivals:
         total = comparison.total(rival.name)
         rows.append((rival.label, *(value(total) for _, value in figures)))
-    return Table(("database", *(column for column, _ in figures)), rows, title).without_empty_columns()
+    return Table(("database", *(column for column, _ in figures)), rows, title)
 
 
 def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table:
@@ -181,7 +180,7 @@ def _kernel_types(comparison: DatabaseComparison, rival: ComparedDatabase) -> Ta
     title = f"{rival.label}: kernel types"
     if len(changed) < len(found):
         title += f" (others, all SAME: {len(found) - len(changed):,})"
-    return Table(("kernel type", *(column for column, _ in figures)), rows, title).without_empty_columns()
+    return Table(("kernel type", *(column for column, _ in figures)), rows, title)
 
 
 def _row(
@@ -199,7 +198,7 @@ def _row(
         pair.rival_us,
         pair.speed_up,
         pair.ratios,
-        ", ".join(name for name, holds in remarks.items() if holds) or None,
+        ", ".join(name for name, holds in remarks.items() if holds),
         row.case_id,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ class Table:
 
     Attributes:
         columns: a name alone stands for a column of texts or whole numbers.
-        rows: a value for each column; None is an empty cell.
+        rows: a value for each column; None and "" are empty cells. People are not shown a column of these alone.
         title: a line above the table; it names the table in JSON.
         left_out: the number of further rows that the table does not hold.
     """
@@ -52,15 +52,13 @@ class Table:
         """Returns the columns, with those that are given by a name alone."""
         return [Column(each) if isinstance(each, str) else each for each in self.columns]
 
-    def without_empty_columns(self) -> Table:
-        """Returns the table with columns in which all cells are None for CSV and JSON alone; the same without rows."""
-        if not self.rows:
-            return self
-        columns = [
-            replace(column, wide=column.wide or all(row[index] is None for row in self.rows))
+    def shown_columns(self) -> list[tuple[int, Column]]:
+        """Returns the columns for people, and their positions: those that are not wide, and in which a cell is."""
+        return [
+            (index, column)
             for index, column in enumerate(self.full_columns())
+            if not column.wide and (not self.rows or any(row[index] not in (None, "") for row in self.rows))
         ]
-        return replace(self, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Fields:
     """Names with a value each, such as the counts of an ingest.
 
     Attributes:
-        values: by name; None leaves the field out. A tuple is a value with a detail: `(2463, "41 left out")`.
+        values: by name; None and "" leave the field out. A tuple is a value with a detail: `(2463, "41 left out")`.
         title: a line above the fields.
     """
 
@@ -112,11 +110,11 @@ def markdown(parts: Iterable[Part]) -> str:
         table = _as_table(part)
         if table.title:
             blocks.append(f"**{_markdown_cell(printable(table.title))}**")
-        columns = shown_columns(table)
+        columns = table.shown_columns()
         lines = [
             _markdown_row(printable(column.name) for _, column in columns),
-            _markdown_row("--:" if is_number(table, index) else "---" for index, _ in columns),
-            *(_markdown_row(cell_text(column, row[index]) for index, column in columns) for row in table.rows),
+            _markdown_row("--:" if _is_number(table, index) else "---" for index, _ in columns),
+            *(_markdown_row(_cell_text(column, row[index]) for index, column in columns) for row in table.rows),
         ]
         blocks.append("\n".join(lines))
         if table.left_out:
@@ -156,14 +154,14 @@ def _plain_parts(parts: Sequence[Part]) -> dict[str, Any]:
             key = title if title not in found else f"{title} {len(found) + 1}"
             found[key] = [dict(zip(names, row, strict=True)) for row in part.rows]
         elif isinstance(part, Fields):
-            values = {name: value for name, value, _ in field_rows(part)}
+            values = {name: value for name, value, _ in _field_rows(part)}
             found |= {part.title: values} if part.title else values
     return found
 
 
-def field_rows(fields: Fields) -> Iterator[tuple[str, Any, str]]:
+def _field_rows(fields: Fields) -> Iterator[tuple[str, Any, str]]:
     for name, value in fields.values.items():
-        if value is not None:
+        if value not in (None, ""):
             main, detail = value if isinstance(value, tuple) else (value, "")
             yield printable(name), main, printable(detail)
 
@@ -171,23 +169,19 @@ def field_rows(fields: Fields) -> Iterator[tuple[str, Any, str]]:
 def _as_table(part: Table | Fields) -> Table:
     if isinstance(part, Table):
         return part
-    rows = list(field_rows(part))
+    rows = list(_field_rows(part))
     detailed = any(detail for _, _, detail in rows)
     return Table(
         ("name", "value", "detail")[: 3 if detailed else 2], [row[: 3 if detailed else 2] for row in rows], part.title
     )
 
 
-def shown_columns(table: Table) -> list[tuple[int, Column]]:
-    return [(index, column) for index, column in enumerate(table.full_columns()) if not column.wide]
-
-
-def is_number(table: Table, index: int) -> bool:
+def _is_number(table: Table, index: int) -> bool:
     values = [row[index] for row in table.rows if row[index] is not None]
     return bool(values) and all(isinstance(value, _NUMBERS) for value in values)
 
 
-def cell_text(column: Column, value: Any) -> str:
+def _cell_text(column: Column, value: Any) -> str:
     if value is None:
         return ""
     return plain_text(value) if column.text is str else printable(column.text(value))
@@ -235,14 +229,14 @@ def _unwrapped(part: Part) -> str:
     lines = [printable(part.title)] if part.title else []
     if isinstance(part, Fields):
         return "\n".join([*lines, *_lines(part)])
-    columns = shown_columns(part)
-    cells = [[cell_text(column, row[index]).replace("\n", " ") for row in part.rows] for index, column in columns]
+    columns = part.shown_columns()
+    cells = [[_cell_text(column, row[index]).replace("\n", " ") for row in part.rows] for index, column in columns]
     padded = list[list[str]]()
     for (index, column), below in zip(columns, cells, strict=True):
         whole = [printable(column.name), *below]
         sizes = list(map(_columns_of, whole))
         blanks = [" " * (max(sizes) - size) for size in sizes]
-        is_right = is_number(part, index)
+        is_right = _is_number(part, index)
         padded.append([pad + cell if is_right else cell + pad for cell, pad in zip(whole, blanks, strict=True)])
     lines += ["  ".join(row) for row in zip(*padded, strict=True)]
     return "\n".join([*lines, *_left_out(part)])
@@ -280,18 +274,18 @@ def _wrapped(part: Part, width: int, styled: bool) -> str:
         console.print(Text("\n".join(_lines(part))), soft_wrap=True)
         return out.getvalue().rstrip("\n")
     shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    columns = shown_columns(part)
+    columns = part.shown_columns()
     for index, column in columns:
-        shown.add_column(Text(printable(column.name)), justify="right" if is_number(part, index) else "left")
+        shown.add_column(Text(printable(column.name)), justify="right" if _is_number(part, index) else "left")
     for row in part.rows:
-        shown.add_row(*(Text(cell_text(column, row[index]), overflow="fold") for index, column in columns))
+        shown.add_row(*(Text(_cell_text(column, row[index]), overflow="fold") for index, column in columns))
     console.print(shown)
     return "\n".join([out.getvalue().rstrip("\n"), *_left_out(part)])
 
 
 def _lines(fields: Fields) -> list[str]:
     """Returns a line for each field. It is not wrapped: a path stays whole."""
-    rows = list(field_rows(fields))
+    rows = list(_field_rows(fields))
     width = max((len(name) for name, _, _ in rows), default=0)
     return [
         f"{name:{width}}  {plain_text(value)}{f'  {detail}' if detail else ''}".replace("\n", f"\n{'':{width}}  ")

@@ -201,7 +201,7 @@ def duration_tables(rows: Collection[RowSummary]) -> Iterator[Table]:
     of_type: dict[str, list[RowSummary]] = {}
     for row in rows:
         of_type.setdefault(row.kernel_type, []).append(row)
-    yield Table(columns, [_type_cells(name, of_type[name]) for name in sorted(of_type)]).without_empty_columns()
+    yield Table(columns, [_type_cells(name, of_type[name]) for name in sorted(of_type)])
     # Few rows need no lists besides the table.
     if len(rows) > _SHOWN:
         yield _table_of_rows("slowest", heapq.nlargest(_SHOWN, rows, key=lambda row: row.median_us))
@@ -216,7 +216,7 @@ def _type_cells(kernel_type: str, rows: Sequence[RowSummary]) -> tuple[Any, ...]
     best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
     return (
         *(kernel_type, len(rows), median(medians), min(medians), max(medians), median(noise) if noise else None),
-        *(sum(bool(row.warning) for row in rows), best.rate or None, best.share),
+        *(sum(bool(row.warning) for row in rows), best.rate, best.share),
     )
 
 
@@ -227,12 +227,12 @@ def _table_of_rows(title: str, rows: Iterable[RowSummary]) -> Table:
     )
     cells = [
         (
-            *(row.median_us, row.noise, row.samples, row.mark or None, row.rate or None, row.share),
+            *(row.median_us, row.noise, row.samples, row.mark, row.rate, row.share),
             *(row.kernel_type, row.shapes),
         )
         for row in rows
     ]
-    return Table(columns, cells, title).without_empty_columns()
+    return Table(columns, cells, title)
 
 
 def quality_fields(rows: Collection[RowSummary], cause: str) -> dict[str, tuple[int, str]]:

@@ -230,11 +230,11 @@ def gap_table(gaps: Sequence[Gap], most: int) -> Table:
         *(Column("replayed(us)", microseconds), Column("captured(us)", microseconds), "captured modes"),
     )
     rows = [
-        (gap.ratio, gap.kernel_type, gap.input_shapes, gap.microbench_us, gap.profiling_us, gap.populations or None)
+        (gap.ratio, gap.kernel_type, gap.input_shapes, gap.microbench_us, gap.profiling_us, gap.populations)
         for gap in outside[:most]
     ]
     title = f"Replayed durations 20 % or more off the captured ones: {len(outside):,} of {len(gaps):,} rows"
-    return Table(columns, rows, title, left_out=len(outside) - len(rows)).without_empty_columns()
+    return Table(columns, rows, title, left_out=len(outside) - len(rows))
 
 
 def _report_parts(facts: SessionFacts, gaps: Sequence[Gap]) -> Iterator[Part]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from opatlas.row.signature import row_cells, signatures
 from opatlas.row.slots import FP8, split_cell
 from opatlas.row.table import RowTable
 from opatlas.theory.catalog import CatalogKernel
-from opatlas.theory.known_rows import KnownRows, ModelCoverage, ShapeCoverage, sorted_forms
+from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import Batch, Space, TheoryRow
@@ -60,7 +60,8 @@ class Request:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """The result of a run for a kernel type. All values are plain, so that processes can exchange the result.
+    """The result of a run for a kernel type. All values are plain, so that processes can exchange the result
+    (a tuple comes back as a list).
 
     Attributes:
         added: rows that were added, or would be.
@@ -71,7 +72,6 @@ class KernelResult:
         smallest_bytes: bytes of the tensors of the smallest of these points; 0 if there are none.
         missing: sources of sizes that none of the models has, for each pattern without rows.
         unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
-        coverage: coverage of each model; empty unless computed.
     """
 
     kernel_type: str
@@ -84,16 +84,6 @@ class KernelResult:
     smallest_bytes: int = 0
     missing: tuple[str, ...] = ()
     unknown_dtypes: tuple[str, ...] = ()
-    coverage: tuple[ModelCoverage, ...] = ()
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> KernelResult:
-        """Returns the result that `dataclasses.asdict` turned into values."""
-        coverage = [
-            ModelCoverage(**{**model, "shapes": [ShapeCoverage(**shape) for shape in model["shapes"]]})
-            for model in values["coverage"]
-        ]
-        return cls(**{**values, "coverage": tuple(coverage)})
 
 
 @dataclass(frozen=True)

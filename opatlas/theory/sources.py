@@ -35,39 +35,22 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class ShapeOrigin:
-    """Where sizes come from.
-
-    Attributes:
-        model: the model's name.
-        part: the part of the model, such as "gate_up".
-        division: how the part is divided, such as "tp 8"; "" for a part that every device has.
-        calls: how often a step calls a kernel with these sizes, by the number of layers.
-    """
-
-    model: str
-    part: str
-    division: str = ""
-    calls: int = 1
-
-
-@dataclass(frozen=True)
 class Shape:
     """A combination of sizes.
 
     Attributes:
         values: the size of each variable.
-        origins: the models with this combination; empty for generic sizes.
+        models: the names of the models with this combination; empty for generic sizes.
     """
 
     values: Mapping[str, int]
-    origins: tuple[ShapeOrigin, ...]
+    models: tuple[str, ...]
 
 
 def model_shapes(pattern: Pattern, targets: Targets) -> list[Shape]:
     """Returns the shapes of a pattern, generic shapes last; one empty shape where no axis has a source."""
     by_axis = [_axis_shapes(axis, targets) for axis in pattern.axes if axis.source]
-    return sorted((_combine(parts) for parts in product(*by_axis)), key=lambda shape: not shape.origins)
+    return sorted((_combine(parts) for parts in product(*by_axis)), key=lambda shape: not shape.models)
 
 
 def interleave_models(shapes: Sequence[Shape]) -> list[int]:
@@ -78,7 +61,7 @@ def interleave_models(shapes: Sequence[Shape]) -> list[int]:
     """
     of_models: dict[str, list[int]] = {}
     for number, shape in enumerate(shapes):
-        for model in dict.fromkeys(origin.model for origin in shape.origins):
+        for model in shape.models:
             of_models.setdefault(model, []).append(number)
     found: dict[int, None] = {}
     queues = [iter(numbers) for numbers in of_models.values()]
@@ -99,70 +82,61 @@ def missing_source(pattern: Pattern, targets: Targets) -> str:
 
 def _axis_shapes(axis: Axis, targets: Targets) -> list[Shape]:
     names = SOURCES[axis.source]
-    found: dict[tuple[int, ...], list[ShapeOrigin]] = {}
+    found: dict[tuple[int, ...], dict[str, None]] = {}
     for model in targets.models:
-        for sizes, origin in _origins(axis.source, model, targets):
-            found.setdefault(sizes, []).append(origin)
+        for sizes in _sizes(axis.source, model, targets):
+            found.setdefault(sizes, {})[model.name] = None
     if targets.generic and axis.generic:
         for values in product(*(axis.generic[name] for name in names)):
-            found.setdefault(values, [])
-    return [Shape(dict(zip(names, values, strict=True)), tuple(origins)) for values, origins in found.items()]
+            found.setdefault(values, {})
+    return [Shape(dict(zip(names, values, strict=True)), tuple(models)) for values, models in found.items()]
 
 
 def _combine(parts: Sequence[Shape]) -> Shape:
-    """Combines sizes of several sources. Their origins are the models that give all of them."""
+    """Combines sizes of several sources, of the models that give all of them."""
     values = {name: value for part in parts for name, value in part.values.items()}
-    models = [{origin.model for origin in part.origins} for part in parts]
-    shared = set.intersection(*models) if models else set()
-    origins = [origin for part in parts for origin in part.origins if origin.model in shared]
-    return Shape(values, tuple(dict.fromkeys(origins)))
+    shared = [model for model in parts[0].models if all(model in part.models for part in parts)] if parts else []
+    return Shape(values, tuple(shared))
 
 
 #: Linear layers that engines do not quantize.
 NOT_QUANTIZED = frozenset({"lm_head", "router", "indexer_weights", "indexer_k", "shared_expert_gate", "in_proj_ba"})
 
 
-def _parts(model: ModelFacts, tp: int) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
-    """Yields the parts of one of `tp` devices: the sources that have a part, its name, its sizes and its calls."""
+def _parts(model: ModelFacts, tp: int, lm_head: bool | None) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the parts of one of `tp` devices: the sources that have a part, and its sizes. See `Targets.lm_head`."""
     for linear in model.linears(tp):
-        quantized = "" if linear.name in NOT_QUANTIZED else " quantized_linears"
-        yield f"linears{quantized}", linear.name, (linear.n, linear.k), linear.calls
-    layers, heads, experts, latent, indexer = (
-        *(model.attention_layers, model.heads // tp),
-        *(model.experts, model.latent, model.indexer),
-    )
-    # Attention and the feed-forward network of each layer read the residual stream, and add to it.
-    yield "hidden widths norms", "hidden", (model.hidden,), 2 * model.layers
+        if lm_head in (None, linear.name == "lm_head"):
+            yield f"linears{'' if linear.name in NOT_QUANTIZED else ' quantized_linears'}", (linear.n, linear.k)
+    heads, kv_heads = model.heads // tp, model.kv_heads_on_device(tp)
+    experts, latent, indexer = model.experts, model.latent, model.indexer
+    yield "hidden widths norms", (model.hidden,)
     if model.intermediate:
-        yield "gated widths", "feed-forward", (model.intermediate // tp,), model.dense_layers
+        yield "gated widths", (model.intermediate // tp,)
     if experts is not None:
         if experts.shared:
-            yield "gated widths", "shared experts", (experts.shared // tp,), experts.layers
-        yield "gated widths", "expert", (experts.width,), experts.layers
-        yield "router", "router", (experts.count, experts.top_k, model.hidden), experts.layers
+            yield "gated widths", (experts.shared // tp,)
+        yield "gated widths", (experts.width,)
+        yield "router", (experts.count, experts.top_k, model.hidden)
     if model.head_norms:
-        yield "head_norms", "query heads", (heads, model.head_dim), layers
-        yield "head_norms", "key heads", (model.kv_heads_on_device(tp), model.head_dim), layers
+        yield "head_norms", (heads, model.head_dim)
+        yield "head_norms", (kv_heads, model.head_dim)
     if latent is None:
-        yield "attention", "attention", (heads, model.kv_heads_on_device(tp), model.head_dim), layers
-        yield "angles", "rotary embedding", (model.head_dim,), layers
+        yield "attention", (heads, kv_heads, model.head_dim)
+        yield "angles", (model.head_dim,)
     else:
+        lora, nope, rope = latent.kv_lora_rank, latent.qk_nope_head_dim, latent.qk_rope_head_dim
         if latent.q_lora_rank:
-            yield "widths norms", "q_lora", (latent.q_lora_rank,), layers
-        yield "widths", "kv_lora", (latent.kv_lora_rank,), layers
-        yield (
-            "latent",
-            "attention",
-            (heads, latent.kv_lora_rank, latent.qk_nope_head_dim, latent.qk_rope_head_dim, latent.v_head_dim),
-            layers,
-        )
-        yield "latent_cache", "cache", (latent.kv_lora_rank, latent.qk_rope_head_dim), layers
-        yield "angles", "rotary embedding", (latent.qk_rope_head_dim,), layers
-    if indexer is not None and latent is not None:
-        yield "sparse", "attention", (heads, latent.kv_lora_rank, latent.qk_rope_head_dim, indexer.index_topk), layers
-        yield "indexer", "indexer", (indexer.index_n_heads, indexer.index_head_dim, indexer.index_topk), indexer.layers
-    yield "vocab", "logits", (model.vocab,), 1
-    yield "embedding", "embedding", (-(-model.vocab // tp), model.hidden), 1
+            yield "widths norms", (latent.q_lora_rank,)
+        yield "widths", (lora,)
+        yield "latent", (heads, lora, nope, rope, latent.v_head_dim)
+        yield "latent_cache", (lora, rope)
+        yield "angles", (rope,)
+        if indexer is not None:
+            yield "sparse", (heads, lora, rope, indexer.index_topk)
+            yield "indexer", (indexer.index_n_heads, indexer.index_head_dim, indexer.index_topk)
+    yield "vocab", (model.vocab,)
+    yield "embedding", (-(-model.vocab // tp), model.hidden)
 
 
 #: The variables of each source of sizes.
@@ -190,23 +164,15 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
 _WHOLE = frozenset({"hidden", "norms", "latent_cache", "angles", "indexer", "vocab", "router"})
 
 
-def _origins(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple[tuple[int, ...], ShapeOrigin]]:
-    """Yields the sizes that a model gives to a source, for each way to divide the model, and where they come from."""
+def _sizes(source: str, model: ModelFacts, targets: Targets) -> Iterator[tuple[int, ...]]:
+    """Yields the sizes that a model gives to a source, for each way to divide the model."""
     if source == "experts":
-        experts = model.experts
         for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
-            assert experts is not None
-            yield (
-                (count, width, model.hidden, experts.top_k, ep),
-                ShapeOrigin(model.name, "experts", f"ep {ep}", experts.layers),
-            )
+            assert model.experts is not None
+            yield count, width, model.hidden, model.experts.top_k, ep
         return
     for tp in (1,) if source in _WHOLE else model.tp_sizes(targets.tp_sizes):
-        for sources, part, sizes, calls in _parts(model, tp):
-            if "linears" in source and targets.lm_head is not None and targets.lm_head != (part == "lm_head"):
-                continue
-            if source in sources.split():
-                yield sizes, ShapeOrigin(model.name, part, "" if source in _WHOLE else f"tp {tp}", calls)
+        yield from (sizes for sources, sizes in _parts(model, tp, targets.lm_head) if source in sources.split())
 
 
 def resolve_targets(names: Sequence[str]) -> Targets:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from opatlas.ask.compare.calls import RowCall
 from opatlas.ask.compare.comparison import FAST, DatabaseComparison, RivalFigures, compare_row
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.student import Mean
-from opatlas.row.rounds import PairVerdict
+from opatlas.row.rounds import Mean, PairVerdict
 from opatlas.row.status import Status
 
 COMPOSITION = "composition of 2 torch operators (pow, mean)"

@@ -22,7 +22,7 @@ from opatlas.ask.compare.steps import (
     spread_between_runs,
     undisturbed,
 )
-from opatlas.ask.compare.student import two_sided_p
+from opatlas.row.rounds import two_sided_p
 
 LEAST_SIZE = 0.05
 series = st.lists(st.floats(-20, 20), min_size=LEAST_RUNS, max_size=30)

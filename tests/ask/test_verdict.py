@@ -25,10 +25,9 @@ from opatlas.ask.compare.calls import (
     compare_calls,
     controls_by_run,
 )
-from opatlas.ask.compare.student import mean_of, two_sided_t
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.row.quality import Quality
-from opatlas.row.rounds import PairVerdict
+from opatlas.row.rounds import PairVerdict, mean_of, two_sided_t
 
 SWAPPED = {PairVerdict.FAST: PairVerdict.SLOW, PairVerdict.SLOW: PairVerdict.FAST}
 durations = st.floats(0.1, 1e7)

@@ -274,6 +274,9 @@ MISTAKES: list[tuple[str, str, Callable[..., Any]]] = [
     ("Conv2D", "other padding", lambda x, w, b, s, p, *rest: torch.conv2d(x.roll(1, 3), w, b, s, p, *rest)),
     ("Conv2D", "transposed kernels", lambda x, w, *rest: torch.conv2d(x, w.mT.contiguous(), *rest)),
     ("Conv2D", "no bias", lambda x, w, b, *rest: torch.conv2d(x, w, None, *rest)),
+    ("DepthwiseConv2D", "kernels of other channels", lambda x, w, *rest: torch.conv2d(x, w.roll(1, 0), *rest)),
+    ("DepthwiseConv2D", "flipped kernels", lambda x, w, *rest: torch.conv2d(x, w.flip(2, 3).contiguous(), *rest)),
+    ("DepthwiseConv2D", "other padding", lambda x, w, *rest: torch.conv2d(x.roll(1, 3), w, *rest)),
     (
         "Conv2DBackpropInput",
         "flipped kernels",

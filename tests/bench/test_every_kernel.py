@@ -30,7 +30,7 @@ REQUIRED = """
     RotaryPositionEmbeddingGrad FlashAttentionScore FlashAttentionScoreGrad EmbeddingDenseGradV2
     ApplyAdamWV2 ApplyRotaryPosEmb AddRmsNorm AddRmsNormDynamicQuant SliceAiCore TransposeAiCore PadV3AiCore
     Relu ReluGrad LogSoftmaxV2 LogSoftmaxGrad NLLLoss NLLLossGrad Conv2D Conv2DBackpropFilter
-    Conv2DBackpropInput MaxPoolWithArgmaxV1 MaxPoolGradWithArgmaxV1 AdaptiveAvgPool3d
+    Conv2DBackpropInput DepthwiseConv2D MaxPoolWithArgmaxV1 MaxPoolGradWithArgmaxV1 AdaptiveAvgPool3d
     AdaptiveAvgPool3dGrad TopKV2 Tril TransData ApplyTopKTopPCustom _triton_rope PagedCacheLoadNdKernel
     DropOutDoMask ForeachAddList ForeachMulScalar
 

@@ -136,8 +136,8 @@ def models(n: npt.NDArray[np.int64], k: npt.NDArray[np.int64]) -> Iterator[Mask]
     (pattern,) = built_in_catalog().kernel("MatMulV2").patterns[:1]
     weights: dict[str, set[tuple[int, int]]] = {}
     for shape in model_shapes(pattern, resolve_targets(())):
-        for origin in shape.origins:
-            weights.setdefault(origin.model, set()).add((shape.values["n"], shape.values["k"]))
+        for model in shape.models:
+            weights.setdefault(model, set()).add((shape.values["n"], shape.values["k"]))
     for of_model in weights.values():
         hidden = np.array([pair in of_model for pair in zip(n.tolist(), k.tolist(), strict=True)])
         if hidden.any() and (~hidden).sum() >= _LEAST_ROWS:

@@ -11,9 +11,9 @@ from captures import cells, launch, launched, summary_text, write_capture, write
 from printed import numbers_in
 
 from opatlas.capture.capture_discovery import op_summaries, profile_folders
+from opatlas.capture.launches import time_shares
 from opatlas.capture.profile_samples import ProfileMatcher, RowSamples, read_profile
 from opatlas.capture.single_launches import read_launches
-from opatlas.capture.time_shares import captured_time_us, without_replay
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import AVERAGE, PROFILING_AVERAGE, PROFILING_SAMPLES
 from opatlas.row.table import RowTable
@@ -221,19 +221,19 @@ def frame(*rows: tuple[str, str]) -> pd.DataFrame:
     ],
 )
 def test_time_is_the_launches_times_their_average(table: pd.DataFrame, time_us: float | None) -> None:
-    assert captured_time_us(RowTable("Mul", Path("Mul.csv"), table)) == time_us
+    assert RowTable("Mul", Path("Mul.csv"), table).captured_time_us == time_us
 
 
 def test_the_largest_share_comes_first() -> None:
-    found = without_replay({"Small": 9, "A": 1, "B": 2}, {"Small": 0.1, "A": 30.0, "B": 69.9, "Add": 900.0})
+    found = time_shares({"Small": 9, "A": 1, "B": 2}, {"Small": 0.1, "A": 30.0, "B": 69.9, "Add": 900.0})
     assert [(each.kernel_type, each.count) for each in found] == [("B", 2), ("A", 1), ("Small", 9)]
     assert [each.share for each in found] == pytest.approx([0.0699, 0.03, 0.0001])
-    assert without_replay({}, {"Add": 1.0}) == []
+    assert time_shares({}, {"Add": 1.0}) == []
 
 
 @pytest.mark.parametrize("time_us", [{"Exp": 0.0}, {"Exp": None, "Add": 10.0}, {}])
 def test_without_captured_times_rows_alone_are_counted(time_us: dict[str, float | None]) -> None:
-    (found,) = without_replay({"Exp": 2}, time_us)
+    (found,) = time_shares({"Exp": 2}, time_us)
     assert (found.count, found.share) == (2, None)
 
 

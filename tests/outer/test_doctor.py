@@ -12,15 +12,16 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import stand_in_msprof
 from sessions import wait_for
 
 from opatlas.cli.main import main
-from opatlas.outer.doctor import ascend, command, measure
+from opatlas.outer.doctor import command, measure, stages
 from opatlas.outer.doctor.command import PROBES
 from opatlas.outer.doctor.measure import ROWS
 from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
-from opatlas.run.devices import npu as torch_npu_module
-from opatlas.run.devices.device import DeviceSpec
+from opatlas.run.devices import npu as npu_module
+from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 
 pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_what_a_probe_is_told_and_tells(bad, tmp_path):
 
 
 #: Probes that stand for all: the others are tested by themselves, and all together by an acceptance session.
-FEW = ("device", "packages", "cpu")
+FEW = ("device", "packages", "replay")
 
 
 def test_a_cpu(tmp_path, monkeypatch, capsys):
@@ -144,13 +145,13 @@ def doctor(monkeypatch, capsys):
     """The command, with verdicts of the test's own; gives status and stdout."""
 
     def run(*arguments, signs=(), kind="cpu", **verdicts):
-        def run_probe(probe, target):
+        def run_probe(probe, target, environment):
             found = passed("1", kind=kind) if probe.name == "device" and kind else passed("fine")
             (target.files / "left.csv").write_text("OP Type\n")
-            return ProbeResult(verdicts.get(probe.name, found), 0.0, "")
+            return ProbeResult(verdicts.get(probe.name, found))
 
         monkeypatch.setattr(command, "run_probe", run_probe)
-        monkeypatch.setattr(ascend, "signs_of_ascend", lambda: list(signs))
+        monkeypatch.setattr(stages, "signs_of_ascend", lambda: list(signs))
         status = main(["doctor", *arguments])
         return status, capsys.readouterr().out
 
@@ -190,14 +191,14 @@ BROKEN = failed("no CANN", "install it")
             [],
             "npu",
             ["torch_npu"],
-            {"torch_npu": BROKEN, "npu_calls": BROKEN},
+            {"torch_npu": BROKEN, "operators": BROKEN},
             1,
-            {"torch_npu": "fail", "npu_calls": "skip"},
+            {"torch_npu": "fail", "operators": "skip"},
         ),
-        ([], "npu", ["torch_npu"], {"npu_calls": failed("an older one")}, 0, {"npu_calls": "warn"}),
+        ([], "npu", ["torch_npu"], {"operators": failed("an older one")}, 0, {"operators": "warn"}),
         ([], "", [], {"device": failed("two of them")}, 1, {"device": "fail", "replay": "skip", "group": "skip"}),
         # Probes of an NPU run where there is a sign of one, or where one is asked for.
-        ([], "cpu", [], {"torch_npu": BROKEN}, 0, {"torch_npu": None, "npu_devices": None}),
+        ([], "cpu", [], {"torch_npu": BROKEN}, 0, {"torch_npu": None, "npu_driver": None}),
         (["--device", "npu"], "", [], {"torch_npu": BROKEN}, 1, {"torch_npu": "fail"}),
     ],
 )
@@ -212,10 +213,10 @@ def machine_of(tmp_path, monkeypatch):
     """An empty machine: no devices, no tools on PATH, no CANN. Gives its folder."""
     for name in ("dev", "Ascend", "bin"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(ascend, "_DEVICE_FILES", tmp_path / "dev")
-    monkeypatch.setattr(ascend, "_ASCEND", tmp_path / "Ascend")
-    monkeypatch.setattr(torch_npu_module, "_ASCEND", tmp_path / "Ascend")
-    monkeypatch.setattr(ascend, "cann_version", lambda: None)
+    monkeypatch.setattr(stages, "_DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.setattr(stages, "_ASCEND", tmp_path / "Ascend")
+    monkeypatch.setattr(npu_module, "_ASCEND", tmp_path / "Ascend")
+    monkeypatch.setattr(stages, "cann_version", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH", "ASCEND_CUSTOM_OPP_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -235,39 +236,96 @@ def says(probe, state, words):
     assert words in f"{verdict.detail} -> {verdict.remedy}"
 
 
-def test_device_files(machine_of, monkeypatch):
-    says(ascend.npu_devices, State.FAIL, "davinci0 is missing -> install the NPU driver")
+def test_the_driver(machine_of, monkeypatch):
+    says(stages.npu_driver, State.FAIL, "davinci0")
     for name in ("davinci10", "davinci2", "davinci_manager", "hisi_hdc"):
         (machine_of / "dev" / name).touch()
-    says(ascend.npu_devices, State.FAIL, f"{machine_of / 'dev' / 'devmm_svm'} missing -> in a container")
+    says(stages.npu_driver, State.FAIL, f"--device {machine_of / 'dev' / 'devmm_svm'}")
     (machine_of / "dev" / "devmm_svm").touch()
-    says(ascend.npu_devices, State.PASS, "2 (davinci2, davinci10)")
-    monkeypatch.setattr(os, "access", lambda path, _: path.name != "davinci2")
-    says(ascend.npu_devices, State.FAIL, "davinci2 cannot be read and written")
-
-
-def test_npu_smi(machine_of, monkeypatch):
-    says(ascend.npu_smi, State.FAIL, "not on PATH -> install the NPU driver")
+    says(stages.npu_driver, State.PASS, "davinci2, davinci10; npu-smi: npu-smi is not on PATH")
     tool(machine_of, "npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 3")
-    says(ascend.npu_smi, State.FAIL, "exit code 3: dcmi module initialize failed")
-    tool(machine_of, "npu-smi", "echo fine")
-    monkeypatch.setattr(ascend, "list_chips", tuple)
-    says(ascend.npu_smi, State.FAIL, "no chip")
+    monkeypatch.setattr(stages, "list_chips", tuple)
+    says(stages.npu_driver, State.PASS, "exit code 3: dcmi module initialize failed")
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "davinci2")
+    says(stages.npu_driver, State.FAIL, "davinci2 cannot be read and written")
 
 
 def test_cann(machine_of, monkeypatch):
-    says(ascend.cann, State.FAIL, "no CANN toolkit below")
-    monkeypatch.setattr(ascend, "cann_version", lambda: "8.5.0")
+    says(stages.cann, State.FAIL, "no CANN toolkit below")
+    monkeypatch.setattr(stages, "cann_version", lambda: "8.5.0")
     home = machine_of / "Ascend" / "ascend-toolkit"
-    says(
-        ascend.cann,
-        State.FAIL,
-        f"its environment is not set (ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME are empty) -> source {home}",
-    )
+    says(stages.cann, State.FAIL, f"ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME are empty -> source {home}")
     monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
-    says(ascend.cann, State.FAIL, f"ASCEND_HOME_PATH={home} is no folder")
+    says(stages.cann, State.FAIL, f"ASCEND_HOME_PATH={home} is no folder")
     home.mkdir()
     (home / "set_env.sh").touch()
-    says(ascend.cann, State.FAIL, f"LD_LIBRARY_PATH has no folder of it -> source {home / 'set_env.sh'}")
+    says(stages.cann, State.FAIL, f"LD_LIBRARY_PATH has no folder of it -> source {home / 'set_env.sh'}")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/usr/lib:{home / 'lib64'}")
-    says(ascend.cann, State.PASS, f"8.5.0, {home}")
+    says(stages.cann, State.PASS, f"8.5.0, {home}")
+
+
+#: A stand-in for msprof on PATH, and an NPU that is a stand-in: the device process, the session and the reading of the
+#: summary are those of a replay.
+@pytest.fixture
+def npu(tmp_path, monkeypatch):
+    """Runs `replay` on a stand-in NPU; takes how msprof breaks."""
+    folder, files = tmp_path / "bin", tmp_path / "files"
+    folder.mkdir()
+    files.mkdir()
+    stand_in_msprof.write_program(folder)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    devices = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0"])
+    monkeypatch.setattr(measure, "available_devices", lambda name: devices)
+
+    def run(fault="", **environment):
+        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all": fault}))
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return measure.replay(Target("npu", "npu", files=files))
+
+    run.files = files
+    return run
+
+
+def test_a_session_of_msprof(npu):
+    verdict = npu(STAND_IN_KERNELS=json.dumps({"MatMulV2": ["MatMulV3"]}))
+    assert verdict.state is State.PASS, verdict
+    assert all(f"{kernel_type} " in verdict.detail for kernel_type in ROWS)
+    assert re.search(r"MatMulV2 \([^)]*MatMulV3\) ", verdict.detail)
+    assert {"Add", "SoftmaxV2", "MatMulV3", "Neg"} <= verdict.facts["types"].keys()
+
+
+def test_a_profile_without_a_summary_is_told_once_and_kept_for_the_report(npu):
+    verdict = npu("no-export")
+    assert verdict.state is State.FAIL
+    assert "op_summary" in verdict.detail
+    assert "opatlas-tmp" not in verdict.detail
+    assert all(kernel_type in verdict.detail for kernel_type in ROWS)
+    (listing,) = npu.files.glob("PROF_*.json")
+    assert "host/launches.jsonl" in listing.read_text()
+    assert [path for path in npu.files.rglob("launches.jsonl") if path.is_file()]
+
+
+_GROUP = Target("cpu", "cpu", with_group=True)
+
+
+def test_two_ranks_add_up_a_message():
+    verdict = measure.group(_GROUP)
+    assert verdict.state is State.PASS, verdict
+    assert verdict.facts["wall-clock us"] > 0
+    assert measure.group(Target("cpu", "cpu")).state is State.SKIP
+
+
+def test_ranks_that_do_not_meet(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    verdict = measure.group(_GROUP)
+    assert verdict.state is State.FAIL
+    assert "GLOO_SOCKET_IFNAME" in verdict.remedy
+
+
+def test_fewer_than_two_devices(monkeypatch):
+    one = pin_devices(DeviceSpec("npu"), kind_named("npu").visible, ["3"])
+    monkeypatch.setattr(measure, "available_devices", lambda name: one)
+    verdict = measure.group(Target("npu", "npu", with_group=True))
+    assert verdict.state is State.FAIL
+    assert kind_named("npu").visible in verdict.detail

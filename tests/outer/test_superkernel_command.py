@@ -118,6 +118,27 @@ def test_one_run_counts_its_steps_and_captures_without_steps_count_as_one(
     assert states(found)["steps of old"] == "not given"
 
 
+def log(path: Path, decode_ms: list[float], model: str = "deepseek-v3") -> Path:
+    """The output of cann-recipes-infer, whose first step compiles."""
+    steps = [("prefill", 900.0), ("decode", 5000.0), *(("decode", each) for each in decode_ms)]
+    path.write_text("".join(f"INFO {model} inference time cost of {phase} is {ms:.2f} ms\n" for phase, ms in steps))
+    return path
+
+
+def test_logs_of_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = log(tmp_path / "baseline.log", [31.4, 31.5, 31.6, 31.5])
+    new = log(tmp_path / "optimized.log", [27.0, 27.1, 26.9, 27.0])
+    found = run(capsys, new, "--against", old)
+    assert (found["verdict"], states(found)["gain"]) == ("passed", "passed")
+    assert (found["old"]["mean_us"], found["gain"]) == (pytest.approx(31_500), pytest.approx(1 - 27 / 31.5))
+    assert "SuperKernel rows" not in states(found)
+    assert any("DeepSeek-V3" in note and "moe" in note for note in found["notes"])
+    assert states(run(capsys, old, "--against", new, status=1))["gain"] == "failed"
+    new.write_text("no step here\n")
+    assert main(["diagnose", str(new), "--superkernel", "--against", str(old)]) == 1
+    assert "optimized.log" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("variation", "name"),
     [

@@ -47,8 +47,29 @@ def first_of(folder: Path, launch: Mapping[str, str], peaks: str = "") -> Kernel
         ("compute bound", {"aic_mac_ratio": "0.9", "aic_mte2_ratio": "0.85"}, {"aic_mac_ratio": "0.8"}),
         ("compute bound", {"aiv_vec_ratio": "0.81"}, {"aiv_vec_ratio": "0.8"}),
         ("bound by nothing", {"us": 20.1}, {"us": 20.0}),
-        ("low vector utilization", {"aiv_vec_ratio": "0.49"}, {"aiv_vec_ratio": "0.5"}),
-        ("low vector utilization", {"aiv_vec_ratio": "0"}, {"aiv_vec_ratio": "0", "core": "AI_CORE", "blocks": "20"}),
+        ("low vector utilization", {"us": 30, "aiv_vec_ratio": "0.49"}, {"us": 30, "aiv_vec_ratio": "0.5"}),
+        ("low vector utilization", {"us": 30, "aiv_vec_ratio": "0.4"}, {"us": 20, "aiv_vec_ratio": "0.4"}),
+        (
+            "low vector utilization",
+            {"us": 30, "aiv_vec_ratio": "0", "core": "MIX_AIC", "blocks": "20"},
+            {"us": 30, "aiv_vec_ratio": "0", "core": "AI_CORE", "blocks": "20"},
+        ),
+        (
+            "low vector utilization",
+            {"us": 30, "aiv_vec_ratio": "0.35", "aic_mac_ratio": "0.49", "core": "MIX_AIC", "blocks": "20"},
+            {"us": 30, "aiv_vec_ratio": "0.35", "aic_mac_ratio": "0.5", "core": "MIX_AIC", "blocks": "20"},
+        ),
+        (
+            "control flow",
+            {"us": 30, "aiv_vec_ratio": "0.5", "aiv_scalar_ratio": "0.55"},
+            {"us": 30, "aiv_vec_ratio": "0.5", "aiv_scalar_ratio": "0.5"},
+        ),
+        (
+            "control flow",
+            {"us": 1, "kernel_type": "LogicalAnd", "Input Shapes": '"1;1"', "Output Shapes": "1"},
+            {"us": 1, "kernel_type": "LogicalAnd", "Input Shapes": '"1;2"', "Output Shapes": "2"},
+        ),
+        ("data layout", {"kernel_type": "TransposeD", "us": 2}, {"kernel_type": "TransposeD", "us": 1}),
         ("host-bound", {"wait": "11"}, {"wait": "10"}),
     ],
 )  # fmt: skip
@@ -75,15 +96,18 @@ def test_a_slow_clock_is_that_of_the_whole_capture(tmp_path: Path) -> None:
     assert first_of(tmp_path, kernel(**clocks, **{"Current Freq": "1720"})) == ""
 
 
-def test_l2_hits_are_reported_and_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hits = [
-        {"aiv_write_cache_hit": str(each), "aiv_write_cache_miss_allocate": str(100 - each)} for each in (49, 84, 86)
-    ]
-    path = capture(tmp_path, [kernel(**each) for each in hits], OTHER_COUNTERS)
-    found = diagnose(path)
-    assert found.verdicts.l2_hit_rate.tolist() == [0.49, 0.84, 0.86]
-    assert found.counts == {KernelVerdict.L2_MISSES: 1}
-    assert set(found.verdicts.first) == {""}
+def test_l2_misses_decide_where_a_kernel_waits_for_memory(tmp_path: Path) -> None:
+    hits = {"aiv_write_cache_hit": "49", "aiv_write_cache_miss_allocate": "51"}
+    found = diagnose(capture(tmp_path, [kernel(**hits), kernel()], OTHER_COUNTERS))
+    # A capture has one group of counters, and these have no ratios.
+    assert found.verdicts.l2_hit_rate[0] == 0.49
+    assert found.verdicts.first.tolist() == [KernelVerdict.L2_MISSES, ""]
+    of_memory = kernel(**hits, aiv_mte2_ratio="0.9")
+    assert first_of(tmp_path, of_memory) == KernelVerdict.L2_MISSES
+    assert first_of(tmp_path, kernel(**{**hits, "aiv_write_cache_hit": "51"}, aiv_mte2_ratio="0.9")) == "memory bound"
+    other = diagnose(capture(tmp_path, [*_FULL, kernel(**hits, aiv_vec_ratio="0.9")], (*PIPES, *OTHER_COUNTERS)))
+    assert other.verdicts.first[2] == KernelVerdict.COMPUTE_BOUND
+    assert other.counts[KernelVerdict.L2_MISSES] == 1
 
 
 #: A product of 2 x 4096^3 operations: 388.4 us at 353.9 T/s, the BF16 peak of this device.

@@ -26,6 +26,19 @@ def kernel(x, y):
         pass
     return x + y
 """
+#: A replay whose own kernel ends its process.
+BOOM = """
+import os
+from opatlas.bench import formulas
+from opatlas.run.registry import replays
+
+def crash(x, y):
+    os.abort()
+
+@replays("Boom", npu=None)
+def test_boom(row, replay):
+    replay(crash, *row.inputs(), expected=formulas.add)
+"""
 PREPARED = """
 from opatlas import Prepared, Unsupported
 
@@ -96,6 +109,18 @@ def test_a_kernel_takes_turns_with_the_baseline_and_a_difference_is_looked_for_i
         assert float(cells["Control Ratio"]) > 0
     assert len(list(folder.glob("in-*"))) == 2
     assert not any(cells.get("Speed-up") for cells in toys.read("Toy"))
+
+
+def test_a_baseline_that_crashes_costs_the_rounds_and_not_the_row(sessions: Sessions) -> None:
+    """Its own row was not selected, so nothing is known of it."""
+    (sessions.folder / "test_boom.py").write_text(BOOM)
+    sessions.write("Boom", [row(3)])
+    done = sessions.run(f"--implementation=torch,{kernels(sessions, Boom=RIGHT)}", "-k", "mine")
+    assert done.ledger() == {"measured": 1}
+    cells = durations(sessions, "mine", "Boom")[3]
+    assert float(cells["Average Duration(us)"]) > 0
+    assert "crashed" in cells["Status Reason"]
+    assert not cells.get("Speed-up")
 
 
 def test_in_one_process_nothing_is_looked_for_in_another(toys: Sessions) -> None:

@@ -39,7 +39,6 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     first = run(tmp_path, *options)
     assert first.returncode == 0, first.stdout
     assert "3 passed" in first.stdout
-    assert "Qwen/Qwen3-32B" in first.stdout
     before = contents(tmp_path)
     assert set(before) == {"MatMulV2.csv", "PagedCacheLoadNdKernel.csv", "SwiGlu.csv"}
     assert rows_in(tmp_path) == 360
@@ -50,8 +49,6 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert written["packages"]["hypothesis"] == hypothesis.__version__
     assert written["statuses"] == {"added": 360}
     assert written["code"] == code_digest([REPOSITORY / "shapes", REPOSITORY / "opatlas" / "theory"])
-    (report,) = (tmp_path / "reports").glob("coverage_*.md")
-    assert "| MatMulV2 | deepseek-ai/DeepSeek-V3 | " in report.read_text()
     second = run(tmp_path, *options)
     assert second.returncode == 0
     assert re.search(rf"^database +{tmp_path}$", second.stdout, re.MULTILINE)
@@ -74,7 +71,6 @@ def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows
     planned = run(device / "vllm0.19.0_torch2.9.0_cann8.5", *plan)
     assert planned.returncode == 0, planned.stdout
     assert "to add" in planned.stdout
-    assert re.search(r"^Qwen/Qwen3-0\.6B +\d+ +0 ", planned.stdout, re.MULTILINE)
     assert not (device / "vllm0.19.0_torch2.9.0_cann8.5").exists()
 
 

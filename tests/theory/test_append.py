@@ -1,4 +1,4 @@
-"""Rows of a run in the CSVs of a database, the models that they cover, and what a run reports."""
+"""Rows of a run in the CSVs of a database, the models that they cover, and what a run tells."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from opatlas.plugins.theory import summary_table
 from opatlas.shapes.models import DEEPSEEK_V3, QWEN3_0_6B, QWEN3_32B
-from opatlas.shapes.report import coverage_page, summary_parts
-from tests_of_shapes import request
+from tests_of_shapes import request, sizes_of_shapes
 
 import opatlas.theory.plan
 from opatlas.data.database import Database
@@ -30,12 +30,9 @@ from opatlas.row.columns import (
 from opatlas.row.signature import signatures
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
-from opatlas.show.result import Table
-from opatlas.theory.catalog import CatalogKernel, built_in_catalog, database_kernels
-from opatlas.theory.known_rows import ModelCoverage, ShapeCoverage, model_coverage
+from opatlas.theory.catalog import built_in_catalog, database_kernels
 from opatlas.theory.plan import KernelPlan, KernelResult, add_theory_rows, plan_kernel, read_table
 from opatlas.theory.refused_shapes import MoeKernel, MoeShape, Trial, save_constraints
-from opatlas.theory.sources import Targets
 
 KERNELS = built_in_catalog().kernels
 HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
@@ -205,67 +202,6 @@ def test_sizes_beyond_the_limits_of_the_kernel_are_left_out(tmp_path: Path) -> N
 
 
 SLOTS = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
-SMALL = Targets((QWEN3_0_6B,), tp_sizes=(1,))
-
-
-def matmuls(database: Database, *calls: tuple[int, int, int]) -> None:
-    lines = [f'"{m},{k};{n},{k}",DT_BF16;DT_BF16,ND;ND,"{m},{n}",DT_BF16,ND\n' for m, n, k in calls]
-    database.csv_path("MatMulV2").write_text(SLOTS + "".join(lines))
-
-
-def coverage(database: Database, kernel_type: str = "MatMulV2", sizes: int = 16) -> dict[str, ShapeCoverage]:
-    kernel = built_in_catalog().kernel(kernel_type)
-    (found,) = model_coverage(kernel, read_table(database, kernel_type), SMALL, sizes)
-    assert found.model == "Qwen/Qwen3-0.6B"
-    return {shape.name.partition(",")[0]: shape for shape in found.shapes}
-
-
-def test_sizes_of_each_shape_are_counted(database: Database) -> None:
-    matmuls(database, (1, 4096, 1024), (16, 4096, 1024), (24, 4096, 1024), (7, 1024, 3072), (5, 123, 456))
-    found = coverage(database)
-    assert {name: (shape.has_rows, shape.sizes, shape.wanted) for name, shape in found.items()} == {
-        "qkv": (True, 3, 16),
-        "o_proj": (False, 0, 16),
-        "gate_up": (False, 0, 16),
-        "down": (True, 1, 16),
-        "lm_head": (False, 0, 16),
-    }
-    assert (found["qkv"].gap_from, found["qkv"].gap_to) == (24, 32768)
-    assert not any(shape.is_enough for shape in found.values())
-    assert {name: dict(shape.calls) for name, shape in found.items() if name in ("qkv", "lm_head")} == {
-        "qkv": {"tp 1": 28},
-        "lm_head": {"tp 1": 1},
-    }
-
-
-def test_a_row_of_any_number_of_tokens_is_not_enough(database: Database) -> None:
-    """Sixteen numbers of tokens are; fifteen, and sixteen of two dtypes, are not."""
-    matmuls(
-        database,
-        *((m, 4096, 1024) for m in range(1, 17)),
-        *((m, 1024, 2048) for m in range(1, 16)),
-        *((m, 1024, 3072) for m in range(1, 9)),
-    )
-    lines = [f'"{m},3072;1024,3072",FLOAT16;FLOAT16,ND;ND,"{m},1024",FLOAT16,ND\n' for m in range(9, 17)]
-    path = database.csv_path("MatMulV2")
-    path.write_text(path.read_text() + "".join(lines))
-    found = coverage(database)
-    assert {name for name, shape in found.items() if shape.is_enough} == {"qkv"}
-    assert (found["o_proj"].sizes, found["down"].sizes) == (15, 8)
-    assert {name for name, shape in coverage(database, sizes=8).items() if shape.is_enough} == {"qkv", "o_proj", "down"}
-
-
-def test_patterns_that_differ_in_scales_only_have_their_shapes_in_common(database: Database) -> None:
-    kernel = built_in_catalog().kernel("QuantBatchMatmulV3")
-    (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), SMALL)
-    assert len(found.shapes) == len({shape.name for shape in found.shapes}) == 4
-    assert not any(shape.has_rows for shape in found.shapes)
-    for pattern in kernel.patterns[:4]:
-        only = CatalogKernel(kernel.kernel_type, (pattern,))
-        add_theory_rows(database, only, replace(request(QWEN3_0_6B), forms_of_database=False))
-        (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), SMALL)
-        assert all(shape.is_enough for shape in found.shapes)
-        database.csv_path("QuantBatchMatmulV3").unlink()
 
 
 @pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
@@ -273,8 +209,10 @@ def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
     wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=150)
     kernel = built_in_catalog().kernel(kernel_type)
     add_theory_rows(database, kernel, wanted)
-    for found in model_coverage(kernel, read_table(database, kernel_type), wanted.targets):
-        assert [shape.name for shape in found.shapes if not shape.has_rows] == []
+    table = read_table(database, kernel_type)
+    for pattern in kernel.patterns:
+        if pattern.forms:
+            assert [shape for shape, sizes in sizes_of_shapes(pattern, table, wanted.targets) if not sizes] == []
 
 
 def test_twins_of_kernel_types_get_rows_where_there_are_some(database: Database) -> None:
@@ -310,43 +248,19 @@ def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:
 
 
 def results() -> list[KernelResult]:
-    """One kernel type with everything that a report mentions, once and several times, and one without new rows."""
-    shapes = [
-        ShapeCoverage("up, tp 1: n 8", {"tp 1": 60}, True, 16, 16, 1024, 32768, "BF16"),
-        ShapeCoverage("up, tp 2: n 4", {"tp 2": 60}, True, 1, 16, 1, 32768, "BF16"),
-        ShapeCoverage("down, tp 1; tp 2: n 7", {"tp 1": 2, "tp 2": 2}, False, 0, 16, dtypes="BF16, INT8"),
-        ShapeCoverage("hidden: n 5", {"": 90}, True, 20, 16, 16, 64, "BF16"),
-        ShapeCoverage("experts, ep 16: n 6", {"ep 16": 9}, True, 2, 16, 1, 64, "BF16"),
-    ]
-    coverage = ModelCoverage("Mul", "Qwen", shapes)
-    one = ModelCoverage("Neg", "Llama", [ShapeCoverage("cache: n 1", {"": 3}, True, 0, 0)])
+    """One kernel type with everything that the summary tells, one with one row, and one without new rows."""
     return [
-        KernelResult("Mul", 2000, 2, 10**9, 10**12, refused=2, over_budget=3, coverage=(coverage,)),
-        KernelResult("Neg", 1, 1, 8, 8, refused=1, unknown_dtypes=("FLOAT3",), coverage=(one,)),
+        KernelResult("Mul", 2000, 2, 10**9, 10**12, refused=2, over_budget=3),
+        KernelResult("Neg", 1, 1, 8, 8, refused=1, unknown_dtypes=("FLOAT3",)),
         KernelResult("Add"),
     ]
 
 
 @pytest.mark.parametrize(("read_only", "name"), [(False, "added"), (True, "to add")])
-def test_the_summary_has_a_row_for_each_kernel_type_and_the_coverage_of_each_model(read_only: bool, name: str) -> None:
-    parts = list(summary_parts(results(), Pace(), read_only=read_only))
-    kernels, coverage, few = (part for part in parts if isinstance(part, Table))
-    assert kernels.full_columns()[1].name == name
-    assert [row[:3] for row in kernels.rows] == [("Add", 0, 0), ("Mul", 2000, 2), ("Neg", 1, 1), ("all", 2001, 3)]
-    assert [row[:4] for row in coverage.rows] == [("Qwen", 5, 2, "76 %"), ("Llama", 1, 1, "100 %")]
-    assert len(few.rows) + few.left_out == 3
-
-
-def test_the_page_of_coverage_counts_the_shapes_of_each_division() -> None:
-    page = coverage_page(results(), "run 1")
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| Mul | Qwen | ")]
-    assert [row[2:6] for row in rows[:5]] == [
-        ["no", "1", "1", "1"],
-        ["ep 16", "1", "1", "0"],
-        ["tp 1", "2", "1", "1"],
-        ["tp 2", "2", "1", "0"],
-        ["up, tp 2: n 4: 1 size", "BF16"],
-    ]
+def test_the_summary_has_a_row_for_each_kernel_type(read_only: bool, name: str) -> None:
+    table = summary_table(results(), read_only=read_only)
+    assert table.full_columns()[1].name == name
+    assert [row[:3] for row in table.rows] == [("Add", 0, 0), ("Mul", 2000, 2), ("Neg", 1, 1), ("all", 2001, 3)]
 
 
 def test_the_newest_replay_sets_the_pace() -> None:

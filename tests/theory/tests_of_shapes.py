@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
 from opatlas.shapes.strategies import sample_rows
 
+from opatlas.row.table import RowTable
 from opatlas.theory.catalog import Catalog, read_catalog
+from opatlas.theory.known_rows import Matcher, read_tensors
 from opatlas.theory.models import ModelFacts
+from opatlas.theory.patterns import Pattern
 from opatlas.theory.plan import Request
-from opatlas.theory.sources import Targets
+from opatlas.theory.sources import Shape, Targets, model_shapes
 from opatlas.theory.space import GB
 
 #: Models, and the numbers of their config.json that differ from the defaults of transformers, but for the layers.
@@ -100,3 +104,18 @@ def catalog_of(folder: Path, text: str) -> Catalog:
     path = folder / "catalog.yaml"
     path.write_text(textwrap.dedent(text))
     return read_catalog(path)
+
+
+def sizes_of_shapes(pattern: Pattern, table: RowTable, targets: Targets) -> Iterator[tuple[Shape, int]]:
+    """Each shape of the models that a pattern has, and the number of sizes of its rows on the axis with the fewest."""
+    shapes = model_shapes(pattern, targets)
+    axes = [axis.name for axis in pattern.axes if axis.between]
+    found = [{name: set[int]() for name in axes} for _ in shapes]
+    matcher = Matcher(pattern, shapes)
+    for match in filter(None, map(matcher.match, read_tensors(table))):
+        for number in match.shapes:
+            for name in axes:
+                # An axis that is no dimension by itself counts by its rows.
+                found[number][name].add(match.sizes.get(name, len(found[number][name])))
+    for shape, sizes in zip(shapes, found, strict=True):
+        yield shape, min((len(own) for own in sizes.values()), default=1)

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from opatlas.capture.cases import Cases, pool_cases
 from opatlas.data.csv_files import read_table
 from opatlas.data.database import Database
-from opatlas.data.ingests import read_ingests
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
+from opatlas.row.communication import is_communication
 from opatlas.row.roofline import PEAKS, Peak
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import exception_line, suggest
@@ -34,6 +33,7 @@ from opatlas.yaml_file import YamlError, parse_yaml
 #: The kernel type of a check that looks at the whole database.
 WHOLE_DATABASE = "database"
 KNOWN_FINDINGS = "known_findings.yaml"
+_KINDS = {False: "kernels", True: "messages"}
 #: The pattern that every kernel type and every row matches.
 ANY = "*"
 _LARGEST_BYTES = 4 << 20
@@ -113,23 +113,6 @@ class CheckedDatabase:
             rows.update(run_ids[index].strip() for index in np.flatnonzero(table.replayed.known).tolist())
         return rows
 
-    @cached_property
-    def _pooled(self) -> tuple[Mapping[str, Cases], list[str]]:
-        try:
-            return pool_cases(read_ingests(self.provenance.database)), []
-        except OpAtlasError as error:
-            return {}, [str(error)]
-
-    @property
-    def pooled(self) -> Mapping[str, Cases]:
-        """The captured launches that ingests keep, by kernel type; empty if they cannot be read."""
-        return self._pooled[0]
-
-    @property
-    def problems(self) -> Sequence[str]:
-        """A sentence for each file in `runs/` that cannot be read. Raises OpAtlasError as `Provenance.problems`."""
-        return list(dict.fromkeys([*self.provenance.problems, *self._pooled[1]]))
-
     @property
     def device(self) -> str:
         """The device of the rows; "" if it is unknown, or there are several."""
@@ -146,31 +129,44 @@ class Check:
     """One data test: of the rows of each kernel type, or of the whole database.
 
     Attributes:
-        name: the name in test ids, in known_findings.yaml and in JSON.
-        about: what the findings are: "rows far above both neighbours".
+        function: finds rows or runs, by the database and the table of a kernel type, or by the database alone. Its
+            name is that of the check, and its first line says what it finds.
         remedy: what a user can do about a finding.
-        of_table: finds rows of a kernel type; None for a check of the whole database.
-        of_database: finds rows or runs of the whole database; None for a check of each kernel type.
+        of: what it looks at: the whole database at once, or the rows of each kernel type, of kernels, of messages.
         advisory: whether findings fail only with --strict.
         why_skipped: says why the check does not apply to a database; "" if it applies.
     """
 
-    name: str
-    about: str
+    function: Callable[..., Iterable[Finding]]
     remedy: str
-    of_table: Callable[[CheckedDatabase, RowTable], Iterable[Finding]] | None = None
-    of_database: Callable[[CheckedDatabase], Iterable[Finding]] | None = None
+    of: Literal["database", "rows", "kernels", "messages"] = "rows"
     advisory: bool = False
     why_skipped: Callable[[CheckedDatabase], str] = lambda database: ""
 
+    @property
+    def name(self) -> str:
+        """The name in test ids, in known_findings.yaml and in JSON: `below-roofline`."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def about(self) -> str:
+        """What the findings are: "rows that take clearly longer than both neighbours in M"."""
+        return (self.function.__doc__ or "").partition("\n")[0].removeprefix("Finds ").rstrip(".")
+
+    def cases(self, database: CheckedDatabase) -> list[str]:
+        """Returns the kernel types that it looks at; WHOLE_DATABASE alone for the database."""
+        if self.of == "database":
+            return [WHOLE_DATABASE]
+        return [name for name in database.tables if self.of in ("rows", _KINDS[is_communication(name)])]
+
+    def skipped(self, database: CheckedDatabase) -> str:
+        """Returns why the check does not apply to a database; "" if it applies."""
+        return self.why_skipped(database) if self.cases(database) else f"no {self.of} in the database"
+
     def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
-        """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
-        if self.of_table is not None:
-            found = self.of_table(database, database.tables[kernel_type])
-        else:
-            assert self.of_database is not None
-            found = self.of_database(database)
-        return sorted(found, key=lambda each: -each.weight)
+        """Returns the findings of a case, the worst first. Raises OpAtlasError."""
+        subjects = (database,) if self.of == "database" else (database, database.tables[kernel_type])
+        return sorted(self.function(*subjects), key=lambda each: -each.weight)
 
 
 class KnownFinding(msgspec.Struct, forbid_unknown_fields=True):
@@ -297,14 +293,13 @@ class CheckResults:
         self.problems: list[str] = []
         self._ran: set[tuple[str, str]] = set()
 
-    def kernel_types_of(self, check: Check) -> Sequence[str]:
-        """Returns the names of a check's cases."""
-        of_whole = check.of_database is not None or check.why_skipped(self.database)
-        return [WHOLE_DATABASE] if of_whole else list(self.database.tables)
+    def cases_of(self, check: Check) -> Sequence[str]:
+        """Returns the names of a check's cases; one for a check that does not apply."""
+        return [WHOLE_DATABASE] if check.skipped(self.database) else check.cases(self.database)
 
     def why_skipped(self, check: Check) -> str:
         """Returns why a check does not apply to the database; "" if it applies."""
-        self.tallies[check.name].skipped = check.why_skipped(self.database)
+        self.tallies[check.name].skipped = check.skipped(self.database)
         return self.tallies[check.name].skipped
 
     def run(self, check: Check, kernel_type: str) -> tuple[SortedFindings, list[Finding]]:
@@ -331,4 +326,4 @@ class CheckResults:
 
     def _all_ran(self, entry: KnownFinding) -> bool:
         checks = [self.tallies[name].check for name in entry.checks]
-        return all((check.name, kind) in self._ran for check in checks for kind in self.kernel_types_of(check))
+        return all((check.name, kind) in self._ran for check in checks for kind in self.cases_of(check))

@@ -41,7 +41,7 @@ _LONG = 7
 _NOT_ASKED = "profiling."
 
 
-def wrong_operators(database: CheckedDatabase) -> Iterator[Finding]:
+def op_mapping(database: CheckedDatabase) -> Iterator[Finding]:
     """Finds operators, and references to messages, for which a simulator finds no rows."""
     try:
         mapping = read_mapping(database.path)
@@ -53,7 +53,7 @@ def wrong_operators(database: CheckedDatabase) -> Iterator[Finding]:
         yield from _check_operators(database, mapping)
 
 
-def missing_rows(database: CheckedDatabase) -> Iterator[Finding]:
+def op_mapping_rows(database: CheckedDatabase) -> Iterator[Finding]:
     """Finds operators without rows, and rows without an operator."""
     # The check op-mapping reports an error.
     with suppress(OpAtlasError):

@@ -9,7 +9,10 @@ import numpy as np
 
 from opatlas import formats
 from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, Finding, finding
+from opatlas.capture.cases import pool_cases
+from opatlas.data.ingests import read_ingests
 from opatlas.data.manifest import Manifest
+from opatlas.errors import OpAtlasError
 from opatlas.row.columns import (
     AVERAGE,
     CACHE_STATE,
@@ -36,13 +39,18 @@ from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import pluralize
 
 
-def unreadable_files(database: CheckedDatabase) -> Iterator[Finding]:
-    """Finds CSVs and manifests that cannot be read."""
+def unreadable(database: CheckedDatabase) -> Iterator[Finding]:
+    """Finds files that cannot be read."""
     for kernel_type, error in database.unreadable.items():
         yield Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
-    runs = str(database.provenance.database.runs_dir)
-    for problem in database.problems:
-        yield Finding(runs, None, "", WHOLE_DATABASE, "", problem)
+    provenance = database.provenance
+    problems = list(provenance.problems)
+    try:
+        pool_cases(read_ingests(provenance.database))
+    except OpAtlasError as error:
+        problems.append(str(error))
+    for problem in dict.fromkeys(problems):
+        yield Finding(str(provenance.database.runs_dir), None, "", WHOLE_DATABASE, "", problem)
 
 
 #: Tolerances for rounding: to three decimals, and to six digits.
@@ -56,8 +64,8 @@ _COUNTS = (MICROBENCH_SAMPLES, PROFILING_SAMPLES)
 _CELL_SHOWN = 40
 
 
-def impossible_numbers(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds rows whose numbers contradict each other.
+def impossible(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds cells that are not numbers, or numbers that contradict each other.
 
     For the samples of any row: min <= median, min <= mean, |mean - median| <= std, and
     mean - min <= std (n - 1) / sqrt(n), where std is the sample standard deviation of n samples; one sample has none.
@@ -113,8 +121,8 @@ def _no_numbers(table: RowTable, column: str) -> Iterator[tuple[int, str]]:
             yield index, cells[index].strip()[:_CELL_SHOWN]
 
 
-def repeated_rows(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds rows whose signature an earlier row of the table has."""
+def duplicates(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds rows that are in the table twice, by their signature."""
     for index, signature in enumerate(table.signatures):
         if (earlier := table.by_signature[signature]) == index:
             continue
@@ -128,8 +136,8 @@ def repeated_rows(_database: CheckedDatabase, table: RowTable) -> Iterator[Findi
         yield finding(table, index, value, reason, ratio)
 
 
-def wrong_statuses(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds statuses that are unknown, lack a reason, or contradict the duration of the row."""
+def statuses(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds statuses that are unknown, lack a reason, or contradict the duration of their row."""
     cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), table.replayed.known.tolist(), strict=True)
     for index, (cell, reason, has_duration) in enumerate(cells):
         status = table.statuses[index]
@@ -141,8 +149,8 @@ def wrong_statuses(_database: CheckedDatabase, table: RowTable) -> Iterator[Find
             yield finding(table, index, cell.strip(), "without a Status Reason")
 
 
-def unknown_origins(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds durations whose run or ingest has no manifest in `runs/`."""
+def origins(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds durations without a manifest of their run or ingest."""
     provenance = database.provenance
     ingests = {ingest.manifest.run_id for ingest in provenance.ingests}
     sources = (table.replayed, RUN_ID, set(provenance.manifests)), (table.captured, PROFILING_RUN_ID, ingests)
@@ -161,7 +169,7 @@ _FACTS = ("driver", "cuda", "cudnn", "nccl", "cann_toolkit", "cann", "firmware",
 _PACKAGES = ("torch_npu", "vllm-ascend")
 
 
-def mixed_runs(database: CheckedDatabase) -> Iterator[Finding]:
+def mixed(database: CheckedDatabase) -> Iterator[Finding]:
     """Finds runs, and rows, that differ from most rows in device, software, cache state or instrument.
 
     The rows of a run count for the values that its manifest states. docs/compare.md says which of these matter.

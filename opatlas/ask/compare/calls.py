@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median, pvariance
 
-from opatlas.ask.compare.student import two_sided_t
 from opatlas.formats import percent
 from opatlas.row.columns import (
     CACHE_STATE,
@@ -37,7 +36,7 @@ from opatlas.row.quality import (
     run_medians,
     valid_duration,
 )
-from opatlas.row.rounds import LEAST_DIFFERENCE, LEAST_FOR_INTERVAL, LEVEL, PairVerdict, RatioInterval
+from opatlas.row.rounds import LEAST_DIFFERENCE, LEAST_FOR_INTERVAL, LEVEL, PairVerdict, RatioInterval, two_sided_t
 from opatlas.row.status import Status
 from opatlas.row.table import Row
 from opatlas.text import parse_whole

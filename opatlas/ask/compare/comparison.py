@@ -18,11 +18,10 @@ from opatlas.ask.compare.calls import (
     controls_by_run,
 )
 from opatlas.ask.compare.databases import ComparedDatabase
-from opatlas.ask.compare.student import Mean, mean_of
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.progress import track
 from opatlas.row.communication import COLLECTIVES
-from opatlas.row.rounds import PairVerdict
+from opatlas.row.rounds import Mean, PairVerdict, mean_of
 from opatlas.row.signature import make_case_id
 from opatlas.row.status import Status
 from opatlas.text import suggest

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from opatlas.ask.compare.calls import LEAST_SPREAD, MAD_OF_NORMAL
-from opatlas.ask.compare.student import two_sided_p, two_sided_t
-from opatlas.row.rounds import LEAST_DIFFERENCE
+from opatlas.row.rounds import LEAST_DIFFERENCE, two_sided_p, two_sided_t
 
 #: As many runs does the expected spread count for.
 PRIOR_RUNS = 6

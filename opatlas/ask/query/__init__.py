@@ -10,7 +10,6 @@ smoother.py        a fitted roofline, and kriging of the deviations from it
 features.py        work, sizes and regime of a row
 model_cost.py      the cost of a step of a model: the durations of its calls, and their sum
 next_rows.py       which rows to measure next, for steps of models
-msmodeling.py      a data source for msmodeling's simulations
 
 Imports neither torch nor pytest.
 """

@@ -1,15 +1,16 @@
-"""The actors of a Ray cluster, which keep processes on its hosts; that of a device keeps one device process."""
+"""The actors of a Ray cluster, which keep processes on its hosts: a device process, or the ranks of a group."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
+import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -17,15 +18,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.outer.cluster.dealer import BATCH_S, BEAT_S, DeviceAnswer
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceSpec, Islands, available_devices, kind_named
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named
 from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.run.devices.system import available_cores, processor
+from opatlas.run.group import GroupSpec
+from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.groups.ranks import Ranks, RanksDied, UnexpectedMessage
 from opatlas.run.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -33,8 +39,10 @@ from opatlas.run.process.child import print_to_stderr
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.process.fresh_python import import_paths
 from opatlas.run.process.keeper import die_with_parent
-from opatlas.run.process.messages import decode, encode
+from opatlas.run.process.messages import TO_PYTEST, NotReady, Ready, Start, decode, encode
 
+#: Longest time in which a host waits for messages of its ranks, in seconds: meanwhile it takes no other call.
+HEAR_S = 0.5
 #: Ray's part of an actor that answers signs of life.
 WATCH = "watch"
 
@@ -74,8 +82,8 @@ def sent(method: Callable[..., Any]) -> Callable[..., bytes]:
     """Makes a method of an actor return its answer as bytes, which Ray does not pickle."""
 
     @wraps(method)
-    def send(*arguments: Any) -> bytes:
-        return encode(method(*arguments))
+    def send(*arguments: Any, **options: Any) -> bytes:
+        return encode(method(*arguments, **options))
 
     return send
 
@@ -100,8 +108,9 @@ def beat(actor: Any) -> Future[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns an error in one line; Ray's have many."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    """Returns an error in one line; Ray's have many, and the error of a method as their cause."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}".strip().splitlines()[0]
 
 
 #: The most bytes that are kept of the output of a row.
@@ -194,13 +203,6 @@ class HostActor:
             time.sleep(min(patience_s - silent_s, BEAT_S))
         os._exit(1)
 
-    def _with_printed(self, outcome: RowOutcome) -> RowOutcome:
-        """Returns the outcome with the output since the last call; a measurement gets no output."""
-        printed = self._take_printed()
-        if outcome.status is Status.MEASURED or not printed:
-            return outcome
-        return replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
-
     def _take_printed(self) -> str:
         """Returns the end of the output since the last call."""
         size = os.fstat(self._printed.fileno()).st_size
@@ -237,11 +239,6 @@ class DeviceActor(HostActor):
         return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
 
     @sent
-    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Islands:
-        """Returns the islands of GPUs of this host."""
-        return kind_named(devices[0].kind).islands(devices)
-
-    @sent
     def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:
         """Opens the device, and ends this process when the head has not called for some seconds."""
         self._heard = time.monotonic()
@@ -269,7 +266,7 @@ class DeviceActor(HostActor):
                 outcome = self._process.run(self._with_own_files(job))
             except DeviceGone as error:
                 return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
-            outcomes.append((job.id, self._with_printed(outcome)))
+            outcomes.append((job.id, with_printed(outcome, self._take_printed)))
         return DeviceAnswer(outcomes, time.monotonic() - began)
 
     def stop(self) -> None:
@@ -284,6 +281,140 @@ class DeviceActor(HostActor):
         if self._folder is None:
             self._folder = TemporaryFolder("actor")
         return replace(job, log=str(self._folder.path / "candidate"))
+
+
+def with_printed(outcome: RowOutcome, printed: Callable[[], str]) -> RowOutcome:
+    """Returns an outcome with what its processes have printed since the last one; a measurement gets nothing of it."""
+    text = printed()
+    if outcome.status is Status.MEASURED or not text:
+        return outcome
+    return replace(outcome, detail=f"{outcome.detail}\n{text}".strip())
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a host has heard of its ranks, which are numbered on the host.
+
+    Attributes:
+        messages: of ranks, in their order.
+        died: ranks that have ended.
+        wrong: a rank that sent something else than a message, and what it was.
+        gone: why the host cannot run the job; "" if it can.
+    """
+
+    messages: Sequence[tuple[int, TO_PYTEST]] = ()
+    died: Sequence[int] = ()
+    wrong: tuple[int, str] | None = None
+    gone: str = ""
+
+
+class GroupActor(HostActor):
+    """Keeps the ranks of one host, which the head drives (HostRanks of ray_group.py)."""
+
+    def __init__(
+        self,
+        device: str | None,
+        specs: Sequence[DeviceSpec],
+        variables: Mapping[str, str],
+        session: str,
+        paths: Sequence[str],
+    ) -> None:
+        """
+        Args:
+            specs: the devices of a conftest.py; empty: they are looked for.
+            variables: for the libraries that communicate.
+        """
+        super().__init__(device, session, paths)
+        os.environ.update(variables)
+        self._specs = specs
+        self._said = ""
+        self._waits = DeviceWaits(self._keep_line)
+        self._ranks: Ranks | None = None
+
+    @sent
+    def meet(self) -> tuple[str, int]:
+        """Returns the address of this host, and a free port."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray().util.get_node_ip_address(), free.getsockname()[1]
+
+    @sent
+    def launch(
+        self, spec: GroupSpec, nodes: GroupNodes, settings: MeasureSettings, sees_no_other: bool
+    ) -> Ready | NotReady:
+        """Launches the ranks of this host, and waits until the group has met.
+
+        Args:
+            spec: the group, with the number of this host.
+            nodes: the facts that the hosts have in common.
+            sees_no_other: whether each rank sees only its own device.
+        """
+        answer: DeviceDescription | NotReady
+        try:
+            found = self._specs or in_order(available_devices(self._device))
+            if len(found) < len(nodes.devices):
+                return NotReady(f"{len(found)} of {len(nodes.devices)} devices are there")
+            devices = found[: len(nodes.devices)]
+            own = replace(nodes, devices=devices).devices_of(spec, devices)
+            starts = [Start(replace(each, sees_no_other=sees_no_other), settings, import_paths()) for each in own]
+            self._ranks = Ranks(spec, starts, self._waits, None)
+            answer = self._ranks.launch()
+        except (OpAtlasError, OSError) as error:
+            answer = NotReady(str(error))
+        if isinstance(answer, NotReady):
+            return structs.replace(answer, reason=f"{answer.reason}\n{self._take_printed()}".strip())
+        return Ready(answer, os.getpid())
+
+    @sent
+    def run(self, job: Job) -> Heard:
+        """Sends a job to the ranks, and returns what they answer first."""
+        assert self._ranks is not None
+        try:
+            self._expect_same_files(job)
+        except DeviceGone as error:
+            return Heard(gone=str(error))
+        with contextlib.suppress(OSError):
+            # A rank that has ended meanwhile is heard of.
+            self._ranks.send(job)
+        return self._next_messages()
+
+    @sent
+    def hear(self) -> Heard:
+        """Returns the next messages of ranks; after some time, none."""
+        return self._next_messages()
+
+    def _next_messages(self) -> Heard:
+        assert self._ranks is not None
+        try:
+            return Heard(self._ranks.messages(HEAR_S))
+        except RanksDied as error:
+            return Heard(died=error.local_ranks)
+        except UnexpectedMessage as error:
+            return Heard(wrong=(error.local_rank, error.text))
+
+    @sent
+    def call(self, method: str, *arguments: Any, **options: bool) -> str | None:
+        """Returns what another method of the ranks returns."""
+        return getattr(self._ranks, method)(*arguments, **options)  # type: ignore[no-any-return]
+
+    @sent
+    def printed(self) -> str:
+        """Returns the output of the ranks since the last call."""
+        return self._take_printed()
+
+    def _line(self) -> str:
+        """Returns whom the start of the group waits for; "" if nothing was said since the last call."""
+        said, self._said = self._said, ""
+        return super()._line() or said
+
+    def _keep_line(self, text: str) -> None:
+        self._said = text
+
+
+def in_order(devices: Iterable[DeviceSpec]) -> list[DeviceSpec]:
+    """Returns devices by their numbers, from which their links follow; Ray lists them in any order."""
+    numbered = [(device.pinned[1] if device.pinned else "", device) for device in devices]
+    return [device for _, device in sorted(numbered, key=lambda each: (len(each[0]), each[0]))]
 
 
 def other_file(job: Job) -> str:

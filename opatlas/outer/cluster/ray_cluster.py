@@ -14,10 +14,20 @@ from opatlas.errors import OpAtlasError
 from opatlas.installation import require_extra
 from opatlas.outer.cluster import dealer
 from opatlas.outer.cluster.dealer import Dealer, DeviceAnswer
-from opatlas.outer.cluster.ray_actor import WATCH, DeviceActor, HostFacts, beat, future, ray, software, start_actor
-from opatlas.outer.cluster.ray_group import GroupHost, RayGroup, in_order
+from opatlas.outer.cluster.ray_actor import (
+    WATCH,
+    DeviceActor,
+    HostFacts,
+    beat,
+    future,
+    in_order,
+    ray,
+    software,
+    start_actor,
+)
+from opatlas.outer.cluster.ray_group import GroupHost, HostRanks, RayGroup
 from opatlas.row.location import device_kind
-from opatlas.run.devices.device import DeviceSpec, Islands, device_kinds
+from opatlas.run.devices.device import DeviceSpec, device_kinds
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.scheduler import ExcludedDevices, Scheduler, SingleOrGroup
@@ -57,10 +67,6 @@ class RayDevice:
     def look(self) -> Future[HostFacts]:
         """Returns the facts of the host."""
         return future(self._actor.look.remote(), HostFacts)
-
-    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[Islands]:
-        """Returns the islands of GPUs of the same host."""
-        return future(self._actor.nvlink_islands.remote(devices), Islands)
 
     def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
         """Takes the name of the device, and how rows are measured."""
@@ -147,7 +153,9 @@ class RayCluster:
             self.group_nodes,
             settings,
             ExcludedDevices(None),
-            lambda spec, _, measure: RayGroup(spec, self.group_nodes, self.group_hosts, self._device, measure, tell),
+            lambda spec, _, measure: RayGroup(
+                HostRanks(spec, self.group_nodes, self.group_hosts, self._device, tell), measure
+            ),
         )
         for device, facts in self._used:
             device.accept(facts, settings)
@@ -168,12 +176,6 @@ class RayCluster:
         first = self.group_hosts[0]
         cores = min(facts.cores for _, facts in self._used)
         return GroupNodes(first.devices, cores, len(self.group_hosts))
-
-    def nvlink_islands(self) -> Islands:
-        """Returns how the devices of a host for groups are linked."""
-        devices = self.group_hosts[0].devices
-        islands: Islands = self._used[0][0].nvlink_islands(devices).result(_START_S)
-        return islands
 
     def close(self) -> None:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""

@@ -22,10 +22,10 @@ from opatlas.capture.capture_discovery import find_captures, op_summaries
 from opatlas.capture.capture_reader import (
     DURATION,
     TYPE,
-    Capture,
     CaptureHeader,
     Chunk,
     read_capture_header,
+    read_chunks,
 )
 from opatlas.data.database import Database, expect_tables
 from opatlas.data.origin import Provenance
@@ -210,7 +210,7 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
     own_names = {name: own for own, name in numbers.items()}
     parts = []
     with progress("diagnose, MB", path.stat().st_size / 1e6) as advance:
-        for chunk in Capture(path, wider).chunks():
+        for chunk in read_chunks(path, wider):
             parts.append(_launches(path, header, chunk, own_names, problems))
             advance(chunk.size_bytes / 1e6)
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])

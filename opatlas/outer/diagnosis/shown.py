@@ -160,8 +160,7 @@ def _finding(finding: KernelFinding, device: str) -> Fields:
     rule = finding.rule
     cells = {name: cell if isinstance(cell, str) else f"{cell:.6g}" for name, cell in finding.cells.items()}
     do = {"do": rule.advice.what, **rule.advice.apis_of(device), "article": rule.advice.document or None}
-    title = f"{rule.verdict}{'' if rule.decides else ' (decides nothing)'}"
-    return Fields({**cells, "rule": rule.test, "source": rule.source, **do}, title)
+    return Fields({**cells, "rule": rule.test, "source": rule.source, **do}, str(rule.verdict))
 
 
 def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +16,21 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE
-from opatlas.row.columns import ACCELERATOR_CORE, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, QUALITY, SPAN, STAND_IN
+from opatlas.row.columns import (
+    ACCELERATOR_CORE,
+    INPUT_SHAPES,
+    KERNEL_NAMES,
+    MICROBENCH_DEVICE_KERNELS,
+    OUTPUT_SHAPES,
+    QUALITY,
+    SPAN,
+    STAND_IN,
+)
 from opatlas.row.communication import is_communication
 from opatlas.row.quality import Floats, Mask, Quality, is_composition
 from opatlas.text import Word
 
-from .kernels import BLOCK_DIM, MIX_BLOCK_DIM, WAIT, KernelLines
+from .kernels import BLOCK_DIM, LAUNCHES, MIX_BLOCK_DIM, WAIT, KernelLines
 from .peaks import DevicePeaks, RooflineShares
 
 _NPU_LANGUAGES, _GPU_LANGUAGES = ("AscendC", "Triton-Ascend", "TBE"), ("CUDA", "Triton")
@@ -42,6 +52,8 @@ class KernelVerdict(Word):
     STORE_BOUND = "store bound"
     SCALAR_BOUND = "scalar bound"
     COMPUTE_BOUND = "compute bound"
+    DATA_LAYOUT = "data layout"
+    CONTROL_FLOW = "control flow"
     BOUND_BY_NOTHING = "bound by nothing"
     LATENCY_BOUND = "latency bound"
     HOST_BOUND = "host-bound"
@@ -85,7 +97,7 @@ class VerdictRule(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=T
         advice: what to do.
         counters: metric group of the profiler that has the columns; "" if every capture has them.
         published: whether a public capture has values of the metric group.
-        decides: whether the verdict may be the first one of a kernel.
+        kernel_types: patterns of the kernel types that the rule is about; none for all.
     """
 
     verdict: KernelVerdict
@@ -97,7 +109,7 @@ class VerdictRule(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=T
     advice: Advice
     counters: str = ""
     published: bool = True
-    decides: bool = True
+    kernel_types: tuple[str, ...] = ()
 
 
 @cache
@@ -195,7 +207,13 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
     at_roof, above = limit(of.AT_ROOF, "share"), limit(of.ABOVE_ROOF, "share")
     below = shares.share <= limit(of.BELOW_ROOF, "share")
     short = duration_us <= _longest_of_latency(duration_us[~collective])
-    vector = _highest(frame, ("aiv_vec_ratio",))
+    unbound = (ratio <= limit(of.BOUND_BY_NOTHING, "ratio")) & (duration_us > limit(of.BOUND_BY_NOTHING, "us"))
+    vector, cube = (_highest(frame, (name,)) for name in ("aiv_vec_ratio", "aic_mac_ratio"))
+    of_vector = np.isin(core, _VECTOR) | ((core == "MIX_AIC") & ~(cube >= limit(of.LOW_VECTOR, "ratio")))
+    # Rows of a database that no capture counts say nothing of how often a kernel runs.
+    us = np.nan_to_num(duration_us * frame[LAUNCHES].to_numpy(np.float64))
+    is_layout = _is_of(frame[TYPE], verdict_rules()[of.DATA_LAYOUT].kernel_types) & ~collective & (us > 0)
+    often = us[is_layout].sum() > limit(of.DATA_LAYOUT, "share") * us[~collective].sum()
     hit_rate, clock_drop = _l2_hit_rate(frame), _clock_drop(frame)
     wait_share, long_waits = _waits(frame)
     kernels, span_us = (_highest(frame, (name,)) for name in (MICROBENCH_DEVICE_KERNELS, SPAN))
@@ -208,22 +226,38 @@ def apply_rules(table: KernelLines, peaks: DevicePeaks, shares: RooflineShares) 
         of.AT_ROOF: (shares.share > at_roof) & (shares.share <= above),
         of.NOT_ENOUGH_WORK: _not_enough_work(frame, core, peaks) & on_core,
         of.BANK_CONFLICT: _highest(frame, _BANK_CONFLICTS) > limit(of.BANK_CONFLICT, "ratio"),
-        of.BOUND_BY_NOTHING: (ratio <= limit(of.BOUND_BY_NOTHING, "ratio"))
-        & (duration_us > limit(of.BOUND_BY_NOTHING, "us")),
+        of.DATA_LAYOUT: is_layout & often,
+        of.CONTROL_FLOW: (unbound & (of_pipe == of.SCALAR_BOUND) & (ratio > limit(of.CONTROL_FLOW, "ratio")))
+        | (_on_numbers(frame) & on_core & table.is_capture),
+        of.BOUND_BY_NOTHING: unbound,
         of.LATENCY_BOUND: below & short,
         of.HOST_BOUND: (long_waits & (wait_share > limit(of.HOST_BOUND, "share"))) | late,
-        of.LOW_VECTOR: (vector < limit(of.LOW_VECTOR, "ratio")) & np.isin(core, _VECTOR),
+        of.LOW_VECTOR: unbound & (vector < limit(of.LOW_VECTOR, "ratio")) & of_vector,
         of.BELOW_ROOF: below & ~short,
         of.L2_MISSES: hit_rate < limit(of.L2_MISSES, "ratio"),
     }
     holds = {verdict: found[verdict] & ~collective for verdict in KernelVerdict}
+    # A miss costs time where the kernel waits for memory, or where no ratio says for what.
+    decides = {of.L2_MISSES: (of_pipe == of.MEMORY_BOUND) | (busiest == "")}
     first = np.full(len(frame), "", dtype=object)
-    for verdict, rule in reversed(list(verdict_rules().items())):
-        if rule.decides:
-            first[holds[verdict]] = verdict
+    for verdict in reversed(list(verdict_rules())):
+        first[holds[verdict] & decides.get(verdict, True)] = verdict
     compute = _highest(frame, ("aiv_vec_ratio", "aic_mac_ratio"))
     over = _divided(_highest(frame, ("aic_mte2_ratio", "aiv_mte2_ratio")), compute)
     return Verdicts(holds, first, collective, busiest, ratio, over, hit_rate, long_waits, wait_share, clock_drop)
+
+
+def _is_of(kernel_types: pd.Series, patterns: tuple[str, ...]) -> Mask:
+    """Returns whether each kernel type fits one of some patterns."""
+    fits = {name: any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in kernel_types.unique()}
+    return kernel_types.map(fits).to_numpy(bool)
+
+
+def _on_numbers(frame: pd.DataFrame) -> Mask:
+    """Returns whether all tensors of each kernel have one element."""
+    cells = _cells(frame, INPUT_SHAPES) + ";" + _cells(frame, OUTPUT_SHAPES)
+    numbers = {cell: cell.strip(";") != "" and not set(re.findall(r"\d+", cell)) - {"1"} for cell in set(cells)}
+    return np.array([numbers[cell] for cell in cells], dtype=bool)
 
 
 def _longest_of_latency(duration_us: Floats) -> float:

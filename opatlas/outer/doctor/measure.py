@@ -16,7 +16,7 @@ from opatlas.row.errors import DeviceGone
 from opatlas.row.quality import relative_noise, typical_mean
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named
+from opatlas.run.devices.device import DeviceSpec, available_devices, kind_named
 from opatlas.run.group import GroupSpec
 from opatlas.run.groups.pool import GroupNodes, GroupPool
 from opatlas.run.groups.process import GroupProcess
@@ -46,8 +46,8 @@ _REMEDIES = {
 _MOST_BYTES = 32 << 20
 _REMEDY = "see the limits above; the report (--report) has the tracebacks"
 _MSPROF_REMEDY = (
-    "see `dmesg`, `npu-smi info`, the step npu, and whether msprof itself works (`msprof --output=/tmp/alone sleep 1`; "
-    "source CANN's set_env.sh); --instrument npu-events measures without it; the report (--report) has the profile"
+    "see `dmesg`, `npu-smi info`, the step torch_npu, and whether msprof itself works (`msprof --output=/tmp/alone "
+    "sleep 1`; source CANN's set_env.sh); --instrument npu-events measures without it; the report (--report) has it"
 )
 #: Samples of each row.
 SAMPLES = 3
@@ -65,17 +65,13 @@ ROWS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def job_of(kernel_type: str) -> Job:
-    """Returns a new job that replays the row of a kernel type of ROWS."""
-    function = replays_of_bench()[kernel_type]
-    return Job(function.__module__, "", function.__name__, kernel_type, ROWS[kernel_type], _ROW_S)
-
-
-def replay(target: Target) -> Verdict:
-    """Measures three rows with the device's default instrument, which on an NPU is a session of msprof."""
+def replay(target: Target, instrument: str | None = None) -> Verdict:
+    """Measures three rows with an instrument, by default the device's, which on an NPU is a session of msprof."""
     spec = available_devices(target.device or None)[0]
-    settings = MeasureSettings(repeat_count=SAMPLES)
-    under_msprof = kind_named(spec.kind).preferred_instrument(settings.instrument) == MSPROF
+    settings = MeasureSettings(repeat_count=SAMPLES, instrument=instrument)
+    under_msprof = kind_named(spec.kind).preferred_instrument(instrument) == MSPROF
+    outcomes: dict[str, RowOutcome] = {}
+    name = gone = ""
     with TemporaryFolder("doctor-msprof") as folder:
         profiles = folder / "profiles"
 
@@ -85,9 +81,11 @@ def replay(target: Target) -> Verdict:
             )
 
         scheduler = MsprofBatches(session, tries_again=False) if under_msprof else DeviceProcess(spec, settings)
-        jobs = [job_of(kernel_type) for kernel_type in ROWS]
-        outcomes: dict[str, RowOutcome] = {}
-        name = gone = ""
+        functions = replays_of_bench()
+        jobs = [
+            Job(functions[each].__module__, "", functions[each].__name__, each, cells, _ROW_S)
+            for each, cells in ROWS.items()
+        ]
         try:
             name = scheduler.describe().name
             for job in jobs:
@@ -162,7 +160,7 @@ def group(target: Target) -> Verdict:
     facts: dict[str, object] = {}
     # The first run has no profiler, so that a failure is one of the communication library.
     for instrument in dict.fromkeys((kind.events, None)):
-        outcome, description = _all_reduce(devices, instrument)
+        outcome = _all_reduce(devices, instrument)
         measured = outcome.measurement
         if outcome.status is not Status.MEASURED or measured is None:
             name = kind.group_instrument(instrument)
@@ -172,12 +170,10 @@ def group(target: Target) -> Verdict:
         bandwidth = bandwidth_gbps(_BYTES, measured.summary.median_us)
         told.append(f"all_reduce of {_BYTES >> 20} MiB over {kind.backend}: {_taken(measured)}, {bandwidth:.1f} GB/s")
         facts[f"{measured.instrument} us"] = measured.summary.median_us
-        if unmet := description.facts.get("all_devices_visible"):
-            told.append(f"each rank sees all devices, since ranks of one device did not meet: {unmet}")
     return passed("; ".join(told), **facts)
 
 
-def _all_reduce(devices: Sequence[DeviceSpec], instrument: str | None) -> tuple[RowOutcome, DeviceDescription]:
+def _all_reduce(devices: Sequence[DeviceSpec], instrument: str | None) -> RowOutcome:
     """Runs an all_reduce in a new group, as a session of pytest does."""
     cells = {MESSAGE_BYTES: str(_BYTES), NUM_DEVICES: str(_GROUP.ranks), DTYPE: "DT_FLOAT", TOPOLOGY_TIER: "1"}
     function = "test_all_reduce"
@@ -192,6 +188,6 @@ def _all_reduce(devices: Sequence[DeviceSpec], instrument: str | None) -> tuple[
 
         pool = GroupPool(GroupNodes(devices), settings, ExcludedDevices(None), scheduler_of)
         try:
-            return pool.run(job), pool.describe()
+            return pool.run(job)
         finally:
             pool.close()

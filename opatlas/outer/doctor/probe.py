@@ -19,13 +19,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.process.fresh_python import import_environment, module_command
 from opatlas.run.process.keeper import die_with_parent
+from opatlas.run.process.messages import decode, encode
 from opatlas.text import Word, exception_line
 
 #: Deadline of a probe that prints a version or looks at files.
@@ -36,10 +35,11 @@ _ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
 
 
 class State(Word):
-    """How a probe ended."""
+    """How a probe ended; a failure of what the device does not need is a warning."""
 
     PASS = "pass"
     FAIL = "fail"
+    WARN = "warn"
     SKIP = "skip"
 
 
@@ -70,9 +70,9 @@ def failed(detail: str, remedy: str = "", /, **facts: Any) -> Verdict:
     return Verdict(State.FAIL, detail, remedy, facts)
 
 
-def skipped(detail: str, remedy: str = "", /) -> Verdict:
+def skipped(detail: str) -> Verdict:
     """Returns the verdict on something that is not needed on this machine."""
-    return Verdict(State.SKIP, detail, remedy)
+    return Verdict(State.SKIP, detail)
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,12 @@ class Target:
         device: as in `pytest bench/ --device`; "" for the device at hand.
         kind: the kind of the device; "" before the kind is known.
         with_group: whether two ranks run a collective.
-        environment: variables of the process that owns the device in a replay, besides those of this process.
         files: a folder in which a probe leaves files for the report; None: no files.
     """
 
     device: str = ""
     kind: str = ""
     with_group: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
     files: Path | None = None
 
 
@@ -103,7 +101,7 @@ class Probe:
         deadline_s: the time in seconds after which its process is killed.
         needed_by: the kinds of devices that need the examined part; () for no kind.
         of_ascend: runs only if the machine has signs of an NPU.
-        requires: names of the probes that have to pass first.
+        requires: the probe that has to pass first; "" for none.
         as_device_process: its process gets the environment of the process that owns the device in a replay.
     """
 
@@ -111,7 +109,7 @@ class Probe:
     deadline_s: float = PRINTS_S
     needed_by: tuple[str, ...] = tuple(device_kinds())
     of_ascend: bool = False
-    requires: tuple[str, ...] = ()
+    requires: str = ""
     as_device_process: bool = False
 
     @property
@@ -121,36 +119,27 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A verdict, with the time and the output of its process.
-
-    Attributes:
-        verdict: what the probe found; a failure if its process ended without a verdict.
-        took_s: wall time in seconds.
-        output: the end of what the process printed.
-    """
+    """A verdict, with the wall time in seconds and the end of the output of its process."""
 
     verdict: Verdict
-    took_s: float
-    output: str
+    took_s: float = 0.0
+    output: str = ""
 
 
-def run_probe(probe: Probe, target: Target) -> ProbeResult:
-    """Runs a probe in a child process. At the probe's deadline the process and its children are killed."""
+def run_probe(probe: Probe, target: Target, environment: Mapping[str, str] | None = None) -> ProbeResult:
+    """Runs a probe in a child process, with further variables. At its deadline process and children are killed."""
     from opatlas.run.process.child import describe_exit
 
     started = time.monotonic()
     with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
-        verdict_file = folder / "verdict.json"
+        question, answer = folder / "target", folder / "verdict"
+        question.write_bytes(encode(target))
         process = subprocess.Popen(
-            module_command(
-                __name__,
-                *(probe.function.__module__, probe.name),
-                *(msgspec.json.encode(target, enc_hook=str).decode(), str(verdict_file)),
-            ),
+            module_command(__name__, probe.function.__module__, probe.name, str(question), str(answer)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=import_environment() | (dict(target.environment) if probe.as_device_process else {}) | _ALWAYS,
+            env={**import_environment(), **(environment or {}), **_ALWAYS},
             start_new_session=True,
         )
         ended = f"did not end within {probe.deadline_s:g} s"
@@ -165,27 +154,23 @@ def run_probe(probe: Probe, target: Target) -> ProbeResult:
         size = os.fstat(output.fileno()).st_size
         printed = os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
         try:
-            verdict = msgspec.json.decode(verdict_file.read_bytes(), type=Verdict)
-        except (OSError, msgspec.DecodeError):
+            verdict = decode(answer.read_bytes(), Verdict)
+        except (OSError, ValueError):
             verdict = failed(f"the probe's process {ended}", "send us the report (--report), which has what it printed")
     return ProbeResult(verdict, time.monotonic() - started, printed)
 
 
 def main(module: str, name: str, target: str, verdict_file: str) -> None:
-    """Runs a probe on a target, and writes its verdict into a file; target and verdict are JSON."""
+    """Runs a probe on the target in a file, and writes its verdict into another one."""
     die_with_parent()
     try:
-        verdict = getattr(import_module(module), name)(msgspec.json.decode(target, type=Target, dec_hook=_path))
+        verdict = getattr(import_module(module), name)(decode(Path(target).read_bytes(), Target))
     except OpAtlasError as error:
         # The message ends with the remedy.
         verdict = failed(str(error))
     except Exception as error:  # An error of a library is a finding of the probe.
         verdict = failed(exception_line(error), traceback=traceback.format_exc())
-    Path(verdict_file).write_bytes(msgspec.json.encode(verdict))
-
-
-def _path(kind: type, value: str) -> Any:
-    return kind(value)
+    Path(verdict_file).write_bytes(encode(verdict))
 
 
 if __name__ == "__main__":

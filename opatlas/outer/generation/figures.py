@@ -11,8 +11,8 @@ from math import fsum
 from statistics import NormalDist
 
 from opatlas.ask.compare.comparison import FAST
-from opatlas.ask.compare.student import mean_of
 from opatlas.outer.judging.judgement import ErrorClass
+from opatlas.row.rounds import mean_of
 from opatlas.text import Word
 
 from .attempts import ModelAttempt

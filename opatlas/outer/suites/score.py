@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opatlas.ask.compare.comparison import FAST
-from opatlas.ask.compare.student import mean_of
 from opatlas.data.database import Database
 from opatlas.formats import percent, ratio
 from opatlas.outer.judging.judgement import TORCH_WORKS
 from opatlas.outer.suites.texts import is_folder, overload_of
 from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, STATUS_REASON, TRACE_COUNT
 from opatlas.row.quality import valid_duration
+from opatlas.row.rounds import mean_of
 from opatlas.row.signature import column_cells, signatures
 from opatlas.row.status import Status
 from opatlas.text import parse_whole

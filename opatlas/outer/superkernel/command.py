@@ -1,29 +1,55 @@
-"""`opatlas diagnose --superkernel`: the scopes of a capture, and captures with and without SuperKernels."""
+"""`opatlas diagnose --superkernel`: the scopes of a capture, and runs with and without SuperKernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
 
+from opatlas.errors import OpAtlasError
 from opatlas.formats import microseconds, percent
 from opatlas.row.quality import standard_deviation
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
 from opatlas.text import Word, pluralize
 
-from .analysis import LEAST_RUNS, MOST_RUNS, ScopeAdvice, ScopeAnalysis, advise, analyse, analysis_as_json
-from .gains import GATE
-from .kernel_types import StepPhase, read_module_map
-from .structure import StepSource, find_structure, phase_of
+from .scopes import (
+    CAP_US,
+    CHECKS,
+    GATE,
+    LEAST_RUNS,
+    MOST_RUNS,
+    SYNC_US,
+    ScopeAdvice,
+    ScopeAnalysis,
+    advise,
+    analyse,
+    analysis_as_json,
+)
+from .structure import (
+    ModelFamily,
+    StepPhase,
+    StepSource,
+    find_structure,
+    known_types,
+    matches,
+    phase_of,
+    read_module_map,
+)
 from .timeline import Timeline, captures_at, read_file, read_timeline
 
 _SUPER_KERNEL = "SuperKernel"
 _KERNEL_NAME = "te_superkernel"
+#: The line of each step in the output of cann-recipes-infer: "deepseek-v3 inference time cost of decode is 31.50 ms".
+_STEP_LINE = re.compile(r"(\S+) inference time cost of (prefill|decode) is ([\d.]+) ?ms")
+_LOGS = (".log", ".txt")
+#: A step that takes so many times the median compiles or warms up.
+_WARM_UP = 2.0
 
 
 class CheckState(Word):
@@ -55,29 +81,42 @@ def steadiness(variation: float) -> str:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The durations of steps in the captures at a path.
+    """The durations of steps in the captures or logs at a path.
 
     Attributes:
-        runs: the steps' durations of each capture, in microseconds.
+        runs: the steps' durations of each run, in microseconds.
+        super_kernels: the launches of SuperKernels; None if a log does not tell.
         samples_us: the mean of each run; the steps of a single run.
         variation: the coefficient of variation of the samples; 0 for one sample.
-        super_kernels: the launches of SuperKernels.
     """
 
     path: str
-    runs: tuple[tuple[float, ...], ...]
-    samples_us: tuple[float, ...]
-    mean_us: float
-    variation: float
-    super_kernels: int
+    runs: Sequence[Sequence[float]]
+    super_kernels: int | None
+
+    @property
+    def samples_us(self) -> Sequence[float]:
+        return tuple(map(fmean, self.runs)) if len(self.runs) > 1 else self.runs[0]
+
+    @property
+    def mean_us(self) -> float:
+        return fmean(self.samples_us)
+
+    @property
+    def variation(self) -> float:
+        return standard_deviation(self.samples_us, self.mean_us) / self.mean_us if self.mean_us else 0.0
 
 
-def _step_times(path: Path, timelines: Sequence[Timeline], in_steps: bool) -> StepTimes:
-    runs = tuple(_steps_us(each, in_steps) for each in timelines)
-    samples = tuple(map(fmean, runs)) if len(runs) > 1 else runs[0]
-    mean_us = fmean(samples)
-    variation = standard_deviation(samples, mean_us) / mean_us if mean_us else 0.0
-    return StepTimes(str(path), runs, samples, mean_us, variation, sum(map(_super_kernels, timelines)))
+def _steps_of_captures(paths: Sequence[Path], notes: list[str]) -> Iterator[StepTimes]:
+    """Yields the steps of the captures at each path; `notes` receives what these do not tell."""
+    timelines = [[read_file(each) for each in captures_at(path)] for path in paths]
+    every = [timeline for own in timelines for timeline in own]
+    notes += [problem for each in every for problem in each.problems]
+    in_steps = all(find_structure(each).step_source is not StepSource.NOTHING for each in every)
+    if not in_steps:
+        notes.append("a capture does not tell its steps: each counts as one step, so all must hold equally many")
+    for path, own in zip(paths, timelines, strict=True):
+        yield StepTimes(str(path), [_steps_us(each, in_steps) for each in own], sum(map(_super_kernels, own)))
 
 
 def _steps_us(timeline: Timeline, in_steps: bool) -> tuple[float, ...]:
@@ -97,9 +136,40 @@ def _super_kernels(timeline: Timeline) -> int:
     )
 
 
-def _checks(old: StepTimes, new: StepTimes, gain: float) -> Sequence[ValidationCheck]:
+def _logs_at(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(each for each in path.iterdir() if each.suffix in _LOGS)
+    return [path] if path.suffix in _LOGS else []
+
+
+def _steps_of_logs(paths: Sequence[Path], notes: list[str]) -> Iterator[StepTimes]:
+    """Yields the steps of decode in the logs at each path. Raises OpAtlasError for a log without any."""
+    for path in paths:
+        runs = []
+        for log in _logs_at(path):
+            found = _STEP_LINE.findall(log.read_text("utf-8", "replace"))
+            steps = [float(ms) * 1000 for _, phase, ms in found if phase == "decode"]
+            if not steps:
+                line = "NAME inference time cost of decode is 31.50 ms"
+                raise OpAtlasError(f"{log}: has no step of decode: its lines have to be as {line!r}, or give a capture")
+            kept = [us for us in steps if us <= _WARM_UP * median(steps)]
+            if len(kept) < len(steps):
+                left_out = pluralize(len(steps) - len(kept), "step")
+                notes.append(f"{log.name}: {left_out} above {_WARM_UP:g} medians left out: it compiles or warms up")
+            runs.append(kept)
+            for model in dict.fromkeys(name.lower() for name, *_ in found):
+                known = known_types().families.items()
+                notes += [_recommended(name, each) for name, each in known if matches(model, each.names)]
+        yield StepTimes(str(path), runs, None)
+
+
+def _recommended(name: str, family: ModelFamily) -> str:
+    return f"{name} models: try {family.told}"
+
+
+def _checks(old: StepTimes, new: StepTimes, gain: float) -> Iterator[ValidationCheck]:
     state = CheckState.PASSED if gain > GATE else CheckState.BELOW_GATE if gain > 0 else CheckState.FAILED
-    checks = [ValidationCheck("gain", state, f"{percent(gain, 2)} of a step; the gate is more than {percent(GATE, 0)}")]
+    yield ValidationCheck("gain", state, f"{percent(gain, 2)} of a step; the gate is more than {percent(GATE, 0)}")
     for name, times in (("steps of old", old), ("steps of new", new)):
         what, samples = "run" if len(times.runs) > 1 else "step", len(times.samples_us)
         if samples < 2:
@@ -109,54 +179,52 @@ def _checks(old: StepTimes, new: StepTimes, gain: float) -> Sequence[ValidationC
             variation = f"variation {percent(times.variation)} of {pluralize(samples, what)}: {found}"
             text = f"mean {times.mean_us:,.2f} us, {variation}"
             state = CheckState.PASSED if found in ("excellent", "good") else CheckState.FAILED
-        checks.append(ValidationCheck(name, state, text))
+        yield ValidationCheck(name, state, text)
+    if old.super_kernels is None or new.super_kernels is None:
+        # Logs do not tell.
+        return
     state, text = CheckState.FAILED, "new has none: no scope was fused"
     if old.super_kernels:
         text = f"old has {old.super_kernels:,}: it is no baseline"
     elif new.super_kernels:
         state, text = CheckState.PASSED, f"{new.super_kernels:,} in new"
-    return [*checks, ValidationCheck("SuperKernel rows", state, text)]
+    yield ValidationCheck("SuperKernel rows", state, text)
 
 
-#: The checks of the guide that a capture cannot answer.
-_NOT_IN_CAPTURES = (
-    "A capture does not tell whether results are equal, and whether a scope compiled as a whole: compare the results, "
-    "whose difference must be 0, and look for super_kernel_scope in the plog."
-)
 #: The kernel types that are named beside a cut.
 _TYPES_SHOWN = 3
 
 
 def find_scopes(capture: Path, module_map: Path | None, phase: str | None) -> Result:
     """Returns the scopes of a capture. Raises OpAtlasError."""
+    timeline = read_timeline(capture)
     module_of = None if module_map is None else read_module_map(module_map)
-    analysis = analyse(read_timeline(capture), module_of=module_of, phase=None if phase is None else StepPhase(phase))
+    analysis = analyse(timeline, module_of=module_of, phase=None if phase is None else StepPhase(phase))
     advice = advise(analysis)
-    return Result(list(_parts(analysis, advice)), analysis_as_json(analysis, advice))
+    return Result(list(_parts(timeline, analysis, advice)), analysis_as_json(timeline, analysis, advice))
 
 
 def compare_scopes(old: Path, new: Path) -> Result:
-    """Compares captures without and with SuperKernels; each path is a capture, or a folder with one for each run.
+    """Compares runs without and with SuperKernels, both captures or both logs; a folder has a file for each run.
 
     Raises:
-        OpAtlasError: there is no capture, or it cannot be read.
+        OpAtlasError: there is no capture or log, or it cannot be read.
     """
-    timelines = {path: [read_file(each) for each in captures_at(path)] for path in (old, new)}
-    every = [timeline for own in timelines.values() for timeline in own]
-    in_steps = all(find_structure(each).step_source is not StepSource.NOTHING for each in every)
-    times = {word: _step_times(path, timelines[path], in_steps) for word, path in (("old", old), ("new", new))}
-    before, after = times["old"], times["new"]
+    notes: list[str] = []
+    steps_of = _steps_of_logs if _logs_at(old) and _logs_at(new) else _steps_of_captures
+    before, after = steps_of((old, new), notes)
+    times = {"old": before, "new": after}
     gain = 1 - after.mean_us / before.mean_us if before.mean_us else 0.0
-    notes = [problem for each in every for problem in each.problems]
     for word, of in times.items():
         if len(of.runs) < LEAST_RUNS:
             notes.append(f"{word}: {pluralize(len(of.runs), 'run')}; the guide asks for {LEAST_RUNS} to {MOST_RUNS}")
-    if not in_steps:
-        notes.append("a capture does not tell its steps: each counts as one step, so all must hold equally many")
-    checks = _checks(before, after, gain)
+    checks = list(_checks(before, after, gain))
     verdict = max((check.state for check in checks), key=list(CheckState).index)
     content = {
-        **{word: {**asdict(of), "class": steadiness(of.variation)} for word, of in times.items()},
+        **{
+            word: {**asdict(of), "mean_us": of.mean_us, "variation": of.variation, "class": steadiness(of.variation)}
+            for word, of in times.items()
+        },
         "gain": gain,
         "gate": GATE,
         "checks": [asdict(check) for check in checks],
@@ -165,7 +233,7 @@ def compare_scopes(old: Path, new: Path) -> Result:
     }
     columns = (
         *("of", "runs", "steps", Column("mean(us)", microseconds), Column("variation", percent), "class", "SK"),
-        "captures",
+        "path",
     )
     rows = [
         (
@@ -179,10 +247,14 @@ def compare_scopes(old: Path, new: Path) -> Result:
         Table(columns, rows),
         Table(("check", "state", "why"), why),
         Fields({"gain": percent(gain), "gate": percent(GATE), "verdict": str(verdict)}),
-        *(f"note: {note}" for note in notes),
-        _NOT_IN_CAPTURES,
+        *(f"note: {note}" for note in dict.fromkeys(notes)),
+        _commands(("compile", "function")),
     ]
     return Result(parts, content, status=1 if verdict is CheckState.FAILED else 0)
+
+
+def _commands(names: Sequence[str]) -> Table:
+    return Table(("check", "passed if", "command"), [(name, *CHECKS[name]) for name in names], "to check by a command")
 
 
 class SuperKernelPage(ReportPage):
@@ -191,21 +263,22 @@ class SuperKernelPage(ReportPage):
     def content(self, tables: Sequence[pd.DataFrame], capture: Path | None) -> dict[str, Any] | None:
         if capture is None:
             return None
-        analysis = analyse(read_timeline(capture))
-        return analysis_as_json(analysis, advise(analysis))
+        timeline = read_timeline(capture)
+        analysis = analyse(timeline)
+        return analysis_as_json(timeline, analysis, advise(analysis))
 
 
-def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
-    timeline, bound, model = analysis.timeline, analysis.stretches, analysis.model
+def _parts(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
+    bound = analysis.upper_bound
     yield Fields(
         {
             "kernels": len(timeline.launches),
             "known streams": len([stream for stream in timeline.streams if stream]),
-            "steps": (analysis.steps, f"by {analysis.step_source}"),
+            "steps": (analysis.steps, f"by {analysis.steps_by}"),
             **{f"steps of {phase}": count for phase, count in analysis.phases.items()},
             "step(us)": microseconds(analysis.step_us),
             "rows missing before": (timeline.wait_mismatches, f"of {timeline.wait_pairs:,} kernels with waits"),
-            "supported collectives": analysis.collectives,
+            "supported collectives": analysis.supported_collectives,
         },
         title=str(timeline.path),
     )
@@ -214,31 +287,16 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
             "kernels": (bound.kernels, f"in {bound.stretches:,} stretches"),
             "duration(us)": microseconds(bound.duration_us),
             "gaps(us)": (microseconds(bound.gaps_us), percent(bound.raw_ceiling)),
-            f"gaps up to {model.cap_us:g} us": (microseconds(bound.capped_us), percent(bound.capped_ceiling)),
-            f"less {model.sync_us:g} us for each": (microseconds(bound.saved_us), percent(bound.saved_ceiling)),
+            f"gaps up to {CAP_US:g} us": (microseconds(bound.capped_us), percent(bound.capped_ceiling)),
+            f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.saved_ceiling)),
         },
         title="upper bound, between collectives, AI CPU kernels, other streams and steps",
     )
-    yield Table(
-        ("reason", "count", "kernel types"),
-        [
-            (
-                cut.reason,
-                cut.count,
-                ", ".join(
-                    [f"{name} {count:,}" for name, count in list(cut.kernel_types.items())[:_TYPES_SHOWN]]
-                    + ["..."] * (len(cut.kernel_types) > _TYPES_SHOWN)
-                ),
-            )
-            for cut in analysis.cuts
-        ],
-        title="what splits a SuperKernel",
-    )
+    cuts = [(cut.reason, cut.count, _first_types(cut.kernel_types)) for cut in analysis.cuts]
+    yield Table(("reason", "count", "kernel types"), cuts, title="what splits a SuperKernel")
     if analysis.layers:
-        yield Table(
-            ("layers in a step", "kernels of each"),
-            [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers],
-        )
+        layers = [(kind.layers / analysis.steps, len(kind.kernel_types)) for kind in analysis.layers]
+        yield Table(("layers in a step", "kernels of each"), layers)
     if analysis.module_shares:
         yield Table(("module", Column("share of time", percent)), list(analysis.module_shares.items()))
     yield _scopes(analysis)
@@ -249,7 +307,16 @@ def _parts(analysis: ScopeAnalysis, advice: ScopeAdvice) -> Iterator[Part]:
     yield Table((advice.model,), [(answer,) for answer in advice.answers])
     if advice.order:
         yield "\n".join(f"    {line}" for line in advice.snippet)
-        yield Table(("#", "experiment"), list(enumerate(advice.experiments)))
+        yield Table(("#", "from small to large"), list(enumerate(advice.experiments)))
+        yield Table(("#", "from the top down"), list(enumerate(advice.top_down)))
+        yield _commands(list(CHECKS))
+    if advice.families:
+        yield Table(("if it is", "try"), [(name, each.told) for name, each in advice.families.items()])
+
+
+def _first_types(kernel_types: Mapping[str, int]) -> str:
+    named = [f"{name} {count:,}" for name, count in list(kernel_types.items())[:_TYPES_SHOWN]]
+    return ", ".join(named + ["..."] * (len(kernel_types) > _TYPES_SHOWN))
 
 
 def _scopes(analysis: ScopeAnalysis) -> Table:

@@ -133,7 +133,7 @@ def find_convolution(
     o = stored_o if channels is None else channels
     fits = n == result_n and block_count(o, block) * block == stored_o
     row.expect(fits, result.column, f"the result needs {n} maps of {o} channels", "correct one of the shapes")
-    kernels, groups = _kernels(weight.slot, c, o)
+    kernels, groups = _kernels(weight.slot, c, o, row.kernel_type == "DepthwiseConv2D")
     fitting = find_windows(size, result_size, kernels)
     if fitting is None:
         raise row.refuse(
@@ -198,17 +198,22 @@ def in_layout(row: ReplayRow, slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
     return row.in_format(layout(slot), tensor) if layout(slot) in BLOCKED else tensor
 
 
-def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:
-    """Returns the kernels that weights from C to O channels may have, [] if the weights do not fit, and the groups."""
+def _kernels(weight: Slot, c: int, o: int, depthwise: bool) -> tuple[list[Pair], int]:
+    """Returns the kernels that weights from C to O channels may have, [] if the weights do not fit, and the groups.
+
+    FRACTAL_Z of a depthwise convolution has C0 channels in a group of blocks, with O / C blocks of results.
+    """
     if len(weight.shape) != 4 or not c or not o:
         return [], 1
     if layout(weight) != "FRACTAL_Z":
         own_o, own_c, *kernel = weight.shape
-        groups = c // own_c if own_c and c % own_c == 0 else 0
+        groups = c // own_c if own_c and c % own_c == 0 and (own_c == 1 or not depthwise) else 0
         return ([(kernel[0], kernel[1])] if own_o == o and groups and o % groups == 0 else []), groups or 1
     positions, o1, o0, c0 = weight.shape
     c1 = block_count(c, c0) if c0 else 0
-    return (kernel_sizes(positions // c1) if c1 and positions % c1 == 0 and o0 and o1 == block_count(o, o0) else []), 1
+    blocks = block_count(o, c if depthwise else o0) if o0 else 0
+    fits = c1 and positions % c1 == 0 and o1 == blocks
+    return (kernel_sizes(positions // c1) if fits else []), c if depthwise else 1
 
 
 def _slides(source: int, result: int, kernel: int) -> dict[Pair, int]:

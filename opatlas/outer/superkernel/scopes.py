@@ -1,0 +1,589 @@
+"""What splits a SuperKernel, what each scope of a capture gains, and which scopes to try in which order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from opatlas.capture.launches import is_collective
+from opatlas.capture.single_launches import Launch
+from opatlas.formats import percent
+from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES, OP_STATE
+from opatlas.row.slots import EMPTY_WORDS
+from opatlas.text import Word, pluralize
+
+from .structure import (
+    LayerKind,
+    ModelFamily,
+    Module,
+    ModuleOf,
+    ScopeKind,
+    StepPhase,
+    StepSource,
+    find_scopes,
+    find_structure,
+    known_types,
+    matches,
+    phase_of,
+    unfusable_source,
+)
+from .timeline import Timeline
+
+#: The part of a step that a SuperKernel must save to be kept, by the guide of CANN's recipes.
+GATE = 0.10
+#: The longest gap that a SuperKernel can save, and the cost of the synchronization of all cores between two kernels of
+#: it, in microseconds. A longer gap waits for the host, and a graph removes it.
+CAP_US, SYNC_US = 5.0, 0.5
+_AI_CORES = frozenset({"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV"})
+#: The runs of each experiment.
+LEAST_RUNS, MOST_RUNS = 3, 5
+#: Phases whose steps are left out where a capture has others, and why they are refused.
+_REFUSED_PHASES = {
+    StepPhase.TRAINING: "training: its graphs are dynamic, and SuperKernel is for decode",
+    StepPhase.PREFILL: "prefill: SuperKernel is for decode",
+}
+#: The label of a scope in the guide, and its body in the model's code.
+_SNIPPETS = {
+    ScopeKind.ATTENTION: ("attention", "attn_output = self.self_attn(hidden_states, ...)"),
+    ScopeKind.MOE: ("moe", "ffn_output = self.moe(hidden_states)"),
+    ScopeKind.FFN: ("ffn", "ffn_output = self.ffn(hidden_states)"),
+    ScopeKind.LAYER: ("decoder_layer", "hidden_states = layer(hidden_states, ...)"),
+    ScopeKind.ALL_LAYERS: ("all_layers", "for layer in self.layers: hidden_states = layer(hidden_states, ...)"),
+    ScopeKind.STEP: ("step", "output = self.decode(input_ids, ...)"),
+}
+#: What to check after each experiment, with the command, in this order.
+CHECKS = {
+    "compile": (
+        "no [ERROR] or fault kernel_name; a [WARNING] names a scope that was split",
+        "grep -e super_kernel_scope -e te_superkernel PLOG",
+    ),
+    "function": (
+        "prints True: the results differ by 0",
+        'python -c "import numpy as n, sys; print(n.array_equal(*map(n.load, sys.argv[1:]), equal_nan=True))" OLD NEW',
+    ),
+    "performance": (
+        f"a step is more than {percent(GATE, 0)} shorter, of steady runs, and captures have SuperKernels",
+        "opatlas diagnose optimized.log --superkernel --against baseline.log",
+    ),
+}
+_GRAPH = (
+    "run decode as a static graph of GE first: torch.compile(self.decode, dynamic=False, fullgraph=True, "
+    "backend=torchair.get_npu_backend())"
+)
+
+
+class CutReason(Word):
+    """Why a kernel is in no SuperKernel, or why a SuperKernel ends."""
+
+    OTHER_STREAM = "on another stream"
+    AI_CPU = "runs on the AI CPU"
+    NO_AI_CORE = "runs on no AI core"
+    COLLECTIVE = "collective outside of the four supported"
+    UNFUSABLE = "type that cannot be fused"
+    DYNAMIC = "OP State dynamic"
+    SHAPES = "shapes that change between steps"
+    STEP = "boundary of steps"
+
+
+#: Reasons that no other graph and no other operator would remove.
+_HARD = frozenset({CutReason.OTHER_STREAM, CutReason.AI_CPU, CutReason.NO_AI_CORE, CutReason.COLLECTIVE})
+
+
+class ScopeVerdict(Word):
+    """What to do about a scope."""
+
+    REFUSED = "refused"
+    BELOW_GATE = "gain below gate"
+    WORTH_TRYING = "worth trying"
+
+
+@dataclass(frozen=True)
+class CutCount:
+    """How often a reason cuts.
+
+    Attributes:
+        count: kernels, or boundaries. A kernel counts for each of its reasons.
+        kernel_types: the kernels by type, the most frequent first; empty for boundaries.
+        sources: who says that these types cannot be fused; empty for reasons that the capture itself states.
+    """
+
+    reason: CutReason
+    count: int
+    kernel_types: dict[str, int]
+    sources: tuple[str, ...]
+
+
+class Cuts:
+    """The cuts of a timeline.
+
+    Attributes:
+        fusable: whether a SuperKernel may hold each launch.
+        hard: whether each launch is one that neither a static graph nor another operator would make fusable. Supported
+            collectives count as hard: between them lies the time that a device waits for others.
+        counts: each reason that occurs, in the order of `CutReason`.
+        collectives: supported collectives, which do not cut.
+    """
+
+    def __init__(self, timeline: Timeline, steps: Sequence[int], changing: Sequence[bool] | None) -> None:
+        """
+        Args:
+            steps: the number of each launch's step.
+            changing: whether the shapes of each launch change between steps, which counts in place of OP State; None:
+                OP State counts.
+        """
+        self._timeline, self._steps = timeline, np.asarray(steps)
+        launches, beside = timeline.launches, timeline.beside_main
+        collective = np.array([is_collective(launch.kernel_type, launch.cells) for launch in launches], dtype=bool)
+        reasons: list[list[CutReason]] = []
+        by_reason: dict[CutReason, Counter[str]] = {reason: Counter() for reason in CutReason}
+        for place, launch in enumerate(launches):
+            own = [CutReason.OTHER_STREAM] if beside[place] else []
+            own += _reasons(launch, bool(collective[place]), None if changing is None else changing[place])
+            for reason in own:
+                by_reason[reason][launch.kernel_type] += 1
+            reasons.append(own)
+        self.counts: list[CutCount] = []
+        for reason, types in by_reason.items():
+            if count := steps[-1] if reason is CutReason.STEP else types.total():
+                sources = dict.fromkeys(map(unfusable_source, types if reason is CutReason.UNFUSABLE else ()))
+                self.counts.append(CutCount(reason, count, dict(types.most_common()), tuple(sources)))
+        self.fusable = np.array([not own for own in reasons], dtype=bool)
+        self.hard = np.array([not _HARD.isdisjoint(own) for own in reasons], dtype=bool) | collective
+        self.collectives = int((collective & self.fusable).sum())
+        self._waits = _waits_for_others(timeline)
+
+    def divided(self, inside: np.ndarray, start: int, stop: int) -> list[np.ndarray]:
+        """Returns the launches that are `inside`, from `start` to before `stop`, divided at cuts: two or more each."""
+        # Launches beside the main stream are in no part, and do not end one either.
+        main = start + np.flatnonzero(~self._timeline.beside_main[start:stop])
+        before, after = main[:-1], main[1:]
+        cut = ~inside[after] | ~inside[before] | self._waits[after] | (self._steps[after] != self._steps[before])
+        return [part for part in np.split(main, np.flatnonzero(cut) + 1) if len(part) > 1]
+
+
+def _reasons(launch: Launch, collective: bool, changes: bool | None) -> list[CutReason]:
+    """Returns why a launch of the main stream is in no SuperKernel; nothing if it may be in one."""
+    if collective:
+        is_supported = matches(launch.kernel_type, known_types().collectives.patterns)
+        return [] if is_supported else [CutReason.COLLECTIVE]
+    core = launch.cells.get(ACCELERATOR_CORE, "").upper()
+    found = []
+    if core == "AI_CPU":
+        found.append(CutReason.AI_CPU)
+    elif core not in _AI_CORES and core not in EMPTY_WORDS:
+        found.append(CutReason.NO_AI_CORE)
+    if unfusable_source(launch.kernel_type):
+        found.append(CutReason.UNFUSABLE)
+    if changes is None and _state(launch) == "dynamic":
+        found.append(CutReason.DYNAMIC)
+    elif changes:
+        found.append(CutReason.SHAPES)
+    return found
+
+
+def _state(launch: Launch) -> str:
+    return launch.cells.get(OP_STATE, "").strip().lower()
+
+
+def _changing(timeline: Timeline, steps: Iterable[tuple[int, int]]) -> list[bool]:
+    """Returns whether the shapes of each launch of some steps differ from those at its place in another step."""
+    places: list[tuple[str, int] | None] = [None] * len(timeline.launches)
+    shapes: dict[tuple[str, int], set[str]] = {}
+    for start, stop in steps:
+        numbers = Counter[str]()
+        for index in range(start, stop):
+            launch = timeline.launches[index]
+            place = places[index] = (launch.kernel_type, numbers[launch.kernel_type])
+            numbers[launch.kernel_type] += 1
+            shapes.setdefault(place, set()).add(launch.cells.get(INPUT_SHAPES, ""))
+    return [place is not None and len(shapes[place]) > 1 for place in places]
+
+
+def _waits_for_others(timeline: Timeline) -> np.ndarray:
+    """Returns whether each launch begins after a gap in which a launch of another stream ends."""
+    beside, start, end = timeline.beside_main, timeline.start_ns, timeline.end_ns
+    main = np.flatnonzero(~beside)
+    ends = end[beside]
+    # The first launch of the main stream that begins after each end, and the end of the launch before it.
+    after = np.searchsorted(start[main], ends, "left")
+    inner = (after > 0) & (after < len(main))
+    after, ends = after[inner], ends[inner]
+    waits = np.zeros(len(start), dtype=bool)
+    waits[main[after[ends > end[main[after - 1]]]]] = True
+    return waits
+
+
+def _gaps_us(timeline: Timeline, pieces: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns the time between each launch of a piece and the next one; 0 where both overlap."""
+    gaps = [(timeline.start_ns[each[1:]] - timeline.end_ns[each[:-1]]) / 1000 for each in pieces]
+    found: np.ndarray = np.maximum(np.concatenate([np.zeros(0), *gaps]), 0)
+    return found
+
+
+def _saved_us(gaps: np.ndarray) -> tuple[float, float]:
+    """Returns gaps, each at most the cap, and what a SuperKernel saves of them."""
+    capped = float(np.minimum(gaps, CAP_US).sum())
+    return capped, capped - SYNC_US * len(gaps)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class ScopeGain:
+    """The prediction for a scope; times and counts are means over the steps.
+
+    Attributes:
+        occurrences: how often the scope occurs in a step.
+        kernels: kernels in the scope.
+        fused_kernels: the kernels that lie in a SuperKernel of two kernels or more.
+        super_kernels: SuperKernels that the scope becomes.
+        duration_us: durations of the kernels, without those on other streams.
+        gaps_us: gaps between kernels of the same SuperKernel.
+        capped_us: the same, each at most the cap.
+        host_us: what of the gaps is above the cap.
+        saved_us: `capped_us` less the synchronizations.
+        ceiling: `saved_us` as a share of the scope's duration with all its gaps, each at most the cap.
+        step_share: `saved_us` as a share of the step's duration with all its gaps, each at most the cap.
+        verdict, reason: what to do, and why.
+    """
+
+    kind: ScopeKind
+    occurrences: float
+    kernels: float
+    fused_kernels: float
+    super_kernels: float
+    duration_us: float
+    gaps_us: float
+    capped_us: float
+    host_us: float
+    saved_us: float
+    ceiling: float
+    step_share: float
+    verdict: ScopeVerdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class StretchGains:
+    """The upper bound for any scopes: all kernels between collectives, AI CPU kernels, other streams and steps.
+
+    Attributes:
+        stretches: ranges of two kernels or more.
+        raw_ceiling: `gaps_us` as a share of durations and gaps.
+        capped_ceiling: the same with gaps of at most the cap.
+        saved_ceiling: the same less the synchronizations.
+    """
+
+    stretches: int
+    kernels: int
+    duration_us: float
+    gaps_us: float
+    capped_us: float
+    saved_us: float
+    raw_ceiling: float
+    capped_ceiling: float
+    saved_ceiling: float
+
+
+@dataclass(frozen=True)
+class ScopeAnalysis:
+    """What a capture tells about SuperKernels.
+
+    Attributes:
+        steps: the number of steps.
+        phases: the steps of each phase.
+        analysed_steps: the steps that the scopes are of.
+        step_us: the mean duration of these steps, with gaps of at most the cap.
+        needs_graph: whether the capture is of a run without a static graph: no kernel has the OP State static.
+        upper_bound: of any scopes.
+        cuts: what splits SuperKernels, with counts.
+        supported_collectives: those that do not cut.
+        layers: the kinds of layers, in all steps.
+        module_shares: the share of each module in the time of these steps.
+        scopes: the candidates, the smallest first.
+        refusals: why no scope may be tried, with what to do; empty if one may.
+        notes: what the capture does not tell.
+    """
+
+    steps: int
+    steps_by: StepSource
+    phases: Mapping[StepPhase, int]
+    analysed_steps: int
+    step_us: float
+    needs_graph: bool
+    upper_bound: StretchGains
+    cuts: Sequence[CutCount]
+    supported_collectives: int
+    layers: Sequence[LayerKind]
+    module_shares: Mapping[Module, float]
+    scopes: Sequence[ScopeGain]
+    refusals: Sequence[str]
+    notes: Sequence[str]
+
+    def scope(self, kind: ScopeKind) -> ScopeGain | None:
+        """Returns the prediction for a kind of scope; None if the capture has no such scope."""
+        return next((each for each in self.scopes if each.kind is kind), None)
+
+
+def analyse(timeline: Timeline, *, module_of: ModuleOf | None = None, phase: StepPhase | None = None) -> ScopeAnalysis:
+    """Analyses a timeline.
+
+    Args:
+        module_of: the module of a kernel by name and type; None: by kernel types.
+        phase: the phase of all steps; None: as the kernel types of each step tell.
+    """
+    structure = find_structure(timeline)
+    phases = [phase or phase_of(timeline.launches[start:stop]) for start, stop in structure.ranges]
+    served = [each for each, of in zip(structure.ranges, phases, strict=True) if of not in _REFUSED_PHASES]
+    analysed = served or structure.ranges
+    states = set(map(_state, timeline.launches))
+    needs_graph = "dynamic" in states and "static" not in states
+    cuts = Cuts(timeline, structure.steps, _changing(timeline, analysed) if needs_graph else None)
+    refusals = _refusals(timeline, phases)
+    step_us = sum(_step_us(timeline, *each) for each in analysed) / len(analysed)
+    scopes = [
+        _gain(timeline, cuts, kind, ranges, len(analysed), step_us, refusals[0] if refusals else "")
+        for kind, ranges in find_scopes(timeline, structure, analysed, module_of).items()
+    ]
+    by_module = {gain.kind.value: gain.duration_us for gain in scopes}
+    main_us = sum(
+        float(timeline.duration_us[start:stop][~timeline.beside_main[start:stop]].sum()) for start, stop in analysed
+    ) / len(analysed)
+    return ScopeAnalysis(
+        steps=len(structure.ranges),
+        steps_by=structure.step_source,
+        phases=dict(Counter(phases)),
+        analysed_steps=len(analysed),
+        step_us=step_us,
+        needs_graph=needs_graph,
+        upper_bound=_upper_bound(timeline, cuts),
+        cuts=cuts.counts,
+        supported_collectives=cuts.collectives,
+        layers=structure.kinds,
+        module_shares={each: by_module[each.value] / main_us for each in Module if each.value in by_module and main_us},
+        scopes=scopes,
+        refusals=refusals,
+        notes=list(_notes(timeline, structure.step_source, phases, needs_graph, len(analysed))),
+    )
+
+
+def _step_us(timeline: Timeline, start: int, stop: int) -> float:
+    """Returns the duration of launches with the idle time between them, each at most the cap."""
+    idle = np.minimum(timeline.idle_us[start + 1 : stop], CAP_US)
+    return float(timeline.busy_us[start:stop].sum() + idle.sum())
+
+
+def _upper_bound(timeline: Timeline, cuts: Cuts) -> StretchGains:
+    stretches = cuts.divided(~cuts.hard, 0, len(cuts.hard))
+    all_gaps = _gaps_us(timeline, stretches)
+    gaps, (capped, saved) = float(all_gaps.sum()), _saved_us(all_gaps)
+    us = sum(float(timeline.duration_us[stretch].sum()) for stretch in stretches)
+    ceilings = _share(gaps, us + gaps), _share(capped, us + capped), _share(saved, us + capped)
+    return StretchGains(len(stretches), sum(map(len, stretches)), us, gaps, capped, saved, *ceilings)
+
+
+def _gain(
+    timeline: Timeline,
+    cuts: Cuts,
+    kind: ScopeKind,
+    ranges: Sequence[tuple[int, int]],
+    steps: int,
+    step_us: float,
+    refusal: str,
+) -> ScopeGain:
+    """Returns the prediction for a scope.
+
+    Args:
+        ranges: the launches of each occurrence.
+        steps: the number of steps that these are from.
+        step_us: the mean duration of these steps, by `_step_us`.
+        refusal: why no scope of the capture may be tried; "" if one may.
+    """
+    pieces = [piece for each in ranges for piece in cuts.divided(cuts.fusable, *each)]
+    all_gaps = _gaps_us(timeline, pieces)
+    gaps, (capped, saved) = float(all_gaps.sum()), _saved_us(all_gaps)
+    main = [start + np.flatnonzero(~timeline.beside_main[start:stop]) for start, stop in ranges]
+    idle, _ = _saved_us(_gaps_us(timeline, main))
+    duration = sum(float(timeline.duration_us[each].sum()) for each in main)
+    share = _share(saved / steps, step_us)
+    if not refusal and saved <= 0:
+        costs = "the synchronizations cost more than the gaps"
+        refusal = costs if pieces else "no two neighbouring kernels can be fused"
+    verdict = ScopeVerdict.BELOW_GATE if share < GATE else ScopeVerdict.WORTH_TRYING
+    return ScopeGain(
+        kind=kind,
+        occurrences=len(ranges) / steps,
+        kernels=sum(stop - start for start, stop in ranges) / steps,
+        fused_kernels=sum(map(len, pieces)) / steps,
+        super_kernels=len(pieces) / steps,
+        duration_us=duration / steps,
+        gaps_us=gaps / steps,
+        capped_us=capped / steps,
+        host_us=(gaps - capped) / steps,
+        saved_us=saved / steps,
+        ceiling=_share(saved, duration + idle),
+        step_share=share,
+        verdict=ScopeVerdict.REFUSED if refusal else verdict,
+        reason=refusal or f"{percent(share)} of a step; the gate is {percent(GATE, 0)}",
+    )
+
+
+def _refusals(timeline: Timeline, phases: Sequence[StepPhase]) -> list[str]:
+    found = []
+    if timeline.is_excerpt:
+        found.append(
+            f"excerpt: rows are missing before {timeline.wait_mismatches:,} of {timeline.wait_pairs:,} kernels, whose "
+            "waits do not begin where the row before ends"
+        )
+    if all(phase in _REFUSED_PHASES for phase in phases):
+        found += [why for phase, why in _REFUSED_PHASES.items() if phase in phases]
+    if len(timeline.launches) == 1:
+        found.append("one kernel: there is nothing to fuse")
+    return found
+
+
+def _notes(
+    timeline: Timeline, source: StepSource, phases: Sequence[StepPhase], needs_graph: bool, analysed: int
+) -> Iterator[str]:
+    yield from timeline.problems
+    if needs_graph:
+        yield (
+            "all kernels have the OP State dynamic, as in eager runs and ACL graphs: those whose shapes are the same "
+            f"in each step count as static{' (there is one step)' if analysed == 1 else ''}. {_GRAPH}"
+        )
+    if not timeline.wait_pairs:
+        yield "the capture has no waits: whether it is an excerpt was not checked"
+    elif timeline.wait_mismatches and not timeline.is_excerpt:
+        waits = pluralize(timeline.wait_mismatches, "wait")
+        yield f"{waits} of {timeline.wait_pairs:,} do not begin where the row before ends"
+    if not timeline.main_stream:
+        yield "no stream is known: kernels of other streams are told by overlaps only"
+    if not any(map(_state, timeline.launches)):
+        yield "the capture has no OP State: whether its kernels are static is not known"
+    if source is StepSource.NOTHING:
+        yield "the capture has no Step Id, and no repetition tells steps: taken for one step"
+    if set(phases) == {StepPhase.UNKNOWN}:
+        yield "the kernel types do not tell the phase: check that these are steps of decode, or give --phase"
+    left_out = [phase for phase in phases if phase in _REFUSED_PHASES]
+    if left_out and len(left_out) < len(phases):
+        yield f"left out: {pluralize(len(left_out), 'step')} of {' and '.join(map(str, dict.fromkeys(left_out)))}"
+
+
+@dataclass(frozen=True)
+class ScopeAdvice:
+    """What to try.
+
+    Attributes:
+        model: the kind of model, as the guide's decision tree has it.
+        answers: the questions of the tree with their answers.
+        order: the scopes to try, the smallest first; empty if none may be tried.
+        snippet: lines of Python for the first.
+        experiments: the plan from small to large.
+        top_down: the plan from all layers, halved where there is trouble.
+        families: the scopes that the guide recommends for families of models of this kind, with the source.
+    """
+
+    model: str
+    answers: Sequence[str]
+    order: Sequence[ScopeKind]
+    snippet: Sequence[str]
+    experiments: Sequence[str]
+    top_down: Sequence[str]
+    families: Mapping[str, ModelFamily]
+
+
+def advise(analysis: ScopeAnalysis) -> ScopeAdvice:
+    """Returns what the guide of CANN's recipes says of an analysed capture: decision tree, plans, families."""
+    shares = analysis.module_shares
+    attention, moe = shares.get(Module.ATTENTION, 0.0), shares.get(Module.MOE, 0.0)
+    first: ScopeKind | None = ScopeKind.ATTENTION
+    if Module.MOE in shares:
+        model = "MoE model"
+        first = ScopeKind.MOE if moe >= attention else ScopeKind.ATTENTION
+        answers = [
+            f"experts the bottleneck? {'yes' if moe >= attention else 'no'}, with {percent(moe)} of the time",
+            f"attention takes {percent(attention)}: try {first} first",
+            "best performance wanted? then all layers",
+        ]
+    elif Module.ATTENTION in shares:
+        model = "standard Transformer"
+        answers = [
+            f"first try? attention, which takes {percent(attention)} of the time",
+            "attention verified? then all layers",
+        ]
+    else:
+        model, first = "other model", None
+        answers = ["neither attention nor experts are told by kernel types: a scope of your own, or --module-map FILE"]
+    kinds = [first, ScopeKind.LAYER, ScopeKind.ALL_LAYERS, ScopeKind.STEP]
+    found = [gain for kind in kinds if kind is not None and (gain := analysis.scope(kind)) is not None]
+    tried = [gain for gain in found if gain.verdict is not ScopeVerdict.REFUSED]
+    families = {
+        name: each
+        for name, each in known_types().families.items()
+        if first is not None and each.experts in (None, Module.MOE in shares)
+    }
+    if not tried:
+        return ScopeAdvice(model, answers, (), (), (), (), families)
+    label, body = _SNIPPETS[tried[0].kind]
+    options = "stream-fusion=1" if any(cut.reason is CutReason.OTHER_STREAM for cut in analysis.cuts) else ""
+    snippet = (
+        "# superkernel_scope of cann-recipes-infer wraps torchair.scope.super_kernel",
+        f'with superkernel_scope(enable and not is_prefill, "{label}", "{options}"):',
+        f"    {body}",
+    )
+    graph = [_GRAPH] if analysis.needs_graph else []
+    experiments = [
+        *graph,
+        f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs",
+        *(
+            f"{place}: {gain.kind}, predicted {percent(gain.step_share)} of a step, the same number of runs"
+            for place, gain in zip(("smallest", "larger", "largest"), tried, strict=False)
+        ),
+        "after each: the checks; widen it only where all pass",
+        "coefficient of variation: below 5 % excellent, to 10 % good, to 20 % more runs, above that repeat all",
+    ]
+    order = tuple(gain.kind for gain in tried)
+    return ScopeAdvice(model, answers, order, snippet, experiments, _top_down(tried, graph), families)
+
+
+def _top_down(tried: Sequence[ScopeGain], graph: Sequence[str]) -> list[str]:
+    """Returns the plan that begins with the largest scope, and halves its layers where there is trouble."""
+    plan = [*graph, f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs"]
+    by_kind = {gain.kind: gain for gain in tried}
+    if (every := by_kind.get(ScopeKind.ALL_LAYERS)) and (layer := by_kind.get(ScopeKind.LAYER)):
+        count = whole = round(layer.occurrences)
+        while count > 1:
+            layers = "self.layers" if count == whole else f"self.layers[:{count}]"
+            plan.append(f"{layers}: predicted {percent(every.step_share * count / whole)} of a step")
+            count = -(-count // 2)
+    plan += [
+        f"{gain.kind}, each: predicted {percent(gain.step_share)} of a step"
+        for gain in reversed(tried)
+        if gain.kind is not ScopeKind.ALL_LAYERS
+    ]
+    trouble = "go on to the next line only on trouble: it does not compile, takes too long, or a check fails"
+    return [*plan, f"{trouble}; try the other half before a smaller one"]
+
+
+def analysis_as_json(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, Any]:
+    """Returns everything that an analysis found, for JSON."""
+    return {
+        "capture": str(timeline.path),
+        "kernels": len(timeline.launches),
+        "streams": dict(timeline.streams),
+        "main_stream": timeline.main_stream,
+        "wait_pairs": timeline.wait_pairs,
+        "wait_mismatches": timeline.wait_mismatches,
+        "is_excerpt": timeline.is_excerpt,
+        "cap_us": CAP_US,
+        "sync_us": SYNC_US,
+        "gate": GATE,
+        **asdict(analysis),
+        "advice": {**asdict(advice), "families": {name: each.told for name, each in advice.families.items()}},
+    }
