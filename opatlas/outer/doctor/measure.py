@@ -143,7 +143,7 @@ def _profile(profiles: Path, files: Path | None) -> dict[str, object]:
             if not output.summaries and sum(sizes.values()) <= _MOST_BYTES:
                 shutil.copytree(folder, files / folder.name, symlinks=True)
     types = Counter(launch.kernel_type for launch in output.launches)
-    return {"types": dict(types), "unreadable": list(output.unreadable), "left_out": list(output.left_out)}
+    return {"types": dict(types), "problems": list(output.problems)}
 
 
 def group(target: Target) -> Verdict:
