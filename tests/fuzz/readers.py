@@ -206,7 +206,7 @@ def _config(path: Path) -> None:
 
 
 _KNOWN = b"""
-- checks: [monotone, spikes]
+- checks: [monotone, noisy]
   kernel_type: MatMul*
   row: "353,*"
   most: 3
