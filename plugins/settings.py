@@ -299,8 +299,8 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
     refuse(config, outside(OPTIONS, scope), NO_EFFECT[scope], also=workers if is_looked_up else [])
     if option.tasks:
         refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
-    if option.models is None or not option.tasks:
-        refuse(config, named("--models"), "models write candidates for tasks, so --models and --tasks belong together")
+    if option.models is None or not (option.tasks or option.suite):
+        refuse(config, named("--models"), "models write candidates: --models belongs to --tasks or --suite")
     if option.read_only and not is_looked_up:
         refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:
