@@ -22,7 +22,7 @@ from opatlas.row.status import UpdateMode
 from opatlas.run.collectives import plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
-from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.group_pool import GroupNodes
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof_sessions import SESSION_ROWS

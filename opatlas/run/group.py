@@ -1,6 +1,6 @@
 """Groups of ranks: which one a row needs and on which nodes, and how one rank sees its own.
 
-opatlas/run/groups starts the processes; `join_group` there makes the Group of a rank.
+opatlas/run/group_pool.py chooses the group of a row, opatlas/run/process starts its ranks and makes the Group of each.
 """
 
 from __future__ import annotations

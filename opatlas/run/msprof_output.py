@@ -59,16 +59,12 @@ class MsprofOutput:
     Attributes:
         profiles, summaries: the PROF_* folders, and the op_summary files in them.
         launches: the kernels of all summaries, by their start.
-        unreadable: why summaries cannot be read.
-        left_out: lines of summaries that cannot be read.
-        problems: all problems in order: missing and unreadable summaries, and unreadable lines.
+        problems: missing and unreadable summaries, and unreadable lines, in order.
     """
 
     profiles: Sequence[Path]
     summaries: Sequence[Path]
     launches: Sequence[Launch]
-    unreadable: Sequence[str]
-    left_out: Sequence[str]
     problems: Sequence[str]
 
 
@@ -82,9 +78,7 @@ def read_output(output: Path, *, exports: bool) -> MsprofOutput:
     Raises:
         DeviceGone: a profile needs an export, and msprof is missing.
     """
-    found: list[Path] = []
-    launches: list[Launch] = []
-    unreadable, left_out, problems = list[str](), list[str](), list[str]()
+    found, launches, problems = list[Path](), list[Launch](), list[str]()
     profiles = profile_folders(output) if output.is_dir() else []
     for profile in profiles:
         summaries = op_summaries(profile)
@@ -98,14 +92,12 @@ def read_output(output: Path, *, exports: bool) -> MsprofOutput:
             try:
                 read = read_launches(path)
             except TableError as error:
-                unreadable.append(str(error))
                 problems.append(str(error))
-                continue
-            launches += read.launches
-            left_out += read.problems
-            problems += read.problems
+            else:
+                launches += read.launches
+                problems += read.problems
     launches.sort(key=lambda launch: launch.start_ns)
-    return MsprofOutput(profiles, found, launches, unreadable, left_out, problems)
+    return MsprofOutput(profiles, found, launches, problems or ([] if profiles else ["msprof wrote no PROF_ folder"]))
 
 
 def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
@@ -119,9 +111,8 @@ def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamp
         DeviceGone: the profile is not parsed yet, and msprof is missing.
     """
     read = read_output(output, exports=True)
-    problems = read.problems if read.profiles else ["msprof wrote no PROF_ folder"]
+    why = "".join(f"; {problem}" for problem in read.problems[:_PROBLEMS_TOLD])
     found = attribute(read.launches, rows)
-    why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
     return [NoSamples(f"{f.reason}{why}{KEPT}{output}") if isinstance(f, NoSamples) else f for f in found]
 
 

@@ -13,7 +13,6 @@ from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledRow
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -24,7 +23,7 @@ from opatlas.run.msprof_output import (
     msprof_executable,
 )
 from opatlas.run.process.child import Launcher
-from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.process.messages import RANK_PLACEHOLDER
 from opatlas.run.scheduler import Done, Scheduler
 

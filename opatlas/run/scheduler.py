@@ -1,7 +1,7 @@
 """Defines the scheduler, which runs jobs and gives their outcomes: in turn here, and others made of those.
 
 in this process   `InProcess` below (--in-process)
-device processes  opatlas/run/process/device_process.py; of a group opatlas/run/groups/process.py
+device processes  opatlas/run/process/device_process.py; of a group opatlas/run/process/device_process.py
 under msprof      opatlas/run/msprof_sessions.py
 on a cluster      opatlas/outer/cluster/dealer.py (Ray)
 no device at all  `Profiles` below (--prof-path)
@@ -32,7 +32,7 @@ from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.text import exception_line
 
 if TYPE_CHECKING:
-    from opatlas.run.groups.pool import GroupPool
+    from opatlas.run.group_pool import GroupPool
 
 _T = TypeVar("_T")
 

@@ -21,7 +21,7 @@ from opatlas.run.collectives import plan as options
 from opatlas.run.collectives.plan import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import NODE_OPTIONS, GroupSpec
-from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.group_pool import GroupNodes
 
 GRIDS = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple).map(Grid).filter(lambda grid: grid.size > 1)
 
@@ -73,7 +73,7 @@ NPUS = [DeviceSpec("npu", index=index, name="ATLAS_800_A3_752T_128G_DIE") for in
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opatlas.run.groups.pool.available_cores", lambda: 2)
+    monkeypatch.setattr("opatlas.run.group_pool.available_cores", lambda: 2)
     for name in [name for name in os.environ if name.startswith(("NCCL_", "HCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)
 

@@ -26,10 +26,10 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import RANK_SPREAD, GroupSpec
-from opatlas.run.groups import ranks as module
-from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
+from opatlas.run.process import ranks as module
+from opatlas.run.process.device_process import GroupProcess
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),

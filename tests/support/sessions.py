@@ -54,7 +54,7 @@ import simulated
 from opatlas.run.devices.device import pin_devices
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.outer.cluster import dealer
-from opatlas.run.groups import ranks
+from opatlas.run.process import ranks
 from opatlas.run.process import device_process
 from opatlas.run import msprof_sessions as sessions
 

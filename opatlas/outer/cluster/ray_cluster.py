@@ -28,7 +28,7 @@ from opatlas.outer.cluster.ray_actor import (
 from opatlas.outer.cluster.ray_group import GroupHost, HostRanks, RayGroup
 from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, device_kinds
-from opatlas.run.groups.pool import GroupNodes, GroupPool
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.scheduler import ExcludedDevices, Scheduler, SingleOrGroup
 from opatlas.text import pluralize

@@ -18,13 +18,12 @@ from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec, available_devices, kind_named
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes, GroupPool
-from opatlas.run.groups.process import GroupProcess
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof_output import KEPT, read_output
 from opatlas.run.msprof_sessions import MsprofBatches, MsprofSession, msprof_on_group
-from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.registry import replays_of_bench
 from opatlas.run.scheduler import ExcludedDevices, Scheduler
 
@@ -143,7 +142,7 @@ def _profile(profiles: Path, files: Path | None) -> dict[str, object]:
             if not output.summaries and sum(sizes.values()) <= _MOST_BYTES:
                 shutil.copytree(folder, files / folder.name, symlinks=True)
     types = Counter(launch.kernel_type for launch in output.launches)
-    return {"types": dict(types), "unreadable": list(output.unreadable), "left_out": list(output.left_out)}
+    return {"types": dict(types), "problems": list(output.problems)}
 
 
 def group(target: Target) -> Verdict:

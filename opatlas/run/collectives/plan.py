@@ -22,7 +22,7 @@ from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions, kind_of
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import GroupSpec, communication_variables, group_on_nodes, node_options_problem
-from opatlas.run.groups.pool import RANKS_PER_CORE, GroupNodes
+from opatlas.run.group_pool import RANKS_PER_CORE, GroupNodes
 from opatlas.run.job import Job
 from opatlas.run.registry import Function, ReplaySpec, replays
 from opatlas.text import suggest
