@@ -249,7 +249,6 @@ class RowSource:
         rows: returns the rows that options list, given a database that may have them, and notes; None: the rows of
             the database. Raises OpAtlasError.
         starter: fills a database without rows, and returns the number of rows; None: it stays empty.
-        starter_unlisted: why --co cannot list the starter of an empty database; "": it can.
         is_listed: whether the rows are written into a database that is made for them.
         counts_missing: whether rows without a function of an implementation are run, with a status that says so.
         subfolder: the folder of this machine in the database: all nodes of a group may see the same disk.
@@ -268,7 +267,6 @@ class RowSource:
     verb: str = "replay"
     rows: Callable[[Database], tuple[Rows, Sequence[str]]] | None = None
     starter: Callable[[Database], int] | None = None
-    starter_unlisted: str = ""
     is_listed: bool = False
     counts_missing: bool = False
     subfolder: str = ""

@@ -25,7 +25,7 @@ _OPINFOS = ("add", "argmax", "cat", "mm", "nn.functional.relu", "nn.functional.m
 @pytest.mark.parametrize("suite", ["opinfo", "traces"])
 def test_torch_is_right_in_the_cases_of_a_suite(suite: str) -> None:
     """Cases without elements launch no kernel: these are checked, and the others are measured."""
-    rows = listing.suite_rows("opinfo", "cuda", _OPINFOS) if suite == "opinfo" else listing.suite_rows(suite, "cuda")
+    rows = listing.list_suite(suite, "cuda", _OPINFOS).rows
     runner = Runner(DeviceSpec("cuda"), MeasureSettings(repeat_count=2, cache="warm"))
     found: Counter[Status] = Counter()
     wrong = []

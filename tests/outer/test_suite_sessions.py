@@ -15,7 +15,7 @@ from sessions import ROOT, Finished, Sessions, row, write_table
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.listing import suite_name, suite_rows
+from opatlas.outer.suites.listing import list_suite, suite_name
 from opatlas.outer.suites.score import SuiteScore, read_score
 from opatlas.outer.suites.texts import overload_of
 from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
@@ -153,7 +153,7 @@ def test_a_new_folder_has_right_kernels(
 
 
 def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:
-    rows = suite_rows("traces", "cpu")
+    rows = list_suite("traces", "cpu").rows
     assert len(rows) > 20
     assert all(cells["Trace Count"] for own in rows.values() for cells in own)
     assert {cells["Functional"] for cells in rows["add___Tensor"]} == {"add__Tensor"}
