@@ -254,6 +254,7 @@ class RowSource:
         subfolder: the folder of this machine in the database: all nodes of a group may see the same disk.
         ops: returns the kernel types to run, from the names of --ops; empty: all.
         subjects: what a row is about and its cells do not hold (`Job.subject`), by kernel type.
+        asked: what models are asked to write a kernel for, by kernel type.
         find: finds the candidates for these among the files of a folder (`read_directory`).
         scores: returns figures for the end of a session, given the implementations and their databases.
         notes: lines that tell the user what was chosen.
@@ -272,6 +273,7 @@ class RowSource:
     subfolder: str = ""
     ops: Callable[[Sequence[str]], frozenset[str]] = frozenset
     subjects: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
     find: Callable[..., Any] | None = None
     scores: Callable[[Sequence[tuple[Any, Path]]], list[Any]] = lambda targets: []
     notes: Sequence[str] = ()

@@ -22,6 +22,7 @@ from opatlas.outer.judging.court_control import court_process
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
 from opatlas.outer.judging.sentence import failed_outcome, sentenced
+from opatlas.row.columns import ARGUMENTS
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -188,6 +189,10 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     for each in (job.log, job.phase_file) if job.log else ():
         Path(each).unlink(missing_ok=True)
     judgement = Judgement.of(outcome)
+    if judgement is not None and not judgement.passed and (arguments := job.cells.get(ARGUMENTS)):
+        # Whoever repairs a kernel of an operator must know the call.
+        judgement = replace(judgement, text=f"called with {arguments}: {judgement.text}")
+        outcome = replace(outcome, judged=judgement.judged)
     if judgement is None or not notes:
         return outcome
     judged = replace(judgement, notes=(*notes, *judgement.notes)).judged

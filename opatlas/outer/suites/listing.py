@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -33,8 +33,10 @@ from opatlas.outer.suites.texts import (
     overload_of,
     trace_files,
 )
+from opatlas.outer.tasks.task import complexity_of_task
 from opatlas.progress import progress
 from opatlas.row.columns import (
+    ARGUMENTS,
     FUNCTIONAL,
     SAMPLE_TORCH,
 )
@@ -147,6 +149,14 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
     """Returns the cases of the suite that --suite names; the kind of the device decides their dtypes."""
     name, kind = suite_name(option.suite), devices[0].kind
     ops = _kernel_types(option.ops)
+    asked: dict[str, OperatorSubject] = {}
+    if option.models is not None:
+        listed = list_suite(option.suite, kind, operators=_operators(ops))
+        asked = {
+            each: OperatorSubject(name, overload_of(each), listed.schemas[each], [cells[ARGUMENTS] for cells in own])
+            for each, own in listed.rows.items()
+            if not own[0][FUNCTIONAL] and (not ops or each in ops)
+        }
 
     def rows(database: Database) -> tuple[Rows, Sequence[str]]:
         """The cases of a database, and before those that it lacks."""
@@ -154,14 +164,14 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
         whole = database.path / _WHOLE
         found: Rows = {}
         if not (whole.exists() or (ops and ops <= known)):
-            operators = tuple(sorted(map(overload_of, filter(is_folder, ops))))
-            found = list_suite(option.suite, kind, operators=operators).rows
+            found = list_suite(option.suite, kind, operators=_operators(ops)).rows
             if not (option.collectonly or option.read_only):
                 add_rows(database, found)
                 if not ops:
                     whole.touch()
         stored = {each: database.read_or_empty(each).identities() for each in known if not ops or each in ops}
-        return {**found, **stored}, ()
+        # Models write no variants, which call the functional operator.
+        return {each: own for each, own in {**found, **stored}.items() if each in asked or not asked}, ()
 
     return RowSource(
         option,
@@ -172,6 +182,7 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
         is_listed=True,
         counts_missing=True,
         ops=_kernel_types,
+        asked=asked,
         scores=lambda targets: _scores(targets, ops),
     )
 
@@ -179,6 +190,52 @@ def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> R
 def _kernel_types(names: Sequence[str]) -> frozenset[str]:
     """Returns the kernel types of operators, which may be named as torch names them (`add.Tensor`)."""
     return frozenset(folder_of(name) if "." in name else name for name in names)
+
+
+def _operators(kernel_types: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(overload_of, filter(is_folder, kernel_types))))
+
+
+#: Calls of an operator that a model gets to see.
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class OperatorSubject:
+    """An operator that models write a kernel for: what the loop of attempts asks of it."""
+
+    task_set: str
+    name: str
+    schema: str
+    arguments: Sequence[str]
+
+    @property
+    def full_name(self) -> str:
+        """The suite and the operator ("opinfo/add.Tensor")."""
+        return f"{self.task_set}/{self.name}"
+
+    @property
+    def candidate(self) -> str:
+        """The name of the function that a candidate defines."""
+        return f"{folder_of(self.name)}_kernel_impl"
+
+    @property
+    def source(self) -> str:
+        """The text that a model gets: the schema, and calls from all over the suite."""
+        step = max(1, len(self.arguments) // _SHOWN)
+        shown = [f"#   {each}" for each in self.arguments[::step][:_SHOWN]]
+        count = len(self.arguments)
+        return "\n".join([f"# {self.schema}", f"# {len(shown)} of the {count} calls that are compared:", *shown])
+
+    @property
+    def complexity(self) -> str:
+        """Its class, C1 to C4."""
+        return complexity_of_task(f"def call():\n    torch.{self.name.partition('.')[0].strip('_')}()\n")
+
+    @property
+    def digest(self) -> str:
+        """Stands for the operator and its calls."""
+        return blake2b("\n".join([self.schema, *self.arguments]).encode(), digest_size=6).hexdigest()
 
 
 def _scores(targets: Sequence[tuple[Implementation, Path]], ops: frozenset[str]) -> list[Fields]:
