@@ -1,8 +1,8 @@
-"""The arguments of replays with many arguments, and the calls that several libraries have with one interface."""
+"""What libraries share: the arguments of replays with many of them, calls of one interface, and layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,31 +77,6 @@ class QuantizedProduct:
     pertoken_scale: Tensor | None = None
     group_sizes: Sequence[int] | None = None
 
-    @property
-    def flat_bias(self) -> Tensor | None:
-        return None if self.bias is None else self.bias.reshape(-1)
-
-    def expect_matrices(self, support: Support, dtypes: Mapping[str, Sequence[torch.dtype]], k: int, n: int) -> None:
-        """Raises Unsupported for batches, an offset, dtypes other than these by name, and K and N that do not fit.
-
-        Args:
-            k, n: the numbers of which K and N are multiples.
-        """
-        support.expect(self.x1.dim() == self.x2.dim() == 2, f"{self.x1.dim()} axes", "matrices of two axes")
-        found: dict[str, Tensor | torch.dtype] = {"x1": self.x1, "x2": self.x2, "result": self.output_dtype}
-        for name, supported in dtypes.items():
-            support.expect_dtype(supported, **{name: found[name]})
-        support.expect(self.offset is None, "an offset", "no offsets")
-        multiples = f"multiples of {k}" if k == n else f"multiples of {k} and {n}"
-        rows, columns = self.x2.shape
-        support.expect(rows % k == columns % n == 0, f"K {rows}, N {columns}", multiples)
-
-    def expect_scales_of_lines(self, support: Support) -> None:
-        """Raises Unsupported for scales of blocks, and for a bias in another dtype than the result."""
-        support.expect(self.group_sizes is None, "scales of blocks", "scales of rows and columns here")
-        if self.bias is not None:
-            support.expect_dtype((self.output_dtype,), bias=self.bias)
-
 
 @dataclass(frozen=True)
 class GroupedProduct:
@@ -145,47 +120,6 @@ class Gating:
         support.expect(best_two, "groups by their best expert", "groups by their best two")
 
 
-def chosen_experts(library: Any, call: Gating, support: Support) -> Prepared:
-    """Returns the call of the library's topk_softmax, or grouped_topk for sigmoid scores, in x's dtype.
-
-    Raises:
-        Unsupported: the library does not choose experts so.
-    """
-    x, k = call.x, call.k
-    if call.norm_type == 0:
-        plain = call.bias is None and call.group_count == 1
-        support.expect(plain, "softmax with a bias or groups", "softmax over all experts")
-        weights = torch.empty(len(x), k, device=x.device)
-        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
-        return launched(
-            lambda: library.topk_softmax(weights, experts, tokens, x, False),
-            (weights, experts),
-            results=call.results,
-            converted=call.converted,
-        )
-    if call.bias is None:
-        raise Unsupported(f"sigmoid without a bias: {support.library} has it with a bias")
-    call.expect_groups_by_best_two(support)
-    own = call.bias.to(x.dtype)
-    return Prepared(
-        lambda: library.grouped_topk(x, call.group_count, call.k_group, k, True, 1.0, own, 1),
-        results=call.results,
-        converted=call.converted,
-    )
-
-
-def written_to_cache(
-    library: Any, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_indices: Tensor
-) -> Prepared:
-    """Returns the call of the library's reshape_and_cache_flash."""
-    places, one = slot_indices.long(), torch.ones((), device=key.device)
-    converted = () if slot_indices.dtype is torch.int64 else ("places to INT64",)
-    return Prepared(
-        lambda: library.reshape_and_cache_flash(key, value, key_cache, value_cache, places, "auto", one, one),
-        converted=converted,
-    )
-
-
 def without_beta(add_rms_norm: Callable[..., Any], support: Support) -> Callable[..., Any]:
     """Returns the function of AddRmsNormBias of a library that has no beta."""
 
@@ -194,3 +128,88 @@ def without_beta(add_rms_norm: Callable[..., Any], support: Support) -> Callable
         return add_rms_norm(x1, x2, gamma, epsilon)
 
     return add_rms_norm_bias
+
+
+#: The axis of the heads in the layouts of ApplyRotaryPosEmb.
+HEADS = {"TND": 1, "BSND": 2, "BNSD": 1}
+
+
+def axis_of_heads(x: Tensor, cos: Tensor, support: Support) -> int:
+    """Returns the axis of x along which all heads of a token have one angle: the last but one, or one before.
+
+    Raises:
+        Unsupported: no axis of this kind has two heads or more.
+    """
+    for axis in range(x.dim() - 2, 0, -1):
+        if cos.shape[axis] == 1 < x.shape[axis]:
+            return axis
+    raise Unsupported(
+        f"angles {tuple(cos.shape)} for {tuple(x.shape)}: {support.library} has angles for two heads or more of a token"
+    )
+
+
+def tokens_by_heads(x: Tensor, heads: int, support: Support) -> Tensor:
+    """Returns a view (tokens, heads, D) of x, whose heads are the axis `heads`.
+
+    Raises:
+        Unsupported: the tokens of x have no single stride.
+    """
+    by_heads = x.movedim(heads, -2)
+    try:
+        return by_heads.view(-1, *by_heads.shape[-2:])
+    except RuntimeError:
+        raise Unsupported(
+            f"shape {tuple(x.shape)}, heads before tokens: {support.library} has one stride between tokens"
+        ) from None
+
+
+def rows_of_tokens(x: Tensor, cos: Tensor, heads: int, support: Support, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Returns for each token of x the number of its angles, as a row of cos (rows, D).
+
+    Args:
+        cos: x's shape with size 1 along the heads, and along other axes on which the angles do not depend.
+        heads: the axis of the heads.
+
+    Raises:
+        Unsupported: the heads of a token have angles of their own.
+    """
+    support.expect(cos.shape[heads] == 1, f"angles {tuple(cos.shape)}", "angles for all heads of a token")
+    rows = torch.arange(cos.shape[:-1].numel(), dtype=dtype, device=x.device).view(cos.shape[:-1])
+    tokens = [1 if axis == heads else size for axis, size in enumerate(x.shape[:-1])]
+    return rows.expand(tokens).reshape(-1)
+
+
+def table_of_pairs(cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a table (rows, D): the cosines of the D / 2 pairs of features, then their sines."""
+    pairs = cos.shape[-1] // 2
+    return torch.cat([angles[..., :pairs].reshape(-1, pairs).to(dtype) for angles in (cos, sin)], dim=-1)
+
+
+def real_scale(scale: Tensor, converted: list[str]) -> Tensor:
+    """Returns a scale in float32, contiguous, and notes a conversion. A packed scale (INT64) is in its lower half."""
+    if scale.dtype is torch.float32:
+        return scale.contiguous()
+    converted.append("scale to FLOAT")
+    return scale.float() if scale.is_floating_point() else scale.view(torch.float32)[..., ::2].contiguous()
+
+
+def pairs_in_halves(x: Tensor) -> Tensor:
+    """Returns x with the two features of each pair half a head apart, which are side by side in x."""
+    return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
+
+
+def weight_by_columns(weight: Tensor, converted: list[str]) -> Tensor:
+    """Returns a weight (K, N) that is stored as (N, K), and notes a conversion."""
+    if weight.stride(0) == 1:
+        return weight
+    converted.append("weight to (N, K)")
+    return weight.mT.contiguous().mT
+
+
+def int32(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int32, device=device)
+
+
+def differences(ends: Sequence[int]) -> list[int]:
+    """Returns the lengths of sequences that end at `ends`."""
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -20,31 +20,8 @@ from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, source_cell, tim
 from opatlas.data.cells import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    ATTENTION_TYPES,
-    AVERAGE,
-    BASE,
-    EP_SIZE,
-    EXPERT_PARALLEL,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
-    PIPE_UTILIZATION,
-    PROFILING_AVERAGE,
-    PROFILING_DURATIONS,
-    PROFILING_MEDIAN,
-    PROFILING_POPULATIONS,
-    PROFILING_RUN_ID,
-    PROFILING_SAMPLES,
-    PROFILING_STD,
-    RUNTIME,
-    is_profiling_column,
-    ordered_columns,
-    profiling_counter,
-)
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.row import columns as col
 from opatlas.row.quality import Modes, find_modes, number_cell, valid_duration
 from opatlas.row.signature import signatures_of
 from opatlas.row.table import RowTable
@@ -68,7 +45,7 @@ class DurationChange:
     @property
     def means_us(self) -> tuple[float, float]:
         """The means before and after."""
-        return float(self.before[PROFILING_AVERAGE]), float(self.after[PROFILING_AVERAGE])
+        return float(self.before[col.PROFILING_AVERAGE]), float(self.after[col.PROFILING_AVERAGE])
 
     @property
     def distance(self) -> float:
@@ -87,9 +64,9 @@ class TwoPopulations:
 
 
 #: Columns that a report shows before and after.
-REPORTED_COLUMNS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_SAMPLES, PROFILING_RUN_ID)
+REPORTED_COLUMNS = (col.PROFILING_AVERAGE, col.PROFILING_MEDIAN, col.PROFILING_SAMPLES, col.PROFILING_RUN_ID)
 #: Columns that identify a row in a report.
-IDENTIFYING_COLUMNS = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
+IDENTIFYING_COLUMNS = (col.INPUT_SHAPES, col.INPUT_DTYPES, col.OUTPUT_SHAPES)
 
 
 @dataclass
@@ -161,12 +138,12 @@ def _apply_to_table(database: Database, kernel_type: str, cases: Cases, known: C
         positions = fold.case_positions(case.signature)
         unexplained = [] if case.replaced else fold.unexplained(positions, known)
         if unexplained:
-            counts.problems.append(_unexplained_problem(database, kernel_type, fold, unexplained[0]))
+            counts.problems.append(_unexplained_problem(database, fold, unexplained[0]))
             continue
         if modes is not None:
             counts.mixed.append(TwoPopulations(kernel_type, case_shapes(case.cells), modes))
         if not positions:
-            base = {column: case.cells.get(column, "") for column in BASE}
+            base = {column: case.cells.get(column, "") for column in col.BASE}
             fold.append({**base, **profiling, **runtime})
             counts.new += 1
             continue
@@ -176,8 +153,8 @@ def _apply_to_table(database: Database, kernel_type: str, cases: Cases, known: C
             counts.updated += 1
         else:
             counts.unchanged += 1
-        was_us = valid_duration(before[PROFILING_AVERAGE])
-        durations = (PROFILING_AVERAGE, PROFILING_MEDIAN)
+        was_us = valid_duration(before[col.PROFILING_AVERAGE])
+        durations = (col.PROFILING_AVERAGE, col.PROFILING_MEDIAN)
         if was_us is not None and any(before[column] != profiling[column] for column in durations):
             counts.changes.append(
                 DurationChange(
@@ -213,10 +190,10 @@ def unexplained_rows(
             continue
         if not fold.unexplained(range(len(fold.rows)), known):
             continue
-        profiling = [*filter(is_profiling_column, fold.rows.columns)]
+        profiling = [*filter(col.is_profiling_column, fold.rows.columns)]
         for signature in wanted:
             for at in fold.unexplained(fold.case_positions(signature), known):
-                cells = {column: fold.rows[column][at] for column in BASE}
+                cells = {column: fold.rows[column][at] for column in col.BASE}
                 held = {column: fold.rows[column][at] for column in profiling if fold.rows[column][at]}
                 found.append(SampleLine(kernel_type, cells, replaced=held))
     return found
@@ -250,17 +227,22 @@ def clear_edited_rows(
         edited = fold.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
             found.setdefault(kernel_type, []).append({name: fold.rows[name][at] for name in columns})
-            fold.rows.set_cells(at, dict.fromkeys(filter(is_profiling_column, columns), ""))
+            fold.rows.set_cells(at, dict.fromkeys(filter(col.is_profiling_column, columns), ""))
         if edited:
             fold.write(database)
     return found
 
 
-def _unexplained_problem(database: Database, kernel_type: str, fold: _CapturedRows, at: int) -> str:
-    return (
-        f"{database.csv_path(kernel_type)}: the row {fold.rows[INPUT_SHAPES][at]} -> {fold.rows[OUTPUT_SHAPES][at]} "
-        f"has a captured duration of {fold.rows[PROFILING_AVERAGE][at]} us without samples in {database.runs_dir}, "
-        f"and was left unchanged: ingest with --replace to replace the duration"
+def _unexplained_problem(database: Database, fold: _CapturedRows, at: int) -> str:
+    rows = fold.rows
+    problem = (
+        f"the row {rows[col.INPUT_SHAPES][at]} -> {rows[col.OUTPUT_SHAPES][at]} has a captured duration of "
+        f"{rows[col.PROFILING_AVERAGE][at]} us without samples in {database.runs_dir}, and was left unchanged"
+    )
+    return str(
+        TableError(
+            database.csv_path(fold.kernel_type), problem, "Ingest with --replace to replace the duration", line=at + 2
+        )
     )
 
 
@@ -269,11 +251,11 @@ class _CapturedRows(TableFold):
 
     def __init__(self, table: RowTable) -> None:
         super().__init__(table)
-        self._counters = [name for name in table.columns if name.startswith(profiling_counter(""))]
+        self._counters = [name for name in table.columns if name.startswith(col.profiling_counter(""))]
 
     @cached_property
     def _by_slots(self) -> dict[str, list[int]]:
-        slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._table.columns]
+        slots = [column for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS) if column in self._table.columns]
         return positions_by_key(signatures_of(self._table.kernel_type, slots, self._table.cells))
 
     def case_positions(self, signature: str) -> list[int]:
@@ -287,11 +269,11 @@ class _CapturedRows(TableFold):
         if exact:
             return exact
         same_slots = self._by_slots.get(signature, [])
-        return [at for at in same_slots if valid_duration(self.rows[PROFILING_AVERAGE][at]) is not None]
+        return [at for at in same_slots if valid_duration(self.rows[col.PROFILING_AVERAGE][at]) is not None]
 
     def unexplained(self, positions: Iterable[int], known: Collection[str]) -> list[int]:
         """Returns the positions with a captured duration that names an unknown ingest, or none."""
-        durations, run_ids = self.rows[PROFILING_AVERAGE], self.rows[PROFILING_RUN_ID]
+        durations, run_ids = self.rows[col.PROFILING_AVERAGE], self.rows[col.PROFILING_RUN_ID]
         return [
             at
             for at in positions
@@ -303,7 +285,7 @@ class _CapturedRows(TableFold):
         """Returns the positions of rows that name known ingests, although no ingest captured the row."""
         named = [
             at
-            for at, run_ids in enumerate(self.rows[PROFILING_RUN_ID])
+            for at, run_ids in enumerate(self.rows[col.PROFILING_RUN_ID])
             if run_ids and all(run_id in known for run_id in run_ids.split(_SEPARATOR))
         ]
         if not named:
@@ -322,38 +304,38 @@ class _CapturedRows(TableFold):
 
 
 def _columns_of_new_table(kernel_type: str) -> list[str]:
-    counters = [profiling_counter(name) for name in PIPE_UTILIZATION]
-    columns = [*BASE, AVERAGE, *PROFILING_DURATIONS, *counters]
-    if kernel_type in ATTENTION_TYPES:
-        columns += RUNTIME
-    if kernel_type in EXPERT_PARALLEL:
-        columns.append(EP_SIZE)
-    return ordered_columns(columns)
+    counters = [col.profiling_counter(name) for name in col.PIPE_UTILIZATION]
+    columns = [*col.BASE, col.AVERAGE, *col.PROFILING_DURATIONS, *counters]
+    if kernel_type in col.ATTENTION_TYPES:
+        columns += col.RUNTIME
+    if kernel_type in col.EXPERT_PARALLEL:
+        columns.append(col.EP_SIZE)
+    return col.ordered_columns(columns)
 
 
 def _runtime_cells(case: Case) -> dict[str, str]:
-    cells = {column: text for column, text in case.cells.items() if column in RUNTIME}
+    cells = {column: text for column, text in case.cells.items() if column in col.RUNTIME}
     return {**cells, SOURCE_PROFILE: source_cell(case.sources)} if case.sources else cells
 
 
 def case_shapes(cells: Mapping[str, str]) -> str:
     """Returns the shapes of a row as text."""
-    return f"{cells.get(INPUT_SHAPES, '')} -> {cells.get(OUTPUT_SHAPES, '')}"
+    return f"{cells.get(col.INPUT_SHAPES, '')} -> {cells.get(col.OUTPUT_SHAPES, '')}"
 
 
 def _profiling_cells(case: Case, modes: Modes | None) -> dict[str, str]:
     durations = case.durations
     cells = {
-        PROFILING_AVERAGE: number_cell(durations.mean_us),
-        PROFILING_MEDIAN: number_cell(durations.median_us),
+        col.PROFILING_AVERAGE: number_cell(durations.mean_us),
+        col.PROFILING_MEDIAN: number_cell(durations.median_us),
         # The standard deviation of a single launch is unknown.
-        PROFILING_STD: number_cell(durations.std_us) if durations.count > 1 else "",
-        PROFILING_SAMPLES: str(durations.count),
-        PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
-        PROFILING_RUN_ID: _SEPARATOR.join(case.run_ids),
+        col.PROFILING_STD: number_cell(durations.std_us) if durations.count > 1 else "",
+        col.PROFILING_SAMPLES: str(durations.count),
+        col.PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
+        col.PROFILING_RUN_ID: _SEPARATOR.join(case.run_ids),
     }
     for name, mean in case.counters.items():
-        cells[profiling_counter(name)] = "" if mean is None else _counter_cell(mean)
+        cells[col.profiling_counter(name)] = "" if mean is None else _counter_cell(mean)
     return cells
 
 

@@ -35,16 +35,7 @@ from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import BROKEN_GZIP, open_stream
-from opatlas.row.columns import (
-    ATTENTION_TYPES,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    LEGACY_AVG_SEQ_LEN,
-    OUTPUT_SLOTS,
-    POOLED,
-    RUNTIME_IN_SIGNATURE,
-    RUNTIME_PREFIX,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import row_kind
 from opatlas.row.quality import number_cell
 from opatlas.row.signature import signatures_of
@@ -54,16 +45,16 @@ from opatlas.text import MOST_DIGITS, is_text, parse_real
 from opatlas.typed_json import DecodeError, decode
 
 Shape = tuple[int, ...]
-_RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
+_RAW = col.RUNTIME_PREFIX + "operator_input_shapes_raw"
 #: Slots of FusedInferAttentionScore's 31 inputs.
 _QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE = 0, 1, 2, 4, 6, 14
-AVG_SEQ_LEN = RUNTIME_PREFIX + "avg_seq_len"
-VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
-Q_VALUES, KV_VALUES = RUNTIME_IN_SIGNATURE[:2]
-_LAYOUT = RUNTIME_PREFIX + "input_layout"
+AVG_SEQ_LEN = col.RUNTIME_PREFIX + "avg_seq_len"
+VALID_BLOCKS = col.RUNTIME_PREFIX + "block_table_valid_blocks"
+Q_VALUES, KV_VALUES = col.RUNTIME_IN_SIGNATURE[:2]
+_LAYOUT = col.RUNTIME_PREFIX + "input_layout"
 _PRUNED = "measured with assumed lengths, before --attention-records filled in the lengths of a call"
 #: Columns about a single call that no record states.
-_CALL_COLUMNS = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
+_CALL_COLUMNS = (col.RUNTIME_PREFIX + "attn_state", col.RUNTIME_PREFIX + "kv_cache_mode", col.LEGACY_AVG_SEQ_LEN)
 _WORD_MARKS = re.compile(r"[\s\[\](){}\"']+")
 _BOM = b"\xef\xbb\xbf"
 #: A record of a few thousand sequences takes some 50 kB.
@@ -136,7 +127,7 @@ class CallRecord(msgspec.Struct, frozen=True):
             self.block_table_shape,
         )
         return {
-            **{name: _cell(value) for name, value in zip(RUNTIME_IN_SIGNATURE, values, strict=True)},
+            **{name: _cell(value) for name, value in zip(col.RUNTIME_IN_SIGNATURE, values, strict=True)},
             AVG_SEQ_LEN: self._average(),
             VALID_BLOCKS: _cell(self.block_table_valid_blocks),
             **{name: _cell(shape) for name, shape in zip(SHAPE_SLOTS, shapes, strict=True)},
@@ -154,7 +145,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 def row_key(cells: Mapping[str, str]) -> JoinKey | None:
     """Returns the key of an attention row; None if a shape is invalid."""
-    slots = split_cell(cells.get(_RAW) or cells.get(INPUT_SHAPES, ""))
+    slots = split_cell(cells.get(_RAW) or cells.get(col.INPUT_SHAPES, ""))
     try:
         shapes = [_shape(slots[at]) if at < len(slots) else None for at in range(_BLOCK_TABLE + 1)]
         _, kv_shape, table_shape = (_shape(split_cell(cells.get(name, ""))[0]) for name in SHAPE_SLOTS)
@@ -169,13 +160,13 @@ def row_key(cells: Mapping[str, str]) -> JoinKey | None:
 def completeness(cells: Mapping[str, str]) -> str:
     """Returns whether the Runtime cells of a row state everything that the kernel's work depends on, as a cell."""
     # In other layouts the shape of the queries has their length.
-    needed = [name for name in RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
+    needed = [name for name in col.RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
     return "complete" if all(cells[name] for name in needed) else "partial"
 
 
 def case_of(cells: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the cells of RUNTIME_IN_SIGNATURE. Records with equal ones are the same case."""
-    return tuple(cells[name] for name in RUNTIME_IN_SIGNATURE)
+    return tuple(cells[name] for name in col.RUNTIME_IN_SIGNATURE)
 
 
 def _shape(word: str) -> Shape | None:
@@ -276,7 +267,7 @@ def fill_rows(database: Database, files: Iterable[Path], limit: int, on_mb: Call
     """
     done, tables = FillResult(), list[_AttentionRows]()
     with database.lock():
-        for kernel_type in sorted(ATTENTION_TYPES.intersection(database.kernel_types())):
+        for kernel_type in sorted(col.ATTENTION_TYPES.intersection(database.kernel_types())):
             try:
                 tables.append(_AttentionRows(database.read(kernel_type), limit))
             except OpAtlasError as error:
@@ -354,14 +345,14 @@ class _AttentionRows:
         self.fold = TableFold(table)
         self._rows = self.fold.rows
         self._columns = [*table.columns]
-        names = (INPUT_SHAPES, _RAW, *SHAPE_SLOTS)
+        names = (col.INPUT_SHAPES, _RAW, *SHAPE_SLOTS)
         cells = zip(*map(table.cells, names), strict=True)
         #: The key of each row.
         self.keys = [row_key(dict(zip(names, each, strict=True))) for each in cells]
 
     def fill(self, matched: Mapping[JoinKey, DistinctRecords]) -> bool:
         """Fills the rows from the records of their keys. Returns whether a row changed."""
-        slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._columns]
+        slots = [column for column in (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS) if column in self._columns]
         names = signatures_of(self._table.kernel_type, slots, self._table.cells)
         for (_, key), positions in positions_by_key(zip(names, self.keys, strict=True)).items():
             records = matched[key].cut(self._limit) if key is not None else {}
@@ -380,7 +371,7 @@ class _AttentionRows:
         open_calls = {call: [positions[i] for i in of_call] for call, of_call in calls.items()}
         # The cells of added rows, taken before anything changes.
         kind = row_kind(self._table.kernel_type)
-        measured = [name for name in self._columns if kind.is_measured(name) or name in POOLED]
+        measured = [name for name in self._columns if kind.is_measured(name) or name in col.POOLED]
         base = {name: self._rows[name][positions[0]] for name in self._columns}
         base |= dict.fromkeys((*measured, *_CALL_COLUMNS), "")
         left, added = [], 0
@@ -407,9 +398,9 @@ class _AttentionRows:
         self.counts.added += added
 
     def _call(self, position: int) -> _Call:
-        case = tuple([_plain(self._rows[name][position]) for name in RUNTIME_IN_SIGNATURE])
+        case = tuple([_plain(self._rows[name][position]) for name in col.RUNTIME_IN_SIGNATURE])
         has_lengths = bool(self._rows[KV_VALUES][position].strip())
-        average = self._rows[AVG_SEQ_LEN][position] or self._rows[LEGACY_AVG_SEQ_LEN][position]
+        average = self._rows[AVG_SEQ_LEN][position] or self._rows[col.LEGACY_AVG_SEQ_LEN][position]
         return case, "" if has_lengths else _whole(average)
 
     def _set(self, position: int, cells: Mapping[str, str]) -> bool:

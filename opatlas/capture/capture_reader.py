@@ -24,16 +24,7 @@ import pyarrow.csv
 from opatlas.capture.launches import CapturedLaunches, SkipReason
 from opatlas.data.header import read_header
 from opatlas.errors import TableError
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    BASE,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OP_STATE,
-    OUTPUT_SLOTS,
-    PIPE_UTILIZATION,
-    REQUIRED,
-)
+from opatlas.row import columns as col
 from opatlas.text import parse_real
 
 TYPE, DURATION, CONTEXT_ID = "Type", "Duration(us)", "Context ID"
@@ -45,8 +36,8 @@ NAME, START, WAIT, STEP, STREAM, DEVICE = (
 _SYNONYMS = {
     TYPE: "OP Type",
     DURATION: "Task Duration(us)",
-    ACCELERATOR_CORE: "Task Type",
-    OP_STATE: "Op State",
+    col.ACCELERATOR_CORE: "Task Type",
+    col.OP_STATE: "Op State",
     NAME: "Op Name",
     START: "Task Start Time(us)",
     WAIT: "Task Wait Time(us)",
@@ -59,7 +50,18 @@ _DESCRIPTIVE = frozenset(
     {
         *_SYNONYMS,
         *_SYNONYMS.values(),
-        *(*BASE, STEP, STREAM, DEVICE, CONTEXT_ID, "Model ID", "Model Name", "Infer ID", "Task ID", "HF32 Eligible"),
+        *(
+            *col.BASE,
+            STEP,
+            STREAM,
+            DEVICE,
+            CONTEXT_ID,
+            "Model ID",
+            "Model Name",
+            "Infer ID",
+            "Task ID",
+            "HF32 Eligible",
+        ),
     }
 )
 
@@ -77,7 +79,7 @@ def _is_descriptive(name: str) -> bool:
 
 
 #: Columns by their names in lower case without blanks: tools that rewrite captures may change the spelling.
-_BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
+_BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *col.PIPE_UTILIZATION)}
 _DESCRIPTIVE_KEYS = frozenset(_UNITS.sub("", _key(name)) for name in _DESCRIPTIVE)
 _COLUMNS_SHOWN = 8
 LEVEL_0_REMEDY = (
@@ -120,7 +122,7 @@ def read_capture_header(path: Path) -> CaptureHeader:
             path, "a column's name spans lines", "Leave the file out: no profiler writes such a header", line=1
         )
     names = _known_names([name.strip() for name in header.names])
-    text = {column: found for column in (TYPE, *BASE) if (found := column_of(names, column))}
+    text = {column: found for column in (TYPE, *col.BASE) if (found := column_of(names, column))}
     duration = column_of(names, DURATION)
     lacking = [name for name, found in ((TYPE, text.get(TYPE)), (DURATION, duration)) if not found]
     if lacking:
@@ -128,9 +130,9 @@ def read_capture_header(path: Path) -> CaptureHeader:
         problem = f"no column {' or '.join(map(repr, lacking))}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}"
         remedy = "Leave the file out: it is no kernel_details or op_summary file, with durations in microseconds"
         raise TableError(path, problem + more, remedy, line=1)
-    if INPUT_SHAPES not in text:
+    if col.INPUT_SHAPES not in text:
         raise TableError(path, "taken at profiler level 0, which records no shapes", LEVEL_0_REMEDY, line=1)
-    missing = [column for column in REQUIRED if column not in text]
+    missing = [column for column in col.REQUIRED if column not in text]
     if missing:
         raise TableError(path, f"no column {', '.join(map(repr, missing))}", LEVEL_0_REMEDY, line=1)
     # The profiler writes the counters last, for every group of metrics.
@@ -164,7 +166,7 @@ _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3
 _MALFORMED_LIMIT = 10_000
 _AGAIN = "Take the capture again"
 #: The columns that group the launches of a block, with the type.
-_KEY = (ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
+_KEY = (col.ACCELERATOR_CORE, *col.INPUT_SLOTS, *col.OUTPUT_SLOTS)
 _WORD = pa.dictionary(pa.int32(), pa.string())
 
 
@@ -231,12 +233,12 @@ def read_capture(path: Path, root: Path, on_bytes: Callable[[int], None]) -> Cap
     for chunk in read_chunks(path, header):
         columns = [column for column in (TYPE, *_KEY) if column in chunk.text]
         groups, first = _group([chunk.text[column] for column in columns], chunk.rows)
-        words = {column: _words_at(chunk.text.get(column), first) for column in (TYPE, OP_STATE, *_KEY)}
+        words = {column: _words_at(chunk.text.get(column), first) for column in (TYPE, col.OP_STATE, *_KEY)}
         kinds = np.empty(len(first), dtype=np.int32)
         is_blank = np.zeros(len(first), dtype=bool)
         for group, row in enumerate(first.tolist()):
             cells = {column: words[column][group] for column in _KEY}
-            kernel_type, state = words[TYPE][group], words[OP_STATE][group]
+            kernel_type, state = words[TYPE][group], words[col.OP_STATE][group]
             is_blank[group] = not any((kernel_type, *cells.values()))
             kinds[group] = launches.kind(kernel_type, cells, chunk.line_of(row), state)
         # A blank line is not a row of the capture.

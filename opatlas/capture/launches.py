@@ -18,17 +18,7 @@ import numpy as np
 
 from opatlas.errors import CellError, TableError
 from opatlas.formats import percent
-from opatlas.row.columns import (
-    ACCELERATOR_CORE,
-    ATTENTION_TYPES,
-    BASE,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OP_STATE,
-    OUTPUT_SHAPES,
-    RUNTIME_PREFIX,
-    is_file_name,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import LONGEST_US
 from opatlas.row.signature import normalized_kernel_type, signature
@@ -42,13 +32,13 @@ LEFT_OUT = "The row is left out; correct the cell, then ingest all captures of t
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 #: Cores on which collectives run, in older captures under names such as `allReduce`.
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
-SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
-COMPLETENESS = RUNTIME_PREFIX + "metadata_completeness"
+SOURCE_PROFILE = col.RUNTIME_PREFIX + "source_profile"
+COMPLETENESS = col.RUNTIME_PREFIX + "metadata_completeness"
 #: The input slots of attention, of 31, whose shapes describe the batch.
 SHAPE_SLOTS = {
-    RUNTIME_PREFIX + "actual_seq_lengths_shape": 5,
-    RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": 6,
-    RUNTIME_PREFIX + "block_table_shape": 14,
+    col.RUNTIME_PREFIX + "actual_seq_lengths_shape": 5,
+    col.RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": 6,
+    col.RUNTIME_PREFIX + "block_table_shape": 14,
 }
 #: Files of a profiler beside an attention capture, which its source names too.
 _BESIDE = ("operator_details.csv", "trace_view.json")
@@ -247,7 +237,7 @@ class CapturedLaunches:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._kinds)
-            self._kinds.append(self._new_kind(kernel_type, {OP_STATE: state, **cells}, line))
+            self._kinds.append(self._new_kind(kernel_type, {col.OP_STATE: state, **cells}, line))
         return number
 
     def add(
@@ -303,7 +293,7 @@ class CapturedLaunches:
             kind = self._kinds[number]
             of_kind = durations_us[ends[number] : ends[number + 1]]
             counters = (self._counters, self._sums[:, number], self._counted[:, number])
-            sources = (self._source,) if kind.kernel_type in ATTENTION_TYPES else ()
+            sources = (self._source,) if kind.kernel_type in col.ATTENTION_TYPES else ()
             yield kind.kernel_type, kind.signature, CasePart(kind.cells, of_kind, counters, sources)
 
     def report(self, line: int, problem: str, remedy: str, column: str = "", value: str = "") -> None:
@@ -315,7 +305,7 @@ class CapturedLaunches:
             self._more_problems += 1
 
     def _new_kind(self, kernel_type: str, given: Mapping[str, str], line: int) -> _Kind:
-        cells = {column: strip_quotes(given.get(column, "")) for column in BASE}
+        cells = {column: strip_quotes(given.get(column, "")) for column in col.BASE}
         kernel_type = normalized_kernel_type(kernel_type)
         reason = _reason_to_leave_out(kernel_type, cells)
         if reason is SkipReason.MALFORMED:
@@ -324,7 +314,7 @@ class CapturedLaunches:
             self.report(line, "cannot name a file", LEFT_OUT, "Type", kernel_type)
         elif reason is None:
             try:
-                for column in (INPUT_SHAPES, OUTPUT_SHAPES):
+                for column in (col.INPUT_SHAPES, col.OUTPUT_SHAPES):
                     for shape in split_cell(cells[column]):
                         parse_shape(shape, column, cells[column])
             except CellError as error:
@@ -367,16 +357,16 @@ def _source_name(capture: Path, root: Path) -> str:
 
 def _shape_cells(kernel_type: str, cells: Mapping[str, str]) -> dict[str, str]:
     """Returns the Runtime cells that follow from the shapes of an attention kernel; none for other kernels."""
-    if kernel_type not in ATTENTION_TYPES:
+    if kernel_type not in col.ATTENTION_TYPES:
         return {}
-    shapes = split_cell(cells[INPUT_SHAPES])
+    shapes = split_cell(cells[col.INPUT_SHAPES])
     found = {column: shapes[slot] if slot < len(shapes) else "" for column, slot in SHAPE_SLOTS.items()}
     return {**found, COMPLETENESS: "shapes-only" if any(found.values()) else "none"}
 
 
 def is_collective(kernel_type: str, cells: Mapping[str, str]) -> bool:
     """Returns whether a launch is communication between devices; `cells` has its base columns."""
-    return is_communication(kernel_type) or cells.get(ACCELERATOR_CORE, "").upper() in _COLLECTIVE_CORES
+    return is_communication(kernel_type) or cells.get(col.ACCELERATOR_CORE, "").upper() in _COLLECTIVE_CORES
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:
@@ -388,8 +378,8 @@ def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReas
     # The profiler writes 0 for a kernel without a known name.
     if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
         return SkipReason.NO_KERNEL_TYPE
-    shapes = cells[INPUT_SHAPES]
+    shapes = cells[col.INPUT_SHAPES]
     # An empty shape with a dtype is a scalar (Abs of a scalar); N/A means not recorded.
-    if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
+    if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in col.INPUT_SLOTS)):
         return SkipReason.NO_INPUT_SHAPES
-    return None if is_file_name(kernel_type) else SkipReason.BAD_KERNEL_TYPE
+    return None if col.is_file_name(kernel_type) else SkipReason.BAD_KERNEL_TYPE

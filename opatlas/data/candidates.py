@@ -12,19 +12,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from opatlas.data.cells import duration_cells, status_cells
-from opatlas.row.columns import (
-    CRASHES_IN_A_ROW,
-    INPUT_SLOTS,
-    MAX_ERROR,
-    OUTPUT_SLOTS,
-    POOLED,
-    RUN_ID,
-    STATUS,
-    STATUS_GROUP,
-    STATUS_REASON,
-    STATUS_RUN_ID,
-    is_profiling_column,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import RowKind
 from opatlas.row.record import Record, RowName
 from opatlas.row.status import Status
@@ -34,7 +22,7 @@ from opatlas.text import parse_whole
 _RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
 
-_SLOTS = frozenset({*INPUT_SLOTS, *OUTPUT_SLOTS})
+_SLOTS = frozenset({*col.INPUT_SLOTS, *col.OUTPUT_SLOTS})
 
 
 class CellGroup(Enum):
@@ -52,9 +40,9 @@ def group_of(column: str, kind: RowKind) -> CellGroup:
     """Returns the group of a column in rows of a kind."""
     if kind.is_replayed(column):
         return CellGroup.DURATION
-    if is_profiling_column(column):
+    if col.is_profiling_column(column):
         return CellGroup.CAPTURED
-    named = ((STATUS_GROUP, CellGroup.STATUS), (POOLED, CellGroup.POOLED), (_SLOTS, CellGroup.SLOTS))
+    named = ((col.STATUS_GROUP, CellGroup.STATUS), (col.POOLED, CellGroup.POOLED), (_SLOTS, CellGroup.SLOTS))
     return next((group for columns, group in named if column in columns), CellGroup.OTHER)
 
 
@@ -74,7 +62,7 @@ class RunCells(NamedTuple):
     @property
     def status(self) -> Status | None:
         """The status, of a part of that group."""
-        return Status.from_cell(self.cells.get(STATUS, ""))
+        return Status.from_cell(self.cells.get(col.STATUS, ""))
 
 
 @dataclass(frozen=True)
@@ -214,7 +202,7 @@ def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candid
                 table.kernel_type,
                 table.signatures[position],
                 cells,
-                RunCells(cells.get(RUN_ID, ""), duration) if has_duration else None,
+                RunCells(cells.get(col.RUN_ID, ""), duration) if has_duration else None,
                 status_part(cells, has_duration=has_duration),
                 captured or None,
                 others,
@@ -230,16 +218,16 @@ def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | N
     A duration with an empty Status is a status; "measured" without a duration is none. Where no cell names the run of
     the status, it is that of the duration.
     """
-    status = cells.get(STATUS, "")
+    status = cells.get(col.STATUS, "")
     if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
         return None
-    reason, run_id = cells.get(STATUS_REASON, ""), cells.get(STATUS_RUN_ID, "")
+    reason, run_id = cells.get(col.STATUS_REASON, ""), cells.get(col.STATUS_RUN_ID, "")
     if not run_id:
         # Earlier versions wrote the run behind the reason, where it is not that of the duration.
         found = _RUN_IN_REASON.search(reason)
-        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(RUN_ID, ""))
-    own = {name: cells.get(name, "") for name in (*STATUS_GROUP, MAX_ERROR)}
-    return RunCells(run_id, {**own, STATUS_REASON: reason, STATUS_RUN_ID: run_id})
+        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(col.RUN_ID, ""))
+    own = {name: cells.get(name, "") for name in (*col.STATUS_GROUP, col.MAX_ERROR)}
+    return RunCells(run_id, {**own, col.STATUS_REASON: reason, col.STATUS_RUN_ID: run_id})
 
 
 def crashes_in_a_row(
@@ -266,7 +254,7 @@ def crashes_in_a_row(
     if not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts):
         # Late; the count in a cell does not say which runs it counted.
         new = {part.run_id for part in counted if part.is_record and part.status is not Status.SKIPPED}
-        parts |= {run: RunCells(run, {STATUS: status.value}) for run, status in logged().items() if run not in new}
+        parts |= {run: RunCells(run, {col.STATUS: status.value}) for run, status in logged().items() if run not in new}
     count = 0
     for part in sorted(parts.values(), key=age):
         if part.status is not None and part.status.crash:
@@ -280,4 +268,4 @@ def crashes_in_a_row(
 
 def _crash_count(part: RunCells) -> int:
     """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
-    return parse_whole(part.cells.get(CRASHES_IN_A_ROW, "")) or 0
+    return parse_whole(part.cells.get(col.CRASHES_IN_A_ROW, "")) or 0

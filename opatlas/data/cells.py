@@ -8,48 +8,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from opatlas.data.csv_files import text_column
-from opatlas.row.columns import (
-    ASSUMPTIONS,
-    AVERAGE,
-    BANDWIDTH,
-    BUS_BANDWIDTH,
-    CACHE_STATE,
-    CHECKED_ELEMENTS,
-    CONTROL_RATIO,
-    CONVERSIONS,
-    DURATION,
-    IMPLEMENTATION,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    JUDGED,
-    KERNEL_NAMES,
-    MAX_ERROR,
-    MESSAGE_BYTES,
-    MICROBENCH_DEVICE_KERNELS,
-    MICROBENCH_HELPER_KERNELS,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    NUM_DEVICES,
-    OUTPUTS_MISSING,
-    QUALITY,
-    QUALITY_REASON,
-    RUN_ID,
-    SET_UP,
-    SPAN,
-    SPEED_UP,
-    SPEED_UP_AGAINST,
-    SPEED_UP_HIGH,
-    SPEED_UP_LOW,
-    SPEED_UP_ROUNDS,
-    STAND_IN,
-    STATUS,
-    STATUS_REASON,
-    STATUS_RUN_ID,
-    insert_columns,
-    microbench_counter,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps, row_kind
 from opatlas.row.record import Measurement, Record
 from opatlas.row.table import RowTable
@@ -70,9 +29,10 @@ def stored_us(record: Record) -> float:
 
 
 def duration_cells(record: Record) -> dict[str, str]:
-    """Returns the cells about the duration of a measured row."""
+    """Returns the cells about the duration of a measured row; none for another row."""
     measurement = record.measurement
-    assert measurement is not None
+    if measurement is None:
+        return {}
     summary, verdict, execution = measurement.summary, measurement.verdict, measurement.execution
     names, total = execution.kernel_names, measurement.total_elements
     shown_names = " + ".join(names[:_MOST_KERNEL_NAMES])
@@ -80,29 +40,29 @@ def duration_cells(record: Record) -> dict[str, str]:
         shown_names += f" + ... ({len(names)} in all)"
     return {
         **_average_cells(record, summary.median_us),
-        MICROBENCH_MIN: microseconds(summary.min_us),
+        col.MICROBENCH_MIN: microseconds(summary.min_us),
         # The standard deviation of one sample is unknown, not 0.
-        MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
-        MICROBENCH_SAMPLES: str(summary.count),
-        MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
-        MICROBENCH_HELPER_KERNELS: helpers_cell(measurement.helper_kernels),
-        CACHE_STATE: measurement.cache_state,
-        INSTRUMENT: measurement.instrument,
-        QUALITY: verdict.quality.value,
-        QUALITY_REASON: verdict.reason,
-        ASSUMPTIONS: "; ".join(measurement.assumptions),
-        CHECKED_ELEMENTS: f"{measurement.checked_elements}/{total}" if total else "",
-        STAND_IN: measurement.stand_in,
-        IMPLEMENTATION: execution.implementation,
-        KERNEL_NAMES: shown_names,
-        SPAN: "" if execution.span_us is None else microseconds(execution.span_us),
-        OUTPUTS_MISSING: "; ".join(map(str, execution.outputs_missing)),
-        CONVERSIONS: "; ".join(execution.conversions),
-        MAX_ERROR: "" if execution.max_error is None else f"{execution.max_error:.3g}",
-        SET_UP: "" if execution.set_up_s is None else f"{execution.set_up_s:.3f}",
+        col.MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
+        col.MICROBENCH_SAMPLES: str(summary.count),
+        col.MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
+        col.MICROBENCH_HELPER_KERNELS: helpers_cell(measurement.helper_kernels),
+        col.CACHE_STATE: measurement.cache_state,
+        col.INSTRUMENT: measurement.instrument,
+        col.QUALITY: verdict.quality.value,
+        col.QUALITY_REASON: verdict.reason,
+        col.ASSUMPTIONS: "; ".join(measurement.assumptions),
+        col.CHECKED_ELEMENTS: f"{measurement.checked_elements}/{total}" if total else "",
+        col.STAND_IN: measurement.stand_in,
+        col.IMPLEMENTATION: execution.implementation,
+        col.KERNEL_NAMES: shown_names,
+        col.SPAN: "" if execution.span_us is None else microseconds(execution.span_us),
+        col.OUTPUTS_MISSING: "; ".join(map(str, execution.outputs_missing)),
+        col.CONVERSIONS: "; ".join(execution.conversions),
+        col.MAX_ERROR: "" if execution.max_error is None else f"{execution.max_error:.3g}",
+        col.SET_UP: "" if execution.set_up_s is None else f"{execution.set_up_s:.3f}",
         **_comparison_cells(measurement),
-        **{microbench_counter(name): repr(value) for name, value in measurement.counters.items()},
-        RUN_ID: record.run_id,
+        **{col.microbench_counter(name): repr(value) for name, value in measurement.counters.items()},
+        col.RUN_ID: record.run_id,
     }
 
 
@@ -111,26 +71,26 @@ def _comparison_cells(measurement: Measurement) -> dict[str, str]:
     ratios, rounds = measurement.ratios, measurement.rounds
     control = rounds[0].control if rounds else None
     return {
-        SPEED_UP: "" if ratios is None else f"{ratios.ratio:.4f}",
-        SPEED_UP_LOW: "" if ratios is None else f"{ratios.low:.4f}",
-        SPEED_UP_HIGH: "" if ratios is None else f"{ratios.high:.4f}",
-        SPEED_UP_ROUNDS: ";".join(str(len(each.kernel_us)) for each in rounds),
-        SPEED_UP_AGAINST: measurement.against,
-        CONTROL_RATIO: "" if control is None else f"{control.ratio:.4f}",
+        col.SPEED_UP: "" if ratios is None else f"{ratios.ratio:.4f}",
+        col.SPEED_UP_LOW: "" if ratios is None else f"{ratios.low:.4f}",
+        col.SPEED_UP_HIGH: "" if ratios is None else f"{ratios.high:.4f}",
+        col.SPEED_UP_ROUNDS: ";".join(str(len(each.kernel_us)) for each in rounds),
+        col.SPEED_UP_AGAINST: measurement.against,
+        col.CONTROL_RATIO: "" if control is None else f"{control.ratio:.4f}",
     }
 
 
 def _average_cells(record: Record, median_us: float) -> dict[str, str]:
     """Returns the stored duration; of a message with its bandwidths."""
     if not row_kind(record.kernel_type).is_message:
-        return {AVERAGE: microseconds(stored_us(record)), MICROBENCH_MEDIAN: microseconds(median_us)}
-    message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
+        return {col.AVERAGE: microseconds(stored_us(record)), col.MICROBENCH_MEDIAN: microseconds(median_us)}
+    message_bytes, num_devices = int(record.cells[col.MESSAGE_BYTES]), int(record.cells[col.NUM_DEVICES])
     bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, median_us)
     return {
-        DURATION: microseconds(stored_us(record)),
+        col.DURATION: microseconds(stored_us(record)),
         # Six digits: the bandwidth of a small message is a small number.
-        BANDWIDTH: f"{bandwidth_gbps(message_bytes, median_us):.6g}",
-        BUS_BANDWIDTH: f"{bus_gbps:.6g}",
+        col.BANDWIDTH: f"{bandwidth_gbps(message_bytes, median_us):.6g}",
+        col.BUS_BANDWIDTH: f"{bus_gbps:.6g}",
     }
 
 
@@ -139,12 +99,12 @@ def status_cells(record: Record) -> dict[str, str]:
     launched, remark = record.launched_record(), ""
     if launched is not None:
         other = launched.signature != record.signature
-        remark = f"ran as {launched.kernel_type}" + (f" on {launched.cells.get(INPUT_SHAPES, '')}" if other else "")
+        remark = f"ran as {launched.kernel_type}" + (f" on {launched.cells.get(col.INPUT_SHAPES, '')}" if other else "")
     return {
-        STATUS: record.status.value,
-        STATUS_REASON: "; ".join(filter(None, (remark, record.reason))),
-        STATUS_RUN_ID: record.run_id,
-        **{name: record.judged.get(name, "") for name in (*JUDGED, MAX_ERROR)},
+        col.STATUS: record.status.value,
+        col.STATUS_REASON: "; ".join(filter(None, (remark, record.reason))),
+        col.STATUS_RUN_ID: record.run_id,
+        **{name: record.judged.get(name, "") for name in (*col.JUDGED, col.MAX_ERROR)},
     }
 
 
@@ -241,7 +201,7 @@ class TableEdit:
         held = [name for name, cells in self._taken.items() if any(cells)]
         appended_names = dict.fromkeys(name for row in self._appended for name in row)
         columns = {}
-        for name in insert_columns(table.columns, [*held, *appended_names]):
+        for name in col.insert_columns(table.columns, [*held, *appended_names]):
             if name in self._changed or name not in table.columns:
                 columns[name] = pa.chunked_array([text_column(name, self[name], path)])
             else:

@@ -21,16 +21,7 @@ from opatlas.data.candidates import Candidate, CellGroup, candidates_of_rows, gr
 from opatlas.data.cells import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
-from opatlas.row.columns import (
-    AVERAGE,
-    DURATION,
-    INPUT_SHAPES,
-    PROFILING_AVERAGE,
-    PROFILING_RUN_ID,
-    RUN_ID,
-    STATUS,
-    STATUS_RUN_ID,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import row_kind
 from opatlas.row.quality import valid_duration
 from opatlas.row.table import RowTable, position_array
@@ -62,7 +53,7 @@ class Conflict:
     @cached_property
     def ratio(self) -> float | None:
         """The kept duration divided by the dropped one; None for other cells."""
-        if self.what not in (AVERAGE, DURATION, PROFILING_AVERAGE):
+        if self.what not in (col.AVERAGE, col.DURATION, col.PROFILING_AVERAGE):
             return None
         kept_us, dropped_us = valid_duration(self.kept), valid_duration(self.dropped)
         return None if kept_us is None or dropped_us is None else kept_us / dropped_us
@@ -149,7 +140,7 @@ def combine_table(
         name: pc.not_equal(rows.column(name), before.arrow.column(name) if name in before.columns else "").to_numpy()
         for name in after.columns
         # A status of another run is no other status.
-        if name != STATUS_RUN_ID
+        if name != col.STATUS_RUN_ID
     }
 
     def changed(*groups: CellGroup) -> Any:
@@ -157,11 +148,11 @@ def combine_table(
         masks = [mask for name, mask in differ.items() if group_of(name, kind) in groups]
         return np.sum(masks, axis=0, dtype=int) if masks else np.zeros(there, dtype=int)
 
-    replayed, captured = (~np.isnan(after.durations_us(name)) for name in (column, PROFILING_AVERAGE))
+    replayed, captured = (~np.isnan(after.durations_us(name)) for name in (column, col.PROFILING_AVERAGE))
     had_duration = ~np.isnan(before.durations_us(column))
     taken = (changed(CellGroup.DURATION) > 0) & replayed[:there]
     for at in np.flatnonzero(taken & had_duration).tolist():
-        own_run, own = before.cells(RUN_ID)[at], before.cells(column)[at]
+        own_run, own = before.cells(col.RUN_ID)[at], before.cells(column)[at]
         offers.append(_Offer(fold.signatures[at], own_run, own, givers[at]))
     is_offered = np.fromiter((name in offered for name in fold.signatures[:there]), dtype=bool, count=there)
     for counts, first in ((changes.target_rows, 0), (changes.added, there)):
@@ -170,7 +161,7 @@ def combine_table(
         counts.captured += int(captured[first:].sum())
     changes.taken += int(taken.sum())
     changes.kept += int((is_offered & had_duration & ~taken).sum())
-    changes.statuses.update(after.cells(STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
+    changes.statuses.update(after.cells(col.STATUS)[at] for at in np.flatnonzero(changed(CellGroup.STATUS)).tolist())
     changes.profiled += int(np.count_nonzero(changed(CellGroup.CAPTURED)))
     changes.filled += int(changed(CellGroup.OTHER, CellGroup.SLOTS).sum())
     told: dict[object, Conflict] = {}
@@ -216,7 +207,7 @@ def _batches(fold: TableFold, source: RowTable | Sequence[Candidate]) -> Iterato
 
 def _duration_conflicts(fold: TableFold, column: str, offers: Iterable[_Offer]) -> Iterator[Conflict]:
     """Yields a conflict for each duration that a row does not have."""
-    durations, runs = fold.rows[column], fold.rows[RUN_ID]
+    durations, runs = fold.rows[column], fold.rows[col.RUN_ID]
     for name, run_id, cell, source in offers:
         for at in fold.positions.get(name, ()):
             if run_id != runs[at] or valid_duration(cell) != valid_duration(durations[at]):
@@ -238,9 +229,9 @@ def _other_conflicts(fold: TableFold, candidates: Iterable[Candidate], source: s
     for each in candidates:
         captured = each.captured or {}
         for at in fold.positions.get(each.signature, ()):
-            both = captured.get(PROFILING_RUN_ID) and column(PROFILING_RUN_ID)[at]
+            both = captured.get(col.PROFILING_RUN_ID) and column(col.PROFILING_RUN_ID)[at]
             # The average stands for the group.
-            first = sorted([] if both else unlike(at, captured), key=lambda name: name != PROFILING_AVERAGE)[:1]
+            first = sorted([] if both else unlike(at, captured), key=lambda name: name != col.PROFILING_AVERAGE)[:1]
             for name in (*first, *unlike(at, each.others)):
                 yield _conflict(fold, at, name, (column(name)[at], ""), (each.cells[name], ""), source)
 
@@ -248,7 +239,7 @@ def _other_conflicts(fold: TableFold, candidates: Iterable[Candidate], source: s
 def _conflict(
     fold: TableFold, at: int, what: str, kept: tuple[str, str], dropped: tuple[str, str], source: str
 ) -> Conflict:
-    shapes = fold.rows[INPUT_SHAPES][at]
+    shapes = fold.rows[col.INPUT_SHAPES][at]
     return Conflict(fold.kernel_type, fold.signatures[at], shapes, what, *kept, *dropped, source)
 
 
@@ -262,7 +253,7 @@ def _same(cell: str, other: str) -> bool:
 
 
 _HEADER = (
-    *("Kernel Type", "Signature", INPUT_SHAPES),
+    *("Kernel Type", "Signature", col.INPUT_SHAPES),
     *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
 )
 

@@ -23,22 +23,7 @@ from opatlas.data.cells import TableEdit, positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder
-from opatlas.row.columns import (
-    CRASHES_IN_A_ROW,
-    INPUT_DTYPES,
-    INPUT_SHAPES,
-    MAX_ERROR,
-    OUTPUT_DTYPES,
-    OUTPUT_SHAPES,
-    POOLED,
-    POOLED_RUN_DURATIONS,
-    PROFILING_AVERAGE,
-    RUN_ID,
-    STATUS_GROUP,
-    STATUS_REASON,
-    STATUS_RUN_ID,
-    is_profiling_column,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import valid_duration
 from opatlas.row.record import RowName
 from opatlas.row.signature import signature
@@ -128,7 +113,7 @@ class TableFold:
         Args:
             name: the signature, if it is known.
         """
-        for shapes, dtypes in ((INPUT_SHAPES, INPUT_DTYPES), (OUTPUT_SHAPES, OUTPUT_DTYPES)):
+        for shapes, dtypes in ((col.INPUT_SHAPES, col.INPUT_DTYPES), (col.OUTPUT_SHAPES, col.OUTPUT_DTYPES)):
             if cells.get(dtypes) and not cells.get(shapes):
                 cells = {**cells, shapes: EMPTY_SHAPE}
         # A column that the CSV lacks is added only for a cell.
@@ -163,7 +148,7 @@ class TableFold:
         """Empties duration, status and pooled cells of a row, whose cells are of another case now."""
         if self.has_duration(position):
             self._keep(self._by, self._cells(position), "edited")
-        self.rows.set_cells(position, dict.fromkeys((name for name in POOLED if name in self.rows.columns), ""))
+        self.rows.set_cells(position, dict.fromkeys((name for name in col.POOLED if name in self.rows.columns), ""))
         self.clear_measured([position])
 
     def clear_measured(self, positions: Sequence[int]) -> None:
@@ -189,7 +174,7 @@ class TableFold:
             if before.replayed.known[position] and before.cells(column)[position] != self.rows[column][position]:
                 row = before.row(position).cells
                 if not self._is_kept(before.signatures[position], row):
-                    self._keep(self._by or self.rows[RUN_ID][position], row)
+                    self._keep(self._by or self.rows[col.RUN_ID][position], row)
 
     def has_duration(self, position: int) -> bool:
         """Returns whether a row has the duration of a replay."""
@@ -242,7 +227,7 @@ class TableFold:
         if not self.has_duration(position):
             return None
         column = self._kind.duration_columns[0]
-        return RunCells(self.rows[RUN_ID][position], {column: self.rows[column][position]})
+        return RunCells(self.rows[col.RUN_ID][position], {column: self.rows[column][position]})
 
     def _differ(self, own: RunCells, other: RunCells) -> bool:
         column = self._kind.duration_columns[0]
@@ -256,7 +241,7 @@ class TableFold:
             return True
         if own.run_id == part.run_id:
             return self._counts_in_run(candidate, part, own)
-        pooled = self.rows[POOLED_RUN_DURATIONS][position]
+        pooled = self.rows[col.POOLED_RUN_DURATIONS][position]
         if pooled and own.run_id in pooled and part.run_id in pooled:
             # The row has the duration of the run that stands for both.
             return False
@@ -309,18 +294,18 @@ class TableFold:
             assert own is not None
             if own.status is not None and own.status.crash and self._logged(candidates[0].signature):
                 # An earlier run came late.
-                self._set_status(position, {CRASHES_IN_A_ROW: self._crashes(own, own, there)}, changes)
+                self._set_status(position, {col.CRASHES_IN_A_ROW: self._crashes(own, own, there)}, changes)
             return
         cells = dict(part.cells)
         if not self.has_duration(position):
             # Without a duration no run is that of one, and the largest error is that of the judged kernel.
-            cells[RUN_ID] = ""
+            cells[col.RUN_ID] = ""
         else:
-            cells.pop(MAX_ERROR, None)
-            if not part.is_record and self.rows[RUN_ID][position] == part.run_id:
+            cells.pop(col.MAX_ERROR, None)
+            if not part.is_record and self.rows[col.RUN_ID][position] == part.run_id:
                 # The row it comes from had both, as this one has now.
-                cells[STATUS_RUN_ID] = newest.cells.get(STATUS_RUN_ID, "")
-        cells[CRASHES_IN_A_ROW] = self._crashes(part, own, there)
+                cells[col.STATUS_RUN_ID] = newest.cells.get(col.STATUS_RUN_ID, "")
+        cells[col.CRASHES_IN_A_ROW] = self._crashes(part, own, there)
         self._set_status(position, cells, changes)
         if newest.duration is None:
             changes.marked[position] = newest
@@ -336,7 +321,7 @@ class TableFold:
 
     def status_of(self, position: int) -> RunCells | None:
         """Returns the status of a row; None for a row that never ran."""
-        names = (*STATUS_GROUP, MAX_ERROR, RUN_ID)
+        names = (*col.STATUS_GROUP, col.MAX_ERROR, col.RUN_ID)
         cells = {name: self.rows[name][position] for name in names}
         return status_part(cells, has_duration=self.has_duration(position))
 
@@ -354,9 +339,9 @@ class TableFold:
 
     def _take_captured(self, position: int, cells: Mapping[str, str]) -> bool:
         """Gives a row captured cells if they have a duration and the row has none; returns whether it took them."""
-        if valid_duration(self.rows[PROFILING_AVERAGE][position]) is not None:
+        if valid_duration(self.rows[col.PROFILING_AVERAGE][position]) is not None:
             return False
-        names = [name for name in self.rows.columns if is_profiling_column(name)]
+        names = [name for name in self.rows.columns if col.is_profiling_column(name)]
         if _captured_rank(cells) <= _captured_rank({name: self.rows[name][position] for name in names}):
             return False
         return self.rows.set_cells(position, {**dict.fromkeys(names, ""), **cells})
@@ -364,8 +349,8 @@ class TableFold:
     def _name_run_of_status(self, position: int) -> None:
         """Writes the run of a status into its own column, before the run of the duration changes."""
         own = self.status_of(position)
-        if own is not None and not self.rows[STATUS_RUN_ID][position]:
-            self.rows.set_cells(position, {name: own.cells[name] for name in (STATUS_REASON, STATUS_RUN_ID)})
+        if own is not None and not self.rows[col.STATUS_RUN_ID][position]:
+            self.rows.set_cells(position, {name: own.cells[name] for name in (col.STATUS_REASON, col.STATUS_RUN_ID)})
 
     def _set_duration(self, position: int, part: RunCells) -> bool:
         self._name_run_of_status(position)
@@ -380,7 +365,7 @@ class TableFold:
         return self._replayed
 
     def _keep_own(self, position: int, by: str) -> None:
-        names = RUN_ID, self._kind.duration_columns[0]
+        names = col.RUN_ID, self._kind.duration_columns[0]
         own = {name: self.rows[name][position] for name in names}
         if position not in self._recorded and not self._is_kept(self.signatures[position], own):
             self._keep(self._by or by, self._cells(position))
@@ -395,7 +380,7 @@ class TableFold:
         """Returns whether the log has the duration of a row."""
         if self._log is None:
             return False
-        row, run_id = RowName(self.kernel_type, name), cells.get(RUN_ID, "")
+        row, run_id = RowName(self.kernel_type, name), cells.get(col.RUN_ID, "")
         duration = cells.get(self._kind.duration_columns[0], "")
         return self._log.explains(run_id, row, duration) or self._log.has_imported(run_id, row, duration)
 
@@ -408,7 +393,7 @@ class TableFold:
 
 
 def _captured_rank(cells: Mapping[str, str]) -> int:
-    return 2 if valid_duration(cells.get(PROFILING_AVERAGE, "")) is not None else int(any(cells.values()))
+    return 2 if valid_duration(cells.get(col.PROFILING_AVERAGE, "")) is not None else int(any(cells.values()))
 
 
 def _differ(table: RowTable, before: RowTable) -> bool:

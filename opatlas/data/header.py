@@ -12,19 +12,7 @@ from typing import BinaryIO
 
 from opatlas.errors import TableError
 from opatlas.files import UnsafePath, open_safely
-from opatlas.row.columns import (
-    AVERAGE,
-    LEGACY_COUNTER,
-    LEGACY_MICROBENCH,
-    LEGACY_PROFILING_MEDIAN,
-    LEGACY_PROFILING_STD,
-    OWN,
-    PROFILING_AVERAGE,
-    PROFILING_MEDIAN,
-    PROFILING_STD,
-    is_microbench_column,
-    profiling_counter,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import CALL, MESSAGE_ROW, row_kind
 from opatlas.text import (
     NOT_TEXT,
@@ -48,10 +36,10 @@ _KNOWN = frozenset(
     {
         *CALL.known_columns,
         *MESSAGE_ROW.known_columns,
-        *OWN,
-        LEGACY_MICROBENCH,
-        LEGACY_PROFILING_MEDIAN,
-        LEGACY_PROFILING_STD,
+        *col.OWN,
+        col.LEGACY_MICROBENCH,
+        col.LEGACY_PROFILING_MEDIAN,
+        col.LEGACY_PROFILING_STD,
     }
 )
 _LINE_END = re.compile(b"\r\n|\n|\r")
@@ -148,7 +136,7 @@ def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:
 def _without_blanks(name: str) -> str:
     """Returns the name of a column, stripped if OpAtlas knows the column."""
     stripped = name.strip()
-    is_known = stripped in _KNOWN or is_microbench_column(stripped) or LEGACY_COUNTER.fullmatch(stripped)
+    is_known = stripped in _KNOWN or col.is_microbench_column(stripped) or col.LEGACY_COUNTER.fullmatch(stripped)
     return stripped if is_known else name
 
 
@@ -196,7 +184,7 @@ def _unknown_and_like(names: tuple[str, ...], ours: tuple[str, ...]) -> tuple[tu
     return tuple(
         (name, like)
         for name in names
-        if name not in ours and not is_microbench_column(name) and (like := _like(name, lacking))
+        if name not in ours and not col.is_microbench_column(name) and (like := _like(name, lacking))
     )
 
 
@@ -208,17 +196,17 @@ def _like(name: str, others: Sequence[str]) -> str:
 def current_names(columns: list[str]) -> dict[str, str]:
     """Returns the current names of columns that older tools wrote."""
     names = {}
-    if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:
+    if col.LEGACY_PROFILING_MEDIAN in columns and col.PROFILING_AVERAGE not in columns:
         # In a file without the prefix "Profiling", the average is the captured one.
-        names[LEGACY_PROFILING_MEDIAN] = PROFILING_MEDIAN
-        if LEGACY_PROFILING_STD in columns:
-            names[LEGACY_PROFILING_STD] = PROFILING_STD
-        if AVERAGE in columns:
-            names[AVERAGE] = PROFILING_AVERAGE
+        names[col.LEGACY_PROFILING_MEDIAN] = col.PROFILING_MEDIAN
+        if col.LEGACY_PROFILING_STD in columns:
+            names[col.LEGACY_PROFILING_STD] = col.PROFILING_STD
+        if col.AVERAGE in columns:
+            names[col.AVERAGE] = col.PROFILING_AVERAGE
         for column in columns:
-            counter = LEGACY_COUNTER.fullmatch(column)
+            counter = col.LEGACY_COUNTER.fullmatch(column)
             if counter:
-                names[column] = profiling_counter(counter["counter"])
-    if LEGACY_MICROBENCH in columns and (AVERAGE not in columns or AVERAGE in names):
-        names[LEGACY_MICROBENCH] = AVERAGE
+                names[column] = col.profiling_counter(counter["counter"])
+    if col.LEGACY_MICROBENCH in columns and (col.AVERAGE not in columns or col.AVERAGE in names):
+        names[col.LEGACY_MICROBENCH] = col.AVERAGE
     return names

@@ -22,27 +22,7 @@ from opatlas.data.log import COMBINE, Log, Pooled
 from opatlas.data.manifest import Manifest, read_manifests
 from opatlas.errors import OpAtlasError
 from opatlas.progress import gc_paused, track
-from opatlas.row.columns import (
-    AVERAGE,
-    CACHE_STATE,
-    IMPLEMENTATION,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_STD,
-    POOLED,
-    POOLED_MACHINES,
-    POOLED_MEDIAN,
-    POOLED_RUN_DURATIONS,
-    POOLED_RUNS,
-    POOLED_SPREAD,
-    QUALITY,
-    RUN_ID,
-    STAND_IN,
-    STATUS,
-    STATUS_REASON,
-    is_microbench_column,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import Quality, is_composition, is_noisy, run_medians, valid_duration
 from opatlas.row.record import RowName
 from opatlas.row.signature import signature
@@ -75,9 +55,9 @@ class RunDuration:
     def is_noisy(self) -> bool:
         """Whether the samples need a warning."""
         cells = self.cells or {}
-        std_us, average_us = parse_real(cells.get(MICROBENCH_STD, "")), valid_duration(cells.get(AVERAGE, ""))
+        std_us, average_us = parse_real(cells.get(col.MICROBENCH_STD, "")), valid_duration(cells.get(col.AVERAGE, ""))
         noise = std_us / average_us if std_us is not None and average_us else None
-        return is_noisy(Quality.from_cell(cells.get(QUALITY, "")), noise)
+        return is_noisy(Quality.from_cell(cells.get(col.QUALITY, "")), noise)
 
 
 @dataclass(frozen=True)
@@ -136,7 +116,7 @@ def pool(database: Database, problems: list[str]) -> list[PooledRow]:
                 folds.append(TableFold(database.read(kernel_type), order, known, by=COMBINE))
             except OpAtlasError as error:
                 problems.append(str(error))
-        own = {run_id for fold in folds for run_id in fold.rows[RUN_ID] if run_id}
+        own = {run_id for fold in folds for run_id in fold.rows[col.RUN_ID] if run_id}
         # Before the CSVs, so that they can be made again.
         log.add_events(database, COMBINE, [Pooled(tuple(sorted(own | pooling.runs)))])
         for fold in folds:
@@ -155,7 +135,7 @@ def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -
 
     def is_pooled(conflict: Conflict) -> bool:
         of_row = runs.get((conflict.kernel_type, conflict.signature), {})
-        return conflict.what == AVERAGE and conflict.kept_run in of_row and conflict.dropped_run in of_row
+        return conflict.what == col.AVERAGE and conflict.kept_run in of_row and conflict.dropped_run in of_row
 
     return [conflict for conflict in conflicts if not is_pooled(conflict)]
 
@@ -180,16 +160,16 @@ def _durations(database: Database, problems: list[str]) -> Durations:
 
 def _run_durations(cells: Mapping[str, str]) -> Iterator[tuple[str, RunDuration]]:
     """Yields the runs that the cells of a row tell of: the run of its duration, then those it was pooled with."""
-    average_us = valid_duration(cells.get(AVERAGE, ""))
+    average_us = valid_duration(cells.get(col.AVERAGE, ""))
     if average_us is None:
         return
-    own_run, implementation = cells.get(RUN_ID, ""), cells.get(IMPLEMENTATION, "")
-    composition = is_composition(cells.get(QUALITY, ""), cells.get(STAND_IN, ""))
-    conditions = (cells.get(CACHE_STATE, ""), cells.get(INSTRUMENT, ""), composition)
-    median_us = valid_duration(cells.get(MICROBENCH_MEDIAN, "")) or average_us
-    own = {name: cell for name, cell in cells.items() if is_microbench_column(name) or name == STATUS_REASON}
+    own_run, implementation = cells.get(col.RUN_ID, ""), cells.get(col.IMPLEMENTATION, "")
+    composition = is_composition(cells.get(col.QUALITY, ""), cells.get(col.STAND_IN, ""))
+    conditions = (cells.get(col.CACHE_STATE, ""), cells.get(col.INSTRUMENT, ""), composition)
+    median_us = valid_duration(cells.get(col.MICROBENCH_MEDIAN, "")) or average_us
+    own = {name: cell for name, cell in cells.items() if col.is_microbench_column(name) or name == col.STATUS_REASON}
     yield own_run, RunDuration(median_us, conditions, implementation, own)
-    listed = run_medians(cells.get(POOLED_RUN_DURATIONS, ""))
+    listed = run_medians(cells.get(col.POOLED_RUN_DURATIONS, ""))
     # Of a duration that was replaced since, the conditions are not known.
     for run_id, us in listed.items() if own_run in listed else ():
         if run_id != own_run:
@@ -224,11 +204,11 @@ class Pooling:
         """Pools the rows of a table in memory, and returns them."""
         pooled: list[PooledRow] = []
         for position, (cells, name) in enumerate(zip(fold.rows.table().rows(), fold.signatures, strict=True)):
-            now = dict.fromkeys(POOLED, "")
+            now = dict.fromkeys(col.POOLED, "")
             of_row = dict(_run_durations(cells))
             if of_row:
                 kept = self._durations.get(RowName(fold.kernel_type, name), {})
-                own_run = cells.get(RUN_ID, "")
+                own_run = cells.get(col.RUN_ID, "")
                 # No cell has the host.
                 own = replace(of_row[own_run], host=kept[own_run].host if own_run in kept else "")
                 row = self._pooled(RowName(fold.kernel_type, name), cells, {**of_row, **kept, own_run: own})
@@ -236,16 +216,16 @@ class Pooling:
                 now = pooled_cells(row)
                 if row.representative != own_run:
                     taken = {**(kept[row.representative].cells or {})}
-                    reason = taken.pop(STATUS_REASON, "")
+                    reason = taken.pop(col.STATUS_REASON, "")
                     fold.put_duration(position, RunCells(row.representative, taken))
-                    if Status.from_cell(cells.get(STATUS, "")) is Status.MEASURED:
-                        now[STATUS_REASON] = reason
+                    if Status.from_cell(cells.get(col.STATUS, "")) is Status.MEASURED:
+                        now[col.STATUS_REASON] = reason
             fold.rows.set_cells(position, now)
         return pooled
 
     def _pooled(self, name: RowName, cells: Mapping[str, str], runs: Mapping[str, RunDuration]) -> PooledRow:
         """Pools the runs of a row that were measured as the run of its duration was."""
-        own_run = cells.get(RUN_ID, "")
+        own_run = cells.get(col.RUN_ID, "")
         own, software = runs[own_run], _software(self.manifests.get(own_run))
         alike = {
             run_id: run
@@ -261,7 +241,7 @@ class Pooling:
         median_us = median(run.median_us for run in alike.values())
         return PooledRow(
             *name,
-            cells.get(INPUT_SHAPES, ""),
+            cells.get(col.INPUT_SHAPES, ""),
             median_us,
             len(machines),
             (max(machines) - min(machines)) / median_us if len(machines) > 1 else None,
@@ -310,11 +290,11 @@ class _Machines:
 def pooled_cells(row: PooledRow) -> dict[str, str]:
     """Returns the Pooled cells of a row."""
     return {
-        POOLED_MEDIAN: microseconds(row.median_us),
-        POOLED_RUNS: str(row.runs),
-        POOLED_MACHINES: str(row.machines),
-        POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
-        POOLED_RUN_DURATIONS: "; ".join(f"{run_id} {microseconds(us)}" for run_id, us in row.run_medians.items()),
+        col.POOLED_MEDIAN: microseconds(row.median_us),
+        col.POOLED_RUNS: str(row.runs),
+        col.POOLED_MACHINES: str(row.machines),
+        col.POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
+        col.POOLED_RUN_DURATIONS: "; ".join(f"{run_id} {microseconds(us)}" for run_id, us in row.run_medians.items()),
     }
 
 
@@ -328,7 +308,7 @@ def write_disagreements(database: Database, pooled: Iterable[PooledRow]) -> Path
         (row.kernel_type, row.input_shapes, *pooled_cells(row).values(), row.representative)
         for row in disagreeing(pooled)
     )
-    return database.write_report("pool_disagreements", ("Kernel Type", INPUT_SHAPES, *POOLED, RUN_ID), rows)
+    return database.write_report("pool_disagreements", ("Kernel Type", col.INPUT_SHAPES, *col.POOLED, col.RUN_ID), rows)
 
 
 def disagreeing(pooled: Iterable[PooledRow]) -> list[PooledRow]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from opatlas.data import log
-from opatlas.data.cells import stored_us
-from opatlas.data.csv_files import read_table, text_table
+from opatlas.data.cells import duration_cells, status_cells
+from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.data.manifest import Manifest, read_manifests, run_id_time
 from opatlas.errors import OpAtlasError
 from opatlas.progress import track
-from opatlas.row.columns import STATUS_REASON
+from opatlas.row.columns import ASSUMPTIONS, CHECKED_ELEMENTS, STATUS_REASON
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import RowChoice
 from opatlas.row.status import Status
 from opatlas.row.table import Row, RowTable
+from opatlas.text import parse_whole
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
 
@@ -71,82 +73,81 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
     """
     manifests = read_manifests(database, problems)
     order = log.run_order(database, manifests)
-    runs: dict[RowName, list[RowRun]] = {}
-    for requested in log.records(database, problems):
-        for record in filter(None, (requested, requested.launched_record())):
-            if chosen.holds(record.kernel_type, record.signature):
-                name = RowName(record.kernel_type, record.signature)
-                runs.setdefault(name, []).append(_run_from_record(record))
-    for kept in log.imported(database, problems):
-        row = RowTable(kept.kernel_type, Path(), text_table(kept.row, [kept.row])).row(0)
-        if chosen.holds(kept.kernel_type, row.signature):
-            run, of_row = _run_from_row(row, "replaced"), runs.setdefault(RowName(row.kernel_type, row.signature), [])
-            if run is not None and not any(_is_same(run, other) for other in of_row):
+    found: dict[RowName, list[RowRun]] = {}
+    for kept_in, table, records in _tables(database, chosen, problems):
+        for row in table:
+            record = records[row.position] if records else None
+            if not chosen.holds(row.kernel_type, row.signature):
+                continue
+            of_row = found.setdefault(RowName(row.kernel_type, row.signature), [])
+            run = _run(row, kept_in, record, manifests)
+            same = [at for at, other in enumerate(of_row) if run is not None and _is_same(run, other)]
+            if same and kept_in == "csv":
+                of_row[same[-1]] = replace(of_row[same[-1]], current=True)
+            elif run is not None and (record is not None or not same):
                 of_row.append(run)
-    for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
-        for row in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
-            run, of_row = _run_from_row(row, "csv"), runs.setdefault(RowName(kernel_type, row.signature), [])
-            if run is not None:
-                same = [index for index, other in enumerate(of_row) if _is_same(run, other)]
-                if same:
-                    of_row[same[-1]] = replace(of_row[same[-1]], current=True)
-                else:
-                    of_row.append(replace(run, current=True))
     return {
-        name: [_with_manifest(run, manifests) for run in sorted(of_row, key=lambda run: order.age(run.run_id))]
-        for name, of_row in sorted(runs.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
+        name: sorted(of_row, key=lambda run: order.age(run.run_id))
+        for name, of_row in sorted(found.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
     }
 
 
-def _rows(path: Path, kernel_type: str, chosen: RowChoice, problems: list[str]) -> Iterator[Row]:
-    try:
-        table = RowTable(kernel_type, path, read_table(path, kernel_type))
-    except OpAtlasError as error:
-        problems.append(str(error))
-        return
-    yield from (row for row in table if chosen.holds(kernel_type, row.signature))
+def _tables(
+    database: Database, chosen: RowChoice, problems: list[str]
+) -> Iterator[tuple[str, RowTable, Sequence[Record]]]:
+    """Yields where durations are kept, and the rows there; of the log with their records."""
+    by_type: dict[str, list[Record]] = {}
+    for requested in log.records(database, problems):
+        for record in filter(None, (requested, requested.launched_record())):
+            if chosen.holds(record.kernel_type, record.signature):
+                by_type.setdefault(record.kernel_type, []).append(record)
+    for kernel_type, records in by_type.items():
+        rows = [{**record.cells, **status_cells(record), **duration_cells(record)} for record in records]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        yield "history", RowTable(kernel_type, Path(), text_table(columns, rows)), records
+    for kept in log.imported(database, problems):
+        yield "replaced", RowTable(kept.kernel_type, Path(), text_table(kept.row, [kept.row])), ()
+    for kernel_type in track(database.kernel_types_and_messages(), "history, kernel types"):
+        try:
+            yield "csv", database.read(kernel_type), ()
+        except OpAtlasError as error:
+            problems.append(str(error))
 
 
-def _run_from_record(record: Record) -> RowRun:
-    run = RowRun(record.run_id, "history", record.status.value, record.reason)
-    measurement = record.measurement
-    if measurement is None:
-        return run
-    summary = measurement.summary
-    ran_as = f"ran as {measurement.ran_as.kernel_type}" if measurement.ran_as is not None else ""
-    return replace(
-        run,
-        reason="; ".join(text for text in (ran_as, record.reason) if text),
-        duration_us=stored_us(record),
-        median_us=summary.median_us,
-        std_us=summary.std_us if summary.count > 1 else None,
-        samples=summary.count,
-        instrument=measurement.instrument,
-        cache_state=measurement.cache_state,
-        assumptions=measurement.assumptions,
-        checked_elements=measurement.checked_elements,
-        total_elements=measurement.total_elements,
-        samples_us=measurement.samples_us,
-    )
-
-
-def _run_from_row(row: Row, kept_in: str) -> RowRun | None:
-    """Returns the run that a row has the duration of; None for a row without one."""
+def _run(row: Row, kept_in: str, record: Record | None, manifests: Mapping[str, Manifest]) -> RowRun | None:
+    """Returns the run that a row has the duration of, or its record; None for a row with neither."""
     duration = row.replayed
-    if duration is None:
+    if duration is None and record is None:
         return None
+    run_id = record.run_id if record is not None else duration.run_id if duration is not None else ""
+    manifest = manifests.get(run_id)
+    packages = {} if manifest is None else manifest.packages
+    checked, _, elements = row.cell(CHECKED_ELEMENTS).partition("/")
+    measured: dict[str, Any] = {}
+    if duration is not None:
+        measured = {
+            "duration_us": duration.us,
+            "median_us": _known(row.table.replayed.middle_us[row.position]),
+            "std_us": _known(duration.std_us),
+            "samples": None if math.isnan(duration.samples) else int(duration.samples),
+            "instrument": duration.instrument,
+            "cache_state": duration.cache,
+        }
     return RowRun(
-        run_id=duration.run_id,
-        kept_in=kept_in,
-        status=Status.MEASURED.value,
-        # The Status column may be of a later run than the duration.
-        reason=row.cell(STATUS_REASON) if row.status is Status.MEASURED else "",
-        duration_us=duration.us,
-        median_us=_known(row.table.replayed.middle_us[row.position]),
-        std_us=_known(duration.std_us),
-        samples=None if math.isnan(duration.samples) else int(duration.samples),
-        instrument=duration.instrument,
-        cache_state=duration.cache,
+        run_id,
+        kept_in,
+        Status.MEASURED.value if record is None else record.status.value,
+        # The status of a row may be of a later run than the duration.
+        row.cell(STATUS_REASON) if record is not None or row.status is Status.MEASURED else "",
+        current=kept_in == "csv",
+        assumptions=tuple(filter(None, row.cell(ASSUMPTIONS).split("; "))),
+        checked_elements=parse_whole(checked),
+        total_elements=parse_whole(elements),
+        samples_us=record.measurement.samples_us if record is not None and record.measurement is not None else (),
+        started_at=run_id_time(run_id) if manifest is None else manifest.started_at,
+        devices=() if manifest is None else tuple(sorted(manifest.device_names)),
+        versions=None if manifest is None else {name: packages[name] for name in _VERSIONS if name in packages},
+        **measured,
     )
 
 
@@ -159,11 +160,3 @@ def _is_same(run: RowRun, other: RowRun) -> bool:
     if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
         return False
     return abs(run.duration_us - other.duration_us) < 1e-4
-
-
-def _with_manifest(run: RowRun, manifests: Mapping[str, Manifest]) -> RowRun:
-    manifest = manifests.get(run.run_id)
-    if manifest is None:
-        return replace(run, started_at=run_id_time(run.run_id))
-    versions = {name: manifest.packages[name] for name in _VERSIONS if name in manifest.packages}
-    return replace(run, started_at=manifest.started_at, devices=tuple(sorted(manifest.device_names)), versions=versions)

@@ -7,76 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-OP_STATE = "OP State"
-ACCELERATOR_CORE = "Accelerator Core"
-INPUT_SHAPES = "Input Shapes"
-INPUT_DTYPES = "Input Data Types"
-INPUT_FORMATS = "Input Formats"
-OUTPUT_SHAPES = "Output Shapes"
-OUTPUT_DTYPES = "Output Data Types"
-OUTPUT_FORMATS = "Output Formats"
-AVERAGE = "Average Duration(us)"
-MESSAGE_BYTES = "message_bytes"
-NUM_DEVICES = "num_devices"
-DTYPE = "dtype"
-TOPOLOGY_TIER = "topology_tier"
-DURATION = "Duration(us)"
-BANDWIDTH = "bandwidth_gbps"
-BUS_BANDWIDTH = "bus_bandwidth_gbps"
-PROFILING_AVERAGE = "Profiling Average Duration(us)"
-PROFILING_MEDIAN = "Profiling Median Duration(us)"
-PROFILING_STD = "Profiling Std Duration(us)"
-EP_SIZE = "EP Size"
-SAMPLE = "Sample"
-ARGUMENTS = "Arguments"
-FUNCTIONAL = "Functional"
-TRACE_COUNT = "Trace Count"
-SAMPLE_TORCH = "Sample Torch"
-TASK_DIGEST = "Task Digest"
-TASK_INPUTS = "Task Inputs"
-MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
-MICROBENCH_MIN = "MicroBench Min Duration(us)"
-MICROBENCH_STD = "MicroBench Std Duration(us)"
-MICROBENCH_SAMPLES = "MicroBench Samples"
-MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
-MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
-PROFILING_SAMPLES = "Profiling Samples"
-PROFILING_POPULATIONS = "Profiling Populations"
-PROFILING_RUN_ID = "Profiling Run ID"
-CACHE_STATE = "Cache State"
-INSTRUMENT = "Instrument"
-QUALITY = "Quality"
-QUALITY_REASON = "Quality Reason"
-ASSUMPTIONS = "Assumptions"
-CHECKED_ELEMENTS = "Checked Elements"
-STAND_IN = "Stand-In"
-IMPLEMENTATION = "Implementation"
-KERNEL_NAMES = "Kernel Names"
-SPAN = "Span Median(us)"
-OUTPUTS_MISSING = "Outputs Missing"
-CONVERSIONS = "Conversions"
-MAX_ERROR = "Max Error"
-SET_UP = "Set-up Time(s)"
-SPEED_UP = "Speed-up"
-SPEED_UP_LOW = "Speed-up Low"
-SPEED_UP_HIGH = "Speed-up High"
-SPEED_UP_ROUNDS = "Speed-up Rounds"
-SPEED_UP_AGAINST = "Speed-up Against"
-CONTROL_RATIO = "Control Ratio"
-LEVEL = "Level"
-ERROR_CLASS = "Error Class"
-WITHIN_1E3 = "Within 1e-3"
-KERNEL_SHARE = "Kernel Share"
-STATUS = "Status"
-STATUS_REASON = "Status Reason"
-CRASHES_IN_A_ROW = "Crashes In A Row"
-STATUS_RUN_ID = "Status Run ID"
-RUN_ID = "Run ID"
-POOLED_MEDIAN = "Pooled Median Duration(us)"
-POOLED_RUNS = "Pooled Runs"
-POOLED_MACHINES = "Pooled Machines"
-POOLED_SPREAD = "Pooled Machine Spread(%)"
-POOLED_RUN_DURATIONS = "Pooled Run Durations(us)"
 RUNTIME_PREFIX = "Runtime "
 #: Mean number of keys of a sequence, as older tools name the column.
 LEGACY_AVG_SEQ_LEN = "avg_seq_len"
@@ -122,135 +52,135 @@ class ColumnGroup(Enum):
 #: The meaning of each column; database/README.md prints it.
 _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
     ColumnGroup.SLOTS: {
-        OP_STATE: "dynamic or static, from the profiler; may be missing",
-        ACCELERATOR_CORE: "AI_CORE, AI_VECTOR_CORE, MIX_AIC, ...; may be missing",
-        INPUT_SHAPES: "[slots](#slots); required",
-        INPUT_DTYPES: "one for each slot; required",
-        INPUT_FORMATS: "one for each slot; may be missing",
-        OUTPUT_SHAPES: "as for inputs; required",
-        OUTPUT_DTYPES: "as for inputs; required",
-        OUTPUT_FORMATS: "as for inputs; may be missing",
+        "OP State": "dynamic or static, from the profiler; may be missing",
+        "Accelerator Core": "AI_CORE, AI_VECTOR_CORE, MIX_AIC, ...; may be missing",
+        "Input Shapes": "[slots](#slots); required",
+        "Input Data Types": "one for each slot; required",
+        "Input Formats": "one for each slot; may be missing",
+        "Output Shapes": "as for inputs; required",
+        "Output Data Types": "as for inputs; required",
+        "Output Formats": "as for inputs; may be missing",
     },
     ColumnGroup.MEAN: {
-        AVERAGE: "mean of the samples without [outliers](../docs/measurement.md#how-good-a-duration-is); the databases "
-        "that ship have the mean of all samples",
+        "Average Duration(us)": "mean of the samples without [outliers](../docs/measurement.md#how-good-a-duration-is);"
+        " the databases that ship have the mean of all samples",
     },
     ColumnGroup.MESSAGE: {
-        MESSAGE_BYTES: "all_reduce: the tensor of each device; all_gather: the chunk that each device gives; "
+        "message_bytes": "all_reduce: the tensor of each device; all_gather: the chunk that each device gives; "
         "reduce_scatter: the chunk that each device keeps; all_to_all: all that one device sends; broadcast: the "
         "tensor of the first device",
-        NUM_DEVICES: "number of devices in the group",
-        DTYPE: "DT_BF16, ...",
-        TOPOLOGY_TIER: "the outermost level that links the devices: 0 inter_pod, 1 intra_pod, 2 die_level",
+        "num_devices": "number of devices in the group",
+        "dtype": "DT_BF16, ...",
+        "topology_tier": "the outermost level that links the devices: 0 inter_pod, 1 intra_pod, 2 die_level",
     },
     ColumnGroup.TRANSFER: {
-        DURATION: "median of the slowest device; other tools may write `Average Duration(us)`",
-        BANDWIDTH: "message_bytes divided by the duration, in 10^9 bytes/s",
-        BUS_BANDWIDTH: "what the busiest link carries at least, in 10^9 bytes/s",
+        "Duration(us)": "median of the slowest device; other tools may write `Average Duration(us)`",
+        "bandwidth_gbps": "message_bytes divided by the duration, in 10^9 bytes/s",
+        "bus_bandwidth_gbps": "what the busiest link carries at least, in 10^9 bytes/s",
     },
-    ColumnGroup.COUNTERS: {_MICROBENCH + _ANY_COUNTER: "mean of a hardware counter over the samples"},
+    ColumnGroup.COUNTERS: {"MicroBench <counter>": "mean of a hardware counter over the samples"},
     ColumnGroup.CAPTURED: {
-        PROFILING_AVERAGE: "mean of the launches in the captures",
-        PROFILING_MEDIAN: "median of the launches",
-        PROFILING_STD: "standard deviation of the launches; empty for one launch",
+        "Profiling Average Duration(us)": "mean of the launches in the captures",
+        "Profiling Median Duration(us)": "median of the launches",
+        "Profiling Std Duration(us)": "standard deviation of the launches; empty for one launch",
     },
-    ColumnGroup.CAPTURED_COUNTERS: {_PROFILING_AVERAGE + _ANY_COUNTER: "mean of a hardware counter over the launches"},
+    ColumnGroup.CAPTURED_COUNTERS: {"Profiling Average <counter>": "mean of a hardware counter over the launches"},
     ColumnGroup.EXPERTS: {
-        EP_SIZE: "number of devices that share the experts of a layer",
+        "EP Size": "number of devices that share the experts of a layer",
     },
     ColumnGroup.RUNTIME: {
-        RUNTIME_PREFIX
-        + "source_profile": "the captures of the row, and the files beside them; `theory` of a theory row",
-        RUNTIME_PREFIX + "actual_seq_lengths_shape": "shape of input slot 5",
-        RUNTIME_PREFIX + "actual_seq_lengths_values": "the values of slot 5, separated by commas",
-        RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": "shape of input slot 6",
-        RUNTIME_PREFIX + "actual_seq_lengths_kv_values": "the values of slot 6",
-        RUNTIME_PREFIX + "avg_seq_len": "mean length of the sequences of keys",
-        RUNTIME_PREFIX + "block_table_shape": "shape of input slot 14",
-        RUNTIME_PREFIX + "block_table_valid_blocks": "number of blocks in each row of the block table",
-        RUNTIME_PREFIX + "num_heads": "heads of queries",
-        RUNTIME_PREFIX + "num_key_value_heads": "heads of keys and values",
-        RUNTIME_PREFIX + "sparse_mode": "the operator's argument",
-        RUNTIME_PREFIX + "input_layout": "TND, BSND, BNSD, ...",
-        RUNTIME_PREFIX + "block_size": "tokens in a block of the cache",
-        RUNTIME_PREFIX + "attn_state": "state of the step; only other tools write it",
-        RUNTIME_PREFIX + "kv_cache_mode": "state of the cache; only other tools write it",
-        RUNTIME_PREFIX + "operator_input_shapes_raw": "shapes of the operator; only other tools write them",
-        RUNTIME_PREFIX + "metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
+        "Runtime source_profile": "the captures of the row, and the files beside them; `theory` of a theory row",
+        "Runtime actual_seq_lengths_shape": "shape of input slot 5",
+        "Runtime actual_seq_lengths_values": "the values of slot 5, separated by commas",
+        "Runtime actual_seq_lengths_kv_shape": "shape of input slot 6",
+        "Runtime actual_seq_lengths_kv_values": "the values of slot 6",
+        "Runtime avg_seq_len": "mean length of the sequences of keys",
+        "Runtime block_table_shape": "shape of input slot 14",
+        "Runtime block_table_valid_blocks": "number of blocks in each row of the block table",
+        "Runtime num_heads": "heads of queries",
+        "Runtime num_key_value_heads": "heads of keys and values",
+        "Runtime sparse_mode": "the operator's argument",
+        "Runtime input_layout": "TND, BSND, BNSD, ...",
+        "Runtime block_size": "tokens in a block of the cache",
+        "Runtime attn_state": "state of the step; only other tools write it",
+        "Runtime kv_cache_mode": "state of the cache; only other tools write it",
+        "Runtime operator_input_shapes_raw": "shapes of the operator; only other tools write them",
+        "Runtime metadata_completeness": "`none`, `shapes-only`, `partial` or `complete`",
     },
     ColumnGroup.SUITE: {
-        SAMPLE: "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
-        ARGUMENTS: "of such a row: the text of the arguments",
-        FUNCTIONAL: "of such a row: the operator of which the row's is a variant",
-        TRACE_COUNT: "of such a row: how often models make the call",
-        SAMPLE_TORCH: "of such a row: the torch that listed it",
+        "Sample": "in a [suite](../docs/candidates.md#suites): torch's sample, with the digest of its arguments",
+        "Arguments": "of such a row: the text of the arguments",
+        "Functional": "of such a row: the operator of which the row's is a variant",
+        "Trace Count": "of such a row: how often models make the call",
+        "Sample Torch": "of such a row: the torch that listed it",
     },
     ColumnGroup.TASK: {
-        TASK_DIGEST: "in a [task](../docs/candidates.md): the digest of its file; another file is another row",
-        TASK_INPUTS: "which inputs of the task the row has, from 0; a task with `get_inputs_dyn_list` has several",
+        "Task Digest": "in a [task](../docs/candidates.md): the digest of its file; another file is another row",
+        "Task Inputs": "which inputs of the task the row has, from 0; a task with `get_inputs_dyn_list` has several",
     },
     ColumnGroup.REPLAYED: {
-        MICROBENCH_MEDIAN: "median of all samples",
-        MICROBENCH_MIN: "minimum of all samples",
-        MICROBENCH_STD: "standard deviation of all samples; empty for one sample",
-        MICROBENCH_SAMPLES: "number of all samples, outliers included",
-        MICROBENCH_DEVICE_KERNELS: "number of device kernels of a call; empty if unknown. On a GPU their durations are "
-        "added; on an NPU the duration is that of the row's kernel",
-        MICROBENCH_HELPER_KERNELS: "[other kernels](../docs/npu.md#which-kernels-are-whose-samples) of a call",
+        "MicroBench Median Duration(us)": "median of all samples",
+        "MicroBench Min Duration(us)": "minimum of all samples",
+        "MicroBench Std Duration(us)": "standard deviation of all samples; empty for one sample",
+        "MicroBench Samples": "number of all samples, outliers included",
+        "MicroBench Device Kernels": "number of device kernels of a call; empty if unknown. On a GPU their durations "
+        "are added; on an NPU the duration is that of the row's kernel",
+        "MicroBench Helper Kernels": "[other kernels](../docs/npu.md#which-kernels-are-whose-samples) of a call",
     },
     ColumnGroup.LAUNCHES: {
-        PROFILING_SAMPLES: "number of launches",
-        PROFILING_POPULATIONS: "sizes and medians of two modes, whose mean describes neither",
-        PROFILING_RUN_ID: "the [ingests](../docs/captures.md) of the launches, separated by `;`",
+        "Profiling Samples": "number of launches",
+        "Profiling Populations": "sizes and medians of two modes, whose mean describes neither",
+        "Profiling Run ID": "the [ingests](../docs/captures.md) of the launches, separated by `;`",
     },
     ColumnGroup.CONDITIONS: {
-        CACHE_STATE: "cold: the last-level cache was flushed before each sample; warm; unknown of a foreign profile",
-        INSTRUMENT: "the instrument ([measurement](../docs/measurement.md#instruments))",
+        "Cache State": "cold: the last-level cache was flushed before each sample; warm; unknown of a foreign profile",
+        "Instrument": "the instrument ([measurement](../docs/measurement.md#instruments))",
     },
     ColumnGroup.QUALITY: {
-        QUALITY: "[how good](../docs/measurement.md#how-good-a-duration-is) the samples are: quiet, noisy, ...",
-        QUALITY_REASON: "the reason, with numbers, and how many samples are outliers",
-        ASSUMPTIONS: "values that the row does not state and the replay assumed, separated by `; `",
-        CHECKED_ELEMENTS: "output elements that were compared with the formula, and all: `4096/1048576`",
-        STAND_IN: "what was timed [instead of the kernel](../docs/measurement.md#stand-ins); empty for the kernel",
+        "Quality": "[how good](../docs/measurement.md#how-good-a-duration-is) the samples are: quiet, noisy, ...",
+        "Quality Reason": "the reason, with numbers, and how many samples are outliers",
+        "Assumptions": "values that the row does not state and the replay assumed, separated by `; `",
+        "Checked Elements": "output elements that were compared with the formula, and all: `4096/1048576`",
+        "Stand-In": "what was timed [instead of the kernel](../docs/measurement.md#stand-ins); empty for the kernel",
     },
     ColumnGroup.EXECUTION: {
-        IMPLEMENTATION: "name and version of what was [timed](../docs/implementations.md), or the call of an NPU",
-        KERNEL_NAMES: "the device kernels of a call in order, at most five and their number; empty if unknown",
-        SPAN: "median time from the start of the first to the end of the last device kernel of a call",
-        OUTPUTS_MISSING: "output slots of the row that the implementation does not compute, separated by `; `",
-        CONVERSIONS: "inputs and results that were converted outside the measured time, separated by `; `",
-        MAX_ERROR: "largest error of a checked element as a share of its tolerance; 1 is the limit",
-        SET_UP: "seconds of set-up and first call, compilation included; empty for torch itself",
+        "Implementation": "name and version of what was [timed](../docs/implementations.md), or the call of an NPU",
+        "Kernel Names": "the device kernels of a call in order, at most five and their number; empty if unknown",
+        "Span Median(us)": "median time from the start of the first to the end of the last device kernel of a call",
+        "Outputs Missing": "output slots of the row that the implementation does not compute, separated by `; `",
+        "Conversions": "inputs and results that were converted outside the measured time, separated by `; `",
+        "Max Error": "largest error of a checked element as a share of its tolerance; 1 is the limit",
+        "Set-up Time(s)": "seconds of set-up and first call, compilation included; empty for torch itself",
     },
     ColumnGroup.COMPARED: {
-        SPEED_UP: "duration of the baseline / the row's, both sampled [in turn](../docs/compare.md#rounds); of several "
-        "processes the one nearer to 1",
-        SPEED_UP_LOW: "lower end of the interval of 99.7 %, of all processes; the least ratio of fewer than ten rounds",
-        SPEED_UP_HIGH: "upper end of the interval, or the largest ratio",
-        SPEED_UP_ROUNDS: "number of rounds in each process: `40;40`",
-        SPEED_UP_AGAINST: "the baseline, as in its `Implementation`",
-        CONTROL_RATIO: "duration of the baseline / that of the baseline called once more, in the same rounds",
+        "Speed-up": "duration of the baseline / the row's, both sampled [in turn](../docs/compare.md#rounds); of "
+        "several processes the one nearer to 1",
+        "Speed-up Low": "lower end of the interval of 99.7 %, of all processes; the least ratio of fewer than ten "
+        "rounds",
+        "Speed-up High": "upper end of the interval, or the largest ratio",
+        "Speed-up Rounds": "number of rounds in each process: `40;40`",
+        "Speed-up Against": "the baseline, as in its `Implementation`",
+        "Control Ratio": "duration of the baseline / that of the baseline called once more, in the same rounds",
     },
     ColumnGroup.JUDGED: {
-        LEVEL: "of a [candidate](../docs/candidates.md): the highest level that the last run passed, `L0` to `L4`",
-        ERROR_CLASS: "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
-        WITHIN_1E3: "of such a row: `yes` if all elements differ from the reference by less than 1e-3, else `no`",
-        KERNEL_SHARE: "of such a row: the share of the duration in kernels of the candidate",
+        "Level": "of a [candidate](../docs/candidates.md): the highest level that the last run passed, `L0` to `L4`",
+        "Error Class": "of such a row: `pass`, or the class and sub-class of the error (`mismatch/nan`)",
+        "Within 1e-3": "of such a row: `yes` if all elements differ from the reference by less than 1e-3, else `no`",
+        "Kernel Share": "of such a row: the share of the duration in kernels of the candidate",
     },
     ColumnGroup.STATUS: {
-        STATUS: "the result of the last run, see below; empty if the row never ran",
-        STATUS_REASON: "the reason, in a line; for a measured row a remark about the duration (`ran as MatMulV3`)",
-        CRASHES_IN_A_ROW: "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
-        STATUS_RUN_ID: "the run of the status, as in `Run ID`; empty in files of earlier versions",
+        "Status": "the result of the last run, see below; empty if the row never ran",
+        "Status Reason": "the reason, in a line; for a measured row a remark about the duration (`ran as MatMulV3`)",
+        "Crashes In A Row": "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
+        "Status Run ID": "the run of the status, as in `Run ID`; empty in files of earlier versions",
     },
-    ColumnGroup.RUN: {RUN_ID: "the run of the duration: start in UTC and six digits; names the manifest"},
+    ColumnGroup.RUN: {"Run ID": "the run of the duration: start in UTC and six digits; names the manifest"},
     ColumnGroup.POOLED: {
-        POOLED_MEDIAN: "median over runs of each run's median",
-        POOLED_RUNS: "number of runs",
-        POOLED_MACHINES: "number of machines: GPUs by serial number, other devices by host name",
-        POOLED_SPREAD: "largest minus smallest median of a machine, in percent of the pooled median",
-        POOLED_RUN_DURATIONS: "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; ...`",
+        "Pooled Median Duration(us)": "median over runs of each run's median",
+        "Pooled Runs": "number of runs",
+        "Pooled Machines": "number of machines: GPUs by serial number, other devices by host name",
+        "Pooled Machine Spread(%)": "largest minus smallest median of a machine, in percent of the pooled median",
+        "Pooled Run Durations(us)": "the run id and the median of each run: `20261121T120000-aaaaaa 10.0000; ...`",
     },
 }
 
@@ -289,25 +219,43 @@ def columns_of(*groups: ColumnGroup) -> tuple[str, ...]:
 
 #: The first columns of every compute CSV. A CSV of communication has those of MESSAGE instead.
 BASE = columns_of(ColumnGroup.SLOTS)
-MESSAGE = columns_of(ColumnGroup.MESSAGE)
-#: A compute CSV must have these. The other columns of BASE may be missing (older captures).
-REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
+OP_STATE, ACCELERATOR_CORE, INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS, *_OUTPUTS = BASE
+OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS = _OUTPUTS
 #: The columns that describe tensor slots, of inputs and of outputs.
 INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
 OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
-PROFILING_DURATIONS = columns_of(ColumnGroup.CAPTURED)
-SUITE = columns_of(ColumnGroup.SUITE)
-TASK = columns_of(ColumnGroup.TASK)
-JUDGED = columns_of(ColumnGroup.JUDGED)
-#: Columns about the samples of a replayed duration.
-SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION, ColumnGroup.COMPARED)
+#: A compute CSV must have these. The other columns of BASE may be missing (older captures).
+REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
+(AVERAGE,) = columns_of(ColumnGroup.MEAN)
+MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER = MESSAGE = columns_of(ColumnGroup.MESSAGE)
+DURATION, BANDWIDTH, BUS_BANDWIDTH = columns_of(ColumnGroup.TRANSFER)
+PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD = PROFILING_DURATIONS = columns_of(ColumnGroup.CAPTURED)
+(EP_SIZE,) = columns_of(ColumnGroup.EXPERTS)
+RUNTIME = columns_of(ColumnGroup.RUNTIME)
+SAMPLE, ARGUMENTS, FUNCTIONAL, TRACE_COUNT, SAMPLE_TORCH = SUITE = columns_of(ColumnGroup.SUITE)
+TASK_DIGEST, TASK_INPUTS = TASK = columns_of(ColumnGroup.TASK)
+_REPLAYED = columns_of(ColumnGroup.REPLAYED)
+MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES = _REPLAYED[:4]
+MICROBENCH_DEVICE_KERNELS, MICROBENCH_HELPER_KERNELS = _REPLAYED[4:]
+PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID = columns_of(ColumnGroup.LAUNCHES)
+CACHE_STATE, INSTRUMENT = columns_of(ColumnGroup.CONDITIONS)
+QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN = columns_of(ColumnGroup.QUALITY)
+IMPLEMENTATION, KERNEL_NAMES, SPAN, OUTPUTS_MISSING, CONVERSIONS, MAX_ERROR, SET_UP = columns_of(ColumnGroup.EXECUTION)
+SPEED_UP, SPEED_UP_LOW, SPEED_UP_HIGH, SPEED_UP_ROUNDS, SPEED_UP_AGAINST, CONTROL_RATIO = columns_of(
+    ColumnGroup.COMPARED
+)
+LEVEL, ERROR_CLASS, WITHIN_1E3, KERNEL_SHARE = JUDGED = columns_of(ColumnGroup.JUDGED)
+STATUS, STATUS_REASON, CRASHES_IN_A_ROW, STATUS_RUN_ID = columns_of(ColumnGroup.STATUS)
 #: The result of the last run of the row.
 STATUS_GROUP = (*columns_of(ColumnGroup.STATUS), *JUDGED)
+(RUN_ID,) = columns_of(ColumnGroup.RUN)
 #: Columns of `combine --pool`: statistics over all runs that measured the row.
 POOLED = columns_of(ColumnGroup.POOLED)
+POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD, POOLED_RUN_DURATIONS = POOLED
+#: Columns about the samples of a replayed duration.
+SAMPLE_COLUMNS = columns_of(ColumnGroup.QUALITY, ColumnGroup.EXECUTION, ColumnGroup.COMPARED)
 #: Columns that only OpAtlas writes; new files have them at the end.
 OWN = columns_of(*list(ColumnGroup)[list(ColumnGroup).index(ColumnGroup.REPLAYED) :])
-RUNTIME = columns_of(ColumnGroup.RUNTIME)
 
 #: Runtime values that belong to the signature, because they change the work of an attention kernel.
 RUNTIME_IN_SIGNATURE = tuple(

@@ -6,28 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from opatlas.row.columns import (
-    AVERAGE,
-    BANDWIDTH,
-    BASE,
-    BUS_BANDWIDTH,
-    DTYPE,
-    DURATION,
-    EP_SIZE,
-    MESSAGE,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    OWN,
-    PROFILING_AVERAGE,
-    PROFILING_DURATIONS,
-    REQUIRED,
-    RUNTIME,
-    STATUS_GROUP,
-    SUITE,
-    TASK,
-    TOPOLOGY_TIER,
-    is_microbench_column,
-)
+from opatlas.row import columns as col
 from opatlas.row.slots import dtype_name, known_dtype
 from opatlas.text import parse_whole
 
@@ -107,8 +86,8 @@ def message_signature(row: Mapping[str, str]) -> str:
     Accepts any cells, so that malformed rows can be reported. Synonyms of dtypes are equal: msmodeling's DT_FP16 is
     DT_FLOAT16.
     """
-    numbers = [_whole_number(row.get(name, "")) for name in (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)]
-    word = row.get(DTYPE, "").strip().strip("\"'").upper()
+    numbers = [_whole_number(row.get(name, "")) for name in (col.MESSAGE_BYTES, col.NUM_DEVICES, col.TOPOLOGY_TIER)]
+    word = row.get(col.DTYPE, "").strip().strip("\"'").upper()
     dtype = known_dtype(word)
     return "|".join((*numbers[:2], dtype_name(word) if dtype is None else dtype.name, numbers[2]))
 
@@ -150,35 +129,35 @@ class RowKind:
 
     def is_measured(self, column: str) -> bool:
         """Returns whether replays write a column: durations, how they were measured, status."""
-        return column in STATUS_GROUP or self.is_replayed(column)
+        return column in col.STATUS_GROUP or self.is_replayed(column)
 
     def is_replayed(self, column: str) -> bool:
         """Returns whether a column is about the duration of a replay: statistics, how it was measured, its run."""
-        if column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
+        if column in (col.DURATION, col.BANDWIDTH, col.BUS_BANDWIDTH):
             return column in self.known_columns
         # Other tools write the average of a message.
-        is_captured_average = column == AVERAGE and self.is_message
-        return is_microbench_column(column) and not is_captured_average
+        is_captured_average = column == col.AVERAGE and self.is_message
+        return col.is_microbench_column(column) and not is_captured_average
 
 
 #: Rows of kernels: the call of a kernel on tensors of some shapes and dtypes.
 CALL = RowKind(
     is_message=False,
-    identity_columns=BASE,
-    required_columns=REQUIRED,
-    duration_columns=(AVERAGE, PROFILING_AVERAGE),
+    identity_columns=col.BASE,
+    required_columns=col.REQUIRED,
+    duration_columns=(col.AVERAGE, col.PROFILING_AVERAGE),
     known_columns=(
-        *(*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *SUITE, *TASK),
-        *(name for name in OWN if not name.startswith("Micro")),
+        *(*col.BASE, col.AVERAGE, *col.PROFILING_DURATIONS, col.EP_SIZE, *col.RUNTIME, *col.SUITE, *col.TASK),
+        *(name for name in col.OWN if not name.startswith("Micro")),
     ),
 )
 #: Rows of collectives: a message between the devices of a group.
 MESSAGE_ROW = RowKind(
     is_message=True,
-    identity_columns=MESSAGE,
-    required_columns=(MESSAGE_BYTES, NUM_DEVICES),
-    duration_columns=(DURATION, AVERAGE, PROFILING_AVERAGE),
-    known_columns=(*MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH),
+    identity_columns=col.MESSAGE,
+    required_columns=(col.MESSAGE_BYTES, col.NUM_DEVICES),
+    duration_columns=(col.DURATION, col.AVERAGE, col.PROFILING_AVERAGE),
+    known_columns=(*col.MESSAGE, col.DURATION, col.BANDWIDTH, col.BUS_BANDWIDTH),
 )
 
 

@@ -14,18 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from opatlas.errors import OpAtlasError
-from opatlas.row.columns import (
-    EP_SIZE,
-    EXPERT_PARALLEL,
-    INPUT_SLOTS,
-    LENGTHS_IN_SIGNATURE,
-    MESSAGE,
-    OUTPUT_SLOTS,
-    RUNTIME_IN_SIGNATURE,
-    SAMPLE,
-    TASK,
-    TASK_DIGEST,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import is_communication, message_signature
 from opatlas.row.slots import (
     SlotNumbers,
@@ -43,7 +32,7 @@ if TYPE_CHECKING:
 
 Words = tuple[tuple[str, str, str], ...]
 
-_SLOT_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
+_SLOT_COLUMNS = (*col.INPUT_SLOTS, *col.OUTPUT_SLOTS)
 _SLOT = _SHAPE, _DTYPE, _FORMAT = 0, 1, 2
 
 
@@ -78,8 +67,8 @@ def signatures_of(kernel_type: str, names: Container[str], cells: Callable[[str]
         cells: returns the cells of a column; empty cells if the column is missing.
     """
     if is_communication(kernel_type):
-        rows = zip(*map(cells, MESSAGE), strict=True)
-        return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
+        rows = zip(*map(cells, col.MESSAGE), strict=True)
+        return [message_signature(dict(zip(col.MESSAGE, row, strict=True))) for row in rows]
     columns = (*_SLOT_COLUMNS, *_extra_columns(kernel_type, names))
     return [_build(kernel_type, row[:6], row[6:]) for row in zip(*map(cells, columns), strict=True)]
 
@@ -203,25 +192,25 @@ def _column(words: Words, which: int) -> str:
 _PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
 
 
-_LENGTHS = (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE)
+_LENGTHS = (*col.RUNTIME_IN_SIGNATURE, *col.LENGTHS_IN_SIGNATURE)
 
 
 def _extra_columns(kernel_type: str, columns: Container[str]) -> Sequence[str]:
     """Returns the extra columns of a kernel type if the row has one of these columns; otherwise no columns."""
-    if SAMPLE in columns:
-        return (SAMPLE,)
-    if TASK_DIGEST in columns:
-        return TASK
-    if kernel_type in EXPERT_PARALLEL:
-        wanted: Sequence[str] = (EP_SIZE,)
+    if col.SAMPLE in columns:
+        return (col.SAMPLE,)
+    if col.TASK_DIGEST in columns:
+        return col.TASK
+    if kernel_type in col.EXPERT_PARALLEL:
+        wanted: Sequence[str] = (col.EP_SIZE,)
     else:
-        wanted = _LENGTHS if kernel_type in _PAGED else RUNTIME_IN_SIGNATURE
+        wanted = _LENGTHS if kernel_type in _PAGED else col.RUNTIME_IN_SIGNATURE
     return wanted if any(map(columns.__contains__, wanted)) else ()
 
 
 def _extra_text(extra: Sequence[str]) -> str:
     """Returns the extra columns as text. If the lengths of the keys are empty, adds the columns that imply them."""
-    values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
+    values, lengths = extra[: len(col.RUNTIME_IN_SIGNATURE)], extra[len(col.RUNTIME_IN_SIGNATURE) :]
     texts = [_plain(cell) for cell in values]
     if lengths and not values[_KV_VALUES]:
         blocks, *averages = lengths

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from opatlas.errors import CellError
-from opatlas.row.columns import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
-)
+from opatlas.row import columns as col
 from opatlas.text import parse_whole
 
 #: Types of one product of two matrices. Their rows may borrow samples of a product that differs only in transposition.
@@ -254,7 +245,7 @@ def row_slots(kernel_type: str, cells: Mapping[str, str]) -> tuple[tuple[Slot, .
         shapes, dtypes, formats = (cells.get(column, "") for column in columns)
         return parse_slots(shapes, dtypes, formats, columns, optional)
 
-    return read(INPUT_SLOTS, optional_inputs(kernel_type)), read(OUTPUT_SLOTS, optional_outputs(kernel_type))
+    return read(col.INPUT_SLOTS, optional_inputs(kernel_type)), read(col.OUTPUT_SLOTS, optional_outputs(kernel_type))
 
 
 def parse_shape(shape: str, column: str, cell: str) -> tuple[int, ...]:
@@ -335,7 +326,7 @@ def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
 
     The row is kept: its captured duration is valid, and a newer OpAtlas may know the dtype.
     """
-    unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
+    unknown = {*_unknown_words(cells[col.INPUT_DTYPES]), *_unknown_words(cells[col.OUTPUT_DTYPES])}
     return tuple(sorted(unknown))
 
 
@@ -344,12 +335,12 @@ def _unknown_words(dtypes: str) -> tuple[str, ...]:
     return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)
 
 
-_OF_INPUTS = (INPUT_DTYPES, INPUT_FORMATS)
-_SHAPES = (INPUT_SHAPES, OUTPUT_SHAPES)
+_OF_INPUTS = (col.INPUT_DTYPES, col.INPUT_FORMATS)
+_SHAPES = (col.INPUT_SHAPES, col.OUTPUT_SHAPES)
 #: The shapes of the slots that a column describes.
 SHAPES_OF = {
-    **dict.fromkeys(_OF_INPUTS, INPUT_SHAPES),
-    **dict.fromkeys((OUTPUT_DTYPES, OUTPUT_FORMATS), OUTPUT_SHAPES),
+    **dict.fromkeys(_OF_INPUTS, col.INPUT_SHAPES),
+    **dict.fromkeys((col.OUTPUT_DTYPES, col.OUTPUT_FORMATS), col.OUTPUT_SHAPES),
 }
 
 

@@ -16,39 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from opatlas.row.columns import (
-    AVERAGE,
-    BASE,
-    CACHE_STATE,
-    CRASHES_IN_A_ROW,
-    DTYPE,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    MESSAGE,
-    MESSAGE_BYTES,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    NUM_DEVICES,
-    POOLED,
-    POOLED_MACHINES,
-    POOLED_RUN_DURATIONS,
-    POOLED_SPREAD,
-    PROFILING_AVERAGE,
-    PROFILING_MEDIAN,
-    PROFILING_POPULATIONS,
-    PROFILING_RUN_ID,
-    PROFILING_SAMPLES,
-    PROFILING_STD,
-    QUALITY,
-    RUN_ID,
-    RUNTIME,
-    STAND_IN,
-    STATUS,
-    TOPOLOGY_TIER,
-    is_profiling_column,
-)
+from opatlas.row import columns as col
 from opatlas.row.communication import RowKind, is_communication, row_kind
 from opatlas.row.quality import Duration, Durations, Floats, Quality, Source, is_composition, valid_duration
 from opatlas.row.roofline import row_sizes
@@ -63,7 +31,7 @@ if TYPE_CHECKING:
 _Cells = TypeVar("_Cells", bound=Hashable)
 _Meaning = TypeVar("_Meaning")
 
-_OF_CALL = frozenset({*BASE, *RUNTIME, *MESSAGE})
+_OF_CALL = frozenset({*col.BASE, *col.RUNTIME, *col.MESSAGE})
 #: The line of the first row of a CSV; the header is line 1.
 FIRST_LINE = 2
 
@@ -112,19 +80,19 @@ class RowTable:
     def identities(self) -> list[Mapping[str, str]]:
         """Returns the rows without durations, replayed or captured, and without statuses; each signature once."""
         kind = self.kind
-        measured = {*kind.duration_columns, *POOLED}
+        measured = {*kind.duration_columns, *col.POOLED}
         kept = [
             name
             for name in self.columns
-            if not (name in measured or kind.is_measured(name) or is_profiling_column(name))
+            if not (name in measured or kind.is_measured(name) or col.is_profiling_column(name))
         ]
         return [{name: row[name] for name in kept} for row in self.rows(list(self.by_signature.values()))]
 
     def with_captured(self, captured: RowTable) -> RowTable:
         """Returns the rows with the captured durations that another table has for them."""
         first = captured.by_signature
-        columns = {name: self.cells(name) for name in self.columns if not is_profiling_column(name)}
-        for name in filter(is_profiling_column, captured.columns):
+        columns = {name: self.cells(name) for name in self.columns if not col.is_profiling_column(name)}
+        for name in filter(col.is_profiling_column, captured.columns):
             theirs = captured.cells(name)
             columns[name] = [theirs[first[each]] if each in first else "" for each in self.signatures]
         arrays = {name: pa.array(cells, type=pa.string()) for name, cells in columns.items()}
@@ -205,15 +173,15 @@ class RowTable:
         return Durations(
             Source.REPLAYED,
             self.durations_us(column),
-            none if kind.is_message else self.durations_us(MICROBENCH_MEDIAN),
-            self.durations_us(MICROBENCH_MIN),
-            _not_negative(self.numbers(MICROBENCH_STD)),
-            self.numbers(MICROBENCH_SAMPLES),
-            _each(Quality.from_cell, self.cells(QUALITY)),
-            _each(_composed, zip(self.cells(QUALITY), self.cells(STAND_IN), strict=True)),
-            self.cells(RUN_ID),
-            self.cells(CACHE_STATE),
-            self.cells(INSTRUMENT),
+            none if kind.is_message else self.durations_us(col.MICROBENCH_MEDIAN),
+            self.durations_us(col.MICROBENCH_MIN),
+            _not_negative(self.numbers(col.MICROBENCH_STD)),
+            self.numbers(col.MICROBENCH_SAMPLES),
+            _each(Quality.from_cell, self.cells(col.QUALITY)),
+            _each(_composed, zip(self.cells(col.QUALITY), self.cells(col.STAND_IN), strict=True)),
+            self.cells(col.RUN_ID),
+            self.cells(col.CACHE_STATE),
+            self.cells(col.INSTRUMENT),
         )
 
     @cached_property
@@ -221,14 +189,14 @@ class RowTable:
         """The durations that captures measured."""
         return Durations(
             Source.CAPTURED,
-            self.durations_us(PROFILING_AVERAGE),
-            self.durations_us(PROFILING_MEDIAN),
+            self.durations_us(col.PROFILING_AVERAGE),
+            self.durations_us(col.PROFILING_MEDIAN),
             np.full(len(self), np.nan),
-            _not_negative(self.numbers(PROFILING_STD)),
-            self.numbers(PROFILING_SAMPLES),
-            [Quality.BIMODAL if cell.strip() else None for cell in self.cells(PROFILING_POPULATIONS)],
+            _not_negative(self.numbers(col.PROFILING_STD)),
+            self.numbers(col.PROFILING_SAMPLES),
+            [Quality.BIMODAL if cell.strip() else None for cell in self.cells(col.PROFILING_POPULATIONS)],
             [False] * len(self),
-            self.cells(PROFILING_RUN_ID),
+            self.cells(col.PROFILING_RUN_ID),
             self._nothing,
             self._nothing,
         )
@@ -243,7 +211,7 @@ class RowTable:
     @cached_property
     def durations(self) -> Sequence[Durations]:
         """All durations, in the order in which they answer: replayed, for a message that of other tools, captured."""
-        others = [self._replayed(AVERAGE)] if self.kind.is_message else []
+        others = [self._replayed(col.AVERAGE)] if self.kind.is_message else []
         return [self.replayed, *others, self.captured]
 
     @cached_property
@@ -252,7 +220,7 @@ class RowTable:
 
         The pooled cells of a row whose duration was replaced since do not count.
         """
-        columns = (RUN_ID, POOLED_RUN_DURATIONS, POOLED_MACHINES, POOLED_SPREAD)
+        columns = (col.RUN_ID, col.POOLED_RUN_DURATIONS, col.POOLED_MACHINES, col.POOLED_SPREAD)
         return [
             (parse_whole(count), _share(percent)) if run_id and run_id in runs else (None, None)
             for run_id, runs, count, percent in zip(*map(self.cells, columns), strict=True)
@@ -261,14 +229,16 @@ class RowTable:
     @cached_property
     def statuses(self) -> list[Status | None]:
         """The result of the last run of each row; None for a row that never ran."""
-        return _each(Status.from_cell, self.cells(STATUS))
+        return _each(Status.from_cell, self.cells(col.STATUS))
 
     @cached_property
     def titles(self) -> list[str]:
         """The name of each row for people: its input shapes, or its message."""
         if not is_communication(self.kernel_type):
-            return [strip_quotes(cell) for cell in self.cells(INPUT_SHAPES)]
-        messages = zip(*map(self.cells, (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
+            return [strip_quotes(cell) for cell in self.cells(col.INPUT_SHAPES)]
+        messages = zip(
+            *map(self.cells, (col.MESSAGE_BYTES, col.NUM_DEVICES, col.DTYPE, col.TOPOLOGY_TIER)), strict=True
+        )
         return [f"{size} bytes, {devices} devices, {dtype}, tier {tier}" for size, devices, dtype, tier in messages]
 
     def row(self, position: int) -> Row:
@@ -345,7 +315,7 @@ class Row:
     @property
     def crashes(self) -> int:
         """The number of consecutive sessions in which the row crashed or timed out."""
-        return parse_whole(self.cell(CRASHES_IN_A_ROW)) or 0
+        return parse_whole(self.cell(col.CRASHES_IN_A_ROW)) or 0
 
 
 def position_array(positions: Sequence[int]) -> Any:

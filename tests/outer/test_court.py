@@ -285,8 +285,8 @@ def test_no_candidate_passes_without_an_error(verdict: CourtVerdict | None, expe
 
 
 def _clocked(durations: list[float], brackets: list[float], claims: list[float] | None = None) -> str:
-    pairs = tuple((each + 200, each + 900) for each in brackets)
-    verdict = CourtVerdict("pass", brackets_us=pairs, claims_us=tuple(claims or durations), empty_us=(200.0, 900.0))
+    brackets = [each + 900 for each in brackets]
+    verdict = CourtVerdict("pass", brackets_us=tuple(brackets), claims_us=tuple(claims or durations), empty_us=900.0)
     return contradiction(Measurement(tuple(durations), "wall-clock", "cold"), verdict)
 
 
@@ -299,10 +299,12 @@ def test_the_second_clock_contradicts_durations_that_it_cannot_have_seen() -> No
     assert not _clocked(honest[:2], [5_000.0] * 2)
     assert "second clock" in _clocked(honest, [20_000.0] * 20)
     assert "second clock" in _clocked(honest[:2], [90_000.0] * 2)
-    assert "second clock" in _clocked(honest, [each - 300 for each in honest])
+    assert "second clock" in _clocked(honest, [each - 1_000 for each in honest])
     assert "became" in _clocked([1.0 + each / 100 for each in range(20)], honest, honest)
     assert "step" in _clocked([100.0] * 20, [101.0] * 20)
     assert "calls" in _clocked(honest, honest[:19])
+    for wrong in (0.0, -2.0, math.nan, math.inf):
+        assert "sample" in _clocked([*honest[:3], wrong], honest[:4])
 
 
 def test_inputs_of_the_rehearsal_are_the_candidates_first() -> None:

@@ -1,17 +1,20 @@
-"""The guards in the process of a candidate: allocations, results, functions, the cache of a GPU."""
+"""The guards of candidates: allocations, results, functions that measure, files of OpAtlas."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
+import opatlas
+from opatlas.outer.judging.failures import own_files
+from opatlas.outer.judging.judgement import CandidateRejected
 from opatlas.outer.judging.memory import PoisonedAllocations, poisoned_elements
-from opatlas.outer.judging.process_guard import FunctionTable, PersistingCache
+from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.results import same_results
-
-CPU = torch.device("cpu")
+from opatlas.run.instruments import instrument
 
 
 def test_memory_without_values_is_poisoned() -> None:
@@ -50,40 +53,25 @@ def test_results_are_the_same_within_two_tolerances(dtype: torch.dtype, factor: 
 
 
 def test_other_code_in_the_same_function_is_named() -> None:
-    from opatlas.run.result_check import check
-
-    table, code = FunctionTable(), check.__code__
+    guard, code = ProcessGuard(), instrument.Timer.sample.__code__
     try:
-        check.__code__ = (lambda formula, arguments, keywords, results, seed: None).__code__
-        assert "opatlas.run.result_check.check" in table.replaced()
+        instrument.Timer.sample.__code__ = (lambda self, call, before_each, rule: None).__code__
+        with pytest.raises(CandidateRejected, match="sample"):
+            guard.examine("its import")
     finally:
-        check.__code__ = code
+        instrument.Timer.sample.__code__ = code
+    guard.examine("its import")
 
 
-class _Runtime:
-    """A substitute for CUDA's runtime."""
-
-    def __init__(self) -> None:
-        self.limit, self.resets = 0, 0
-
-    def cudaDeviceGetLimit(self, found: Any, limit: int) -> int:  # noqa: N802
-        found._obj.value = self.limit
-        return 0
-
-    def cudaDeviceSetLimit(self, limit: int, value: Any) -> int:  # noqa: N802
-        self.limit = value.value
-        return 0
-
-    def cudaCtxResetPersistingL2Cache(self) -> int:  # noqa: N802
-        self.resets += 1
-        return 0
-
-
-def test_a_part_of_the_cache_that_was_set_aside_is_given_back() -> None:
-    runtime = _Runtime()
-    cache = PersistingCache(torch.device("cuda"), runtime)
-    assert cache.reset() == []
-    runtime.limit = 16 << 20
-    assert len(cache.reset()) == 1
-    assert (runtime.limit, runtime.resets) == (0, 1)
-    assert PersistingCache(CPU, runtime).reset() == []
+def test_a_changed_file_of_opatlas_ends_all_later_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a" / "row.py"
+    file.parent.mkdir()
+    file.write_text("")
+    monkeypatch.setattr(opatlas, "__path__", [str(tmp_path)])
+    before = own_files()
+    (tmp_path / "data.csv").write_text("")
+    assert own_files() == before
+    stat = file.stat()
+    file.write_text("")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert {path for path, _ in own_files() ^ before} == {file}

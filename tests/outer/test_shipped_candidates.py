@@ -29,7 +29,7 @@ CRASH = "crash"
 #: The highest level that candidates of a class pass; those of `hack` differ.
 LEVELS = {
     ErrorClass.SYNTAX: Level.ANSWER,
-    ErrorClass.IMPORT: Level.ANSWER,
+    ErrorClass.IMPORT: Level.STATIC,
     ErrorClass.RULE: Level.ANSWER,
     ErrorClass.INIT_ARGS: Level.STATIC,
     ErrorClass.COMPILE: Level.STATIC,

@@ -59,7 +59,7 @@ class PlantedKernel:
         assert judgement is not None, f"{outcome.reason}\n{outcome.detail}"
         assert judgement.error_class is self.error_class, f"{outcome.reason}\n{outcome.detail}"
         assert self.sub_class in ("", judgement.sub_class)
-        assert self.notes in " ".join(judgement.notes)
+        assert self.notes in " ".join((*judgement.notes, *outcome.changed))
 
 
 def planted_kernels() -> list[PlantedKernel]:

@@ -9,9 +9,9 @@ import flag_gems
 import torch
 from torch import Tensor
 
-from opatlas import Prepared, implements
+from opatlas import Prepared, Unsupported, implements
 
-from .._calls import REAL, Gating, chosen_experts, launched, takes, without_beta
+from .._calls import REAL, Gating, launched, takes, without_beta
 from . import SUPPORT, expect, expect_dtype
 
 Operand = Any
@@ -137,11 +137,21 @@ silu = implements("Swish")(flag_gems.silu)
 @takes(Gating)
 def moe_gating_top_k(call: Gating) -> Prepared:
     """FlagGems computes sigmoid scores in the dtype of the logits: in 16 bits it chooses other experts (5.0.2)."""
-    k = call.k
-    expect_dtype(REAL if call.norm_type == 0 else (torch.float32,), x=call.x)
+    x, k, bias = call.x, call.k, call.bias
+    expect_dtype(REAL if call.norm_type == 0 else (torch.float32,), x=x)
     expect(k <= _MOST_EXPERTS, f"{k} experts of a token", f"up to {_MOST_EXPERTS}")
-    expect(call.norm_type == 0 or k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
-    return chosen_experts(flag_gems, call, SUPPORT)
+    how: dict[str, Any] = {"results": call.results, "converted": call.converted}
+    if call.norm_type == 0:
+        expect(bias is None and call.group_count == 1, "softmax with a bias or groups", "softmax over all experts")
+        weights = torch.empty(len(x), k, device=x.device)
+        experts, tokens = (torch.empty(len(x), k, dtype=torch.int32, device=x.device) for _ in range(2))
+        return launched(lambda: flag_gems.topk_softmax(weights, experts, tokens, x, False), (weights, experts), **how)
+    expect(k & (k - 1) == 0, f"{k} experts of a token", "powers of two")
+    if bias is None:
+        raise Unsupported("sigmoid without a bias: FlagGems has it with a bias")
+    call.expect_groups_by_best_two(SUPPORT)
+    own = bias.to(x.dtype)
+    return Prepared(lambda: flag_gems.grouped_topk(x, call.group_count, call.k_group, k, True, 1.0, own, 1), **how)
 
 
 @implements("Sort", "SortAiCore")

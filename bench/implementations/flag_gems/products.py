@@ -16,9 +16,8 @@ from torch import Tensor
 from opatlas import Prepared, implements
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK
 
-from .._calls import HALF, REAL, GroupedProduct, QuantizedProduct, launched, takes
-from .._layouts import real_scale, weight_by_columns
-from . import SUPPORT, expect, expect_dtype
+from .._calls import HALF, REAL, GroupedProduct, QuantizedProduct, launched, real_scale, takes, weight_by_columns
+from . import expect, expect_dtype
 
 _QUANTIZED = (torch.int8, torch.float8_e4m3fn)
 _TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -48,10 +47,14 @@ def batch_matmul(a: Tensor, b: Tensor) -> Prepared:
 @takes(QuantizedProduct)
 def quant_matmul(call: QuantizedProduct) -> Prepared:
     """Calls a kernel for scales of rows and columns, or one for scales of blocks."""
-    dtypes = {"x1": _QUANTIZED, "x2": _QUANTIZED, "result": tuple(_TRITON)}
-    call.expect_matrices(SUPPORT, dtypes, k=_ALIGNED, n=_ALIGNED)
+    expect(call.x1.dim() == call.x2.dim() == 2, f"{call.x1.dim()} axes", "matrices of two axes")
+    expect_dtype(_QUANTIZED, x1=call.x1, x2=call.x2)
+    expect_dtype(tuple(_TRITON), result=call.output_dtype)
+    expect(call.offset is None, "an offset", "no offsets")
+    k, n = call.x2.shape
+    expect(k % _ALIGNED == n % _ALIGNED == 0, f"K {k}, N {n}", f"multiples of {_ALIGNED}")
     _expect_bias(call.bias, call.group_sizes is not None)
-    x1, bias, token = call.x1, call.flat_bias, call.pertoken_scale
+    x1, bias, token = call.x1, None if call.bias is None else call.bias.reshape(-1), call.pertoken_scale
     if x1.is_cuda:
         major, minor = torch.cuda.get_device_capability(x1.device)
         expect(major == 9, f"compute capability {major}.{minor}", "cutlass_scaled_mm for 9.0")

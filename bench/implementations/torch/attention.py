@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from opatlas import Prepared
 
-from .._layouts import differences, int32
+from .._calls import differences, int32
 from .matmul import may_prepare
 
 #: Maximum number of scores at a time without a fused kernel: 256 MiB in float32.
-_SCORES = 1 << 26
+SCORES = 1 << 26
 #: Maximum number of elements of keys in a batch of sequences.
 _GATHERED = 1 << 26
 
@@ -229,7 +229,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bo
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
     offset = k.shape[2] - q.shape[2]
-    step = max(1, _SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    step = max(1, SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
     outs, highs, totals = [], [], []
     for first in range(0, q.shape[2], step):
         piece = q[:, :, first : first + step].float()

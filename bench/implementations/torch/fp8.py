@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from opatlas.run.inputs.shape_rules import SCALE_BLOCK, blocks
 
-from .._layouts import real_scale
+from .._calls import real_scale
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 #: The tensor cores multiply matrices of so many rows and columns, or multiples.

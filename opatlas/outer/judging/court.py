@@ -2,7 +2,7 @@
 
 The candidate's process gets inputs, and gives bytes back: it holds neither the seeds, nor the reference, nor what is
 compared. Each call has inputs that no earlier call had. Times are read here as well: from the moment at which inputs
-become known, and from the start of a call, until the results have been read.
+become known until the results have been read.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ _NEAR_SHARE = 0.002
 _ELEMENTS = 4096
 #: Share of wrong timed calls of a candidate that is not merely unstable.
 _WRONG_SHARE = 1 / 3
-#: Wrong timed calls that are compared with other calls, and the most of those.
-_WRONG, _OTHERS = 3, 64
 #: A candidate may return wider dtypes, which take up to four times the room of the reference's.
 _ROOM_FACTOR = 4
 
@@ -115,7 +113,6 @@ class _Call:
     has_weights: bool
     near: int = 0
     known_ns: int = 0
-    start_ns: int = 0
     end_ns: int = 0
     claimed_us: float | None = None
     results: list[Any] = field(default_factory=list)
@@ -124,8 +121,9 @@ class _Call:
     changed: frozenset[int] = frozenset()
 
     @property
-    def bracket_us(self) -> tuple[float, float]:
-        return (self.end_ns - self.start_ns) / 1e3, (self.end_ns - self.known_ns) / 1e3
+    def bracket_us(self) -> float:
+        """The microseconds from its inputs to its results."""
+        return (self.end_ns - self.known_ns) / 1e3
 
 
 class Court:
@@ -162,8 +160,8 @@ class Court:
         size = 2 * self.results_start + _ROOM_FACTOR * room(self._native)
         self.memory = SharedMemory(size, path, is_new=True)
 
-    def _values(self, call: _Call, weights_of: _Call | None = None) -> tuple[list[Any], dict[str, torch.Tensor]]:
-        """Returns arguments and weights of a call, or the weights of another one; the same each time."""
+    def _values(self, call: _Call) -> tuple[list[Any], dict[str, torch.Tensor]]:
+        """Returns arguments and weights of a call; the same each time."""
         arguments = self._referee.make(call.seed, call.number)
         leaves, structure = tree_flatten(arguments)
         for leaf in leaves:
@@ -181,11 +179,11 @@ class Court:
         for place, leaf in enumerate(leaves if call.near else ()):
             if may_vary(leaf):
                 vary(leaf, call.near + place, 1.0 if self._referee.varies_all else _NEAR_SHARE)
-        of, weights = weights_of or call, {}
+        weights = {}
         for place, (name, weight) in enumerate(self._referee.weights().items() if call.has_weights else ()):
             weights[name] = weight.detach().clone()
-            if of.number and may_vary(weight):
-                vary(weights[name], of.seed ^ place, _SHARE)
+            if call.number and may_vary(weight):
+                vary(weights[name], call.seed ^ place, _SHARE)
         return tree_unflatten(leaves, structure), weights
 
     def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
@@ -206,18 +204,16 @@ class Court:
         named = {name: form for name, form in forms.items() if isinstance(form, TensorForm)}
         return Inputs(tuple(found[: len(leaves)]), named, tuple(map(leaf_of, results)))
 
-    def start(self) -> None:
-        """Notes the start of the call."""
-        self._calls[-1].start_ns = perf_counter_ns()
-
     def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
         """Reads the results of the call, and notes its end."""
         call = self._calls[-1]
         call.claimed_us = claimed_us
         call.forms = tuple(results)
+        shapes = {tuple(each.shape) for each in self._native if isinstance(each, torch.Tensor)}
         for leaf in results:
             value, places = leaf.object if isinstance(leaf, Plain) else None, None
-            if isinstance(leaf, TensorForm) and leaf.offset >= 0:
+            # Another form is refused at the end, and may claim any size.
+            if isinstance(leaf, TensorForm) and leaf.offset >= 0 and leaf.shape in shapes:
                 value = self.memory.read(leaf)
                 if call.purpose in (Purpose.TIMED, Purpose.REHEARSAL) and value.numel() > _ELEMENTS:
                     generator = torch.Generator().manual_seed(self._random.randrange(SEEDS))
@@ -254,8 +250,12 @@ class Court:
         except (ValueError, RuntimeError, TypeError) as error:
             # Forms are what the candidate's process says.
             failure = f"the results cannot be compared: {exception_line(error)}"
-        rehearsed = [call.bracket_us for call in self._calls if call.purpose is Purpose.REHEARSAL and call.end_ns]
         timed = [call for call in self._calls if call.purpose is Purpose.TIMED and call.end_ns]
+        rehearsed = [
+            call.bracket_us
+            for call in self._calls
+            if call.purpose is Purpose.REHEARSAL and call.end_ns and timed and call.has_weights is timed[0].has_weights
+        ]
         is_finite = self._compared and all(math.isfinite(each.error) for each in self._compared)
         self.found = CourtVerdict(
             str(error_class),
@@ -270,12 +270,12 @@ class Court:
             failure,
             tuple(call.bracket_us for call in timed),
             tuple(call.claimed_us for call in timed),
-            (min(each[0] for each in rehearsed), min(each[1] for each in rehearsed)) if rehearsed else (0.0, 0.0),
+            min(rehearsed, default=0.0),
         )
 
-    def _expected(self, call: _Call, weights_of: _Call | None = None) -> FlatResults:
+    def _expected(self, call: _Call) -> FlatResults:
         """Returns the results that a call should have."""
-        arguments, weights = self._values(call, weights_of)
+        arguments, weights = self._values(call)
         torch.manual_seed(CALL_SEED)
         return self._referee.expected(arguments, weights)
 
@@ -326,7 +326,7 @@ class Court:
             found = self._compare(call, expected[place])
             self._compared.append(found)
             if found.wrong:
-                self._expect_not_stale(call, whole)
+                self._expect_not_stale([call], whole)
                 raise CandidateRejected(ErrorClass.MISMATCH, found.sub_class, found.wrong)
         self._expect_different(whole, expected)
         if whole and whole[0].changed and (changed := whole[0].changed - self._changes_of_reference(whole[0])):
@@ -343,9 +343,6 @@ class Court:
         if wrong:
             text = f"{len(wrong)} of {len(timed)} timed calls gave wrong results, the calls before them did not"
             is_hack = len(wrong) > _WRONG_SHARE * len(timed)
-            if not is_hack:
-                for call in wrong[:_WRONG]:
-                    self._expect_not_stale(call, calls)
             raise CandidateRejected(
                 ErrorClass.HACK if is_hack else ErrorClass.UNSTABLE,
                 "stale-result" if is_hack else "",
@@ -360,19 +357,21 @@ class Court:
         if poisoned_elements(other) != poisoned_elements(one):
             text = "results hold memory that the candidate has not written: write all elements in each call"
             raise CandidateRejected(ErrorClass.HACK, "uninitialized", text)
-        others = [tuple(each.results) for each in whole if (each.seed, each.near) != (call.seed, call.near)]
-        if any(have_equal_bits(each, result) for each in (one, other) for result in others):
-            raise _stale("inputs")
+        self._expect_not_stale([before, call], whole)
         text = "two calls on equal inputs differ by more than twice the tolerance: find the race"
         raise CandidateRejected(ErrorClass.UNSTABLE, "", text)
 
-    def _expect_not_stale(self, wrong: _Call, calls: Sequence[_Call]) -> None:
-        """Raises CandidateRejected if wrong results are right for the inputs, or the weights, of other calls."""
-        others = [each for each in calls if (each.seed, each.near) != (wrong.seed, wrong.near)][:_OTHERS]
-        if any(not self._compare(wrong, self._expected(each)).wrong for each in others):
-            raise _stale("inputs")
-        if wrong.has_weights and any(not self._compare(wrong, self._expected(wrong, each)).wrong for each in others):
-            raise _stale("weights")
+    def _expect_not_stale(self, wrong: Sequence[_Call], whole: Sequence[_Call]) -> None:
+        """Raises CandidateRejected if results that are not right are the right ones of other inputs, to the bit."""
+        others = [
+            other
+            for other in whole
+            if (other.seed, other.near) != (wrong[0].seed, wrong[0].near)
+            and any(have_equal_bits(tuple(one.results), tuple(other.results)) for one in wrong)
+        ]
+        if any(not self._compare(other, self._expected(other)).wrong for other in others):
+            text = "the candidate returned the result of other inputs: compute each result from the inputs of its call"
+            raise CandidateRejected(ErrorClass.HACK, "stale-result", text)
 
     def _expect_different(self, whole: Sequence[_Call], expected: Mapping[int, FlatResults]) -> None:
         """Raises CandidateRejected if the results of all inputs are equal; notes it if they should be."""
@@ -397,14 +396,6 @@ def _least_dtypes(native: FlatResults, inputs: Sequence[Any], is_prescribed: boo
         is_wider = dtype is not None and dtype.is_floating_point and widest is not None and is_narrower(widest, dtype)
         found.append(widest if is_wider and not is_prescribed else dtype)
     return found
-
-
-def _stale(values: str) -> CandidateRejected:
-    return CandidateRejected(
-        ErrorClass.HACK,
-        "stale-result",
-        f"the candidate returned the result of earlier {values}: compute each result from the {values} of its call",
-    )
 
 
 def _round_alike(one: FlatResults, other: FlatResults, like: FlatResults) -> bool:

@@ -67,10 +67,6 @@ class Ask(ProcessMessage, frozen=True):
     has_weights: bool
 
 
-class Begins(ProcessMessage, frozen=True):
-    """The call begins now."""
-
-
 class NoMore(ProcessMessage, frozen=True):
     """No call follows; the answer comes when all results have been compared."""
 
@@ -83,8 +79,8 @@ class Returned(ProcessMessage, frozen=True):
     claimed_us: float | None
 
 
-_OF_CANDIDATE = Hello | Ask | Begins | Returned | NoMore
-_TO_CANDIDATE = Welcome | Inputs | Begins | NoMore | NoReference
+_OF_CANDIDATE = Hello | Ask | Returned | NoMore
+_TO_CANDIDATE = Welcome | Inputs | NoMore | NoReference
 
 
 class RemoteCourt:
@@ -104,9 +100,6 @@ class RemoteCourt:
     def ask(self, purpose: Purpose, has_weights: bool) -> Inputs:
         inputs: Inputs = self._asked(Ask(purpose, has_weights))
         return inputs
-
-    def start(self) -> None:
-        self._asked(Begins())
 
     def returned(self, results: Sequence[Leaf], inputs: Sequence[Leaf] | None, claimed_us: float | None) -> None:
         self._asked(Returned(tuple(results), None if inputs is None else tuple(inputs), claimed_us), is_answered=False)
@@ -189,9 +182,6 @@ def _hear(candidate: Channel, fd: int, folder: Path, row: RowToJudge, threads: i
                         candidate.send(court.ask(message.purpose, message.has_weights))
                     except ReferenceFailed as error:
                         candidate.send(NoReference(str(error)))
-                case Begins():
-                    court.start()
-                    candidate.send(message)
                 case Returned():
                     court.returned(message.results, message.inputs, message.claimed_us)
                 case NoMore():

@@ -17,10 +17,11 @@ from functools import lru_cache
 from pathlib import Path
 from signal import Signals
 
+import opatlas
 from opatlas.outer.judging.court_control import court_process
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
-from opatlas.outer.judging.sentence import sentenced
+from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.row.errors import ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
@@ -196,9 +197,32 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
 
 def run_judged(run: Callable[[Job], RowOutcome], job: Job) -> RowOutcome:
     """Runs a candidate with inputs from the court, whose verdict decides. Raises the errors of `run`."""
-    court = court_process()
+    court, files = court_process(), _files_at_first()
     outcome = run(replace(job, court=court.begin(job, _TASKS if job.subject is not None else _CASES)))
-    return sentenced(outcome, court.verdict())
+    found = sentenced(outcome, court.verdict())
+    if changed := sorted(path for path, _ in files ^ own_files()):
+        text = f"{changed[0]} was changed while the candidate ran: restore it, and run the session again"
+        hack = Judgement(ErrorClass.HACK, "edited-files", Level.COMPILE, text)
+        return replace(failed_outcome(hack), ends_process=True)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _files_at_first() -> frozenset[tuple[Path, int]]:
+    return own_files()
+
+
+def own_files() -> frozenset[tuple[Path, int]]:
+    """Returns the files of OpAtlas' package that processes run or read, and when they were changed last."""
+    roots = [Path(root) for root in opatlas.__path__]
+    own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
+    paths = (path for root in own for path in root.rglob("*") if path.suffix in _SUFFIXES)
+    # A program cannot set this time (ctime).
+    return frozenset((path, path.stat().st_ctime_ns) for path in paths)
+
+
+#: Endings of the files that decide about a row. Data and pages are left out.
+_SUFFIXES = frozenset({".py", ".ini", ".json", ".yaml"})
 
 
 #: What makes the referee of a job.

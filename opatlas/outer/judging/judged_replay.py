@@ -6,7 +6,6 @@ Inputs come from a court (court.py), which compares the results; what this proce
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import re
 import traceback
@@ -14,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -88,6 +86,8 @@ class JudgedReplay(ABC):
         self._start = self._set_up_s = self._warm_until = 0.0
         self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
         self._notes: list[str] = []
+        #: None where nobody is judged.
+        self._guard: ProcessGuard | None = None
         #: What the set-up of the candidate converts.
         self._conversions: Sequence[str] = ()
 
@@ -145,17 +145,11 @@ class JudgedReplay(ABC):
         """Returns some arguments of the row. Raises ReferenceFailed."""
 
     @abstractmethod
-    def _make_guard(self) -> ProcessGuard | None:
-        """Returns the guard of the process, made before the candidate is imported; None where nobody is judged."""
-
-    @abstractmethod
     def _import(self, weights_seed: int) -> Callable[..., Any]:
         """Imports the candidate. Raises the errors of its file."""
 
     @abstractmethod
-    def _construct(
-        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
-    ) -> Constructed:
+    def _construct(self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int) -> Constructed:
         """Makes what is called of an imported candidate. Raises the errors of the candidate."""
 
     @abstractmethod
@@ -169,17 +163,16 @@ class JudgedReplay(ABC):
         )
         trial.rehearse()
         self._sampling.expect_memory(_MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
-        guard = self._make_guard()
+        trial.guard = self._guard = ProcessGuard() if self._job.source is not None else None
         self._step(Phase.IMPORT)
         function = self._import(court.weights_seed)
-        examine(guard, "its import")
-        trial.made = self._construct(function, trial.inputs, court.weights_seed, guard)
-        trial.guard = guard
+        self._examine("its import")
+        trial.made = self._construct(function, trial.inputs, court.weights_seed)
         self._step(Phase.FIRST_CALL)
         warm_until = monotonic() + _WARM_UP_S
         first = trial.call(Purpose.WHOLE)
         self._set_up_s = perf_counter() - self._start
-        examine(guard, "its first call")
+        self._examine("its first call")
         if first and all(isinstance(each, torch.Tensor) and not each.numel() for each in first):
             self._step(Phase.CHECK)
             trial.end()
@@ -187,29 +180,25 @@ class JudgedReplay(ABC):
             return RowOutcome(Status.CHECKED, reason, judged=Judgement(ErrorClass.PASS, level=Level.CORRECT).judged)
         self._step(Phase.LATER_CALL)
         trial.further_calls()
-        examine(guard, "its calls")
+        self._examine("its calls")
         self._sampling.warm_up(trial.launch, most_calls=_WARM_UP_CALLS, until=warm_until)
         samples, failed = self._sample(trial)
-        examine(guard, "its timed calls")
-        if guard is not None:
-            guard.expect_same_files()
+        self._examine("its timed calls")
         self._step(Phase.CHECK)
         trial.end()
-        if isinstance(failed, NoKernelLaunched) and guard is not None:
+        if isinstance(failed, NoKernelLaunched) and self._guard is not None:
             text = "a timed call launched no kernel, and its result is right: compute the result in each call"
             raise CandidateRejected(ErrorClass.HACK, "no-kernel", text)
         if failed is not None:
             raise failed
         if samples.durations_us:
-            expect_possible(
-                samples.durations_us,
-                read_bytes=sum(tensor.nbytes for tensor in trial.inputs.tensors()),
-                peak=device_peak(self._device.describe().name),
-                is_accelerator=self._device.torch_device.type != "cpu",
-                is_cold=self._is_cold,
-                baseline_us=partial(self._baseline_us, trial.inputs, court.weights_seed),
-            )
-        return self._measured(samples, trial, guard)
+            self._expect_possible(median(samples.durations_us), trial.inputs, court.weights_seed)
+        return self._measured(samples, trial)
+
+    def _examine(self, step: str) -> None:
+        """Examines the process after a step of the candidate. Raises CandidateRejected."""
+        if self._guard is not None:
+            self._guard.examine(step)
 
     def _has_margins(self) -> bool:
         return True
@@ -252,16 +241,19 @@ class JudgedReplay(ABC):
             return Samples(()), error
         return samples, None
 
-    def _baseline_us(self, inputs: LiveInputs, weights_seed: int) -> float | None:
-        """Measures the replaced function; None where it has no duration."""
+    def _expect_possible(self, us: float, inputs: LiveInputs, weights_seed: int) -> None:
+        """Raises CandidateRejected if the device takes longer, unless the replaced function takes no longer either."""
+        read_bytes = sum(tensor.nbytes for tensor in inputs.tensors()) if self._is_cold else 0
+        least_us = shortest_us(read_bytes, device_peak(self._device.describe().name))
+        if us >= least_us or self._device.torch_device.type == "cpu":
+            return
         own = self._own_call(inputs.arguments, weights_seed)
-        try:
-            taken = self._sampling.take(own, None, lambda: None) if own is not None else Samples(())
-        except ReplayError:
-            return None
-        return median(taken.durations_us) if taken.durations_us else None
+        taken = self._sampling.take(own, None, lambda: None).durations_us if own is not None else ()
+        if not taken or median(taken) >= least_us:
+            text = f"the candidate was measured with {duration(us)}: the device takes {duration(least_us)} and more"
+            raise CandidateRejected(ErrorClass.HACK, "impossible-time", text)
 
-    def _measured(self, samples: Samples, trial: CandidateTrial, guard: ProcessGuard | None) -> RowOutcome:
+    def _measured(self, samples: Samples, trial: CandidateTrial) -> RowOutcome:
         """Returns the outcome of a candidate whose results are right, as far as its own process knows."""
         source = self._job.source
         execution = Execution(
@@ -270,14 +262,11 @@ class JudgedReplay(ABC):
             set_up_s=self._set_up_s if source is not None else None,
         )
         share = self._share(samples)
-        notes = [*self._notes, *(guard.notes if guard is not None else ()), *share_notes(share)]
+        notes = [*self._notes, *share_notes(share)]
         outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, calls=trial.calls, noted=notes)
         if outcome.status is not Status.MEASURED:
             return outcome
-        median_us = outcome.measurement.summary.median_us if outcome.measurement and samples.durations_us else None
-        judgement = Judgement(
-            ErrorClass.PASS, level=Level.MEASURED, duration_us=median_us, kernel_share=share, notes=tuple(notes)
-        )
+        judgement = Judgement(ErrorClass.PASS, level=Level.MEASURED, kernel_share=share, notes=tuple(notes))
         return replace(outcome, judged=judgement.judged)
 
     def _share(self, samples: Samples) -> float | None:
@@ -310,12 +299,6 @@ class JudgedReplay(ABC):
         )
 
 
-def examine(guard: ProcessGuard | None, step: str) -> None:
-    """Examines the process after a step of a candidate; nothing for None."""
-    if guard is not None:
-        guard.examine(step)
-
-
 def _without_type(text: str) -> str:
     """Returns an error's text without the type of the last exception, which is given separately."""
     head, colon, rest = text.strip().partition(": ")
@@ -328,44 +311,9 @@ _SHORTEST_US = 0.5
 _SLACK = 0.95
 
 
-def expect_possible(
-    durations_us: Sequence[float],
-    *,
-    read_bytes: int,
-    peak: Peak,
-    is_accelerator: bool,
-    is_cold: bool = True,
-    baseline_us: Callable[[], float | None] = lambda: None,
-) -> None:
-    """Raises CandidateRejected if durations are impossible.
-
-    Args:
-        durations_us: durations of the calls, in microseconds.
-        read_bytes: bytes of the inputs.
-        peak: the peaks of the device.
-        is_accelerator: whether a launch takes time on the device.
-        is_cold: whether the inputs are in memory; a warm cache may be faster.
-        baseline_us: measures the task's own model, for a duration below the floor; None if it has no duration. Where
-            the model is below the floor too, the task does not need all of its inputs.
-    """
-    wrong = [duration for duration in durations_us if not (math.isfinite(duration) and duration > 0)]
-    if wrong or not durations_us:
-        raise _impossible(f"{wrong[0]} us" if wrong else "no duration", "a call takes some time")
-    taken_us = median(durations_us)
-    if is_accelerator and taken_us < _SHORTEST_US:
-        raise _impossible(duration(taken_us), f"no kernel takes less than {_SHORTEST_US} us")
-    if not (is_cold and peak.bandwidth_gbps):
-        return
-    floor = _SLACK * read_bytes / peak.bandwidth_gbps / 1e3
-    if taken_us < floor and ((own := baseline_us()) is None or own >= floor):
-        raise _impossible(
-            duration(taken_us),
-            f"the device needs {duration(floor)} to read {read_bytes} bytes of inputs at its peak",
-        )
-
-
-def _impossible(found: str, why: str) -> CandidateRejected:
-    return CandidateRejected(ErrorClass.HACK, "impossible-time", f"the candidate was measured with {found}: {why}")
+def shortest_us(read_bytes: int, peak: Peak) -> float:
+    """Returns the microseconds that a kernel takes at least on an accelerator that reads bytes from its memory."""
+    return max(_SHORTEST_US, _SLACK * read_bytes / peak.bandwidth_gbps / 1e3 if peak.bandwidth_gbps else 0.0)
 
 
 #: Below or at this share torch does the work.

@@ -6,7 +6,7 @@ No object travels between the processes: a form says dtype, shape and strides, a
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -261,15 +261,10 @@ _LARGEST = 2**62
 class PoisonedAllocations(OperatorMode):
     """Fills each tensor that is allocated without values, while the mode is active."""
 
-    def __init__(self, *, with_nan: bool = True) -> None:
-        """`with_nan`: as `poison` does; else with ones."""
-        super().__init__()
-        self._fill: Callable[[torch.Tensor], object] = poison if with_nan else lambda tensor: tensor.fill_(1)
-
     def make(self, operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         result = operator(*arguments, **keywords)
         if operator.overloadpacket.__name__ in _ALLOCATIONS:
-            self._fill(result)
+            poison(result)
         return result
 
 

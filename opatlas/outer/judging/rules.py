@@ -1,21 +1,20 @@
 """Judges the source of a candidate by rules on its syntax tree (level L1). The candidate is not imported.
 
-A rule of class syntax, import, rule or hack fails the candidate; a note fails nothing. The classes are examined in this
-order, and the first finding decides. Many rules are AKG's and KernelBench's.
+A rule of class syntax or rule fails the candidate; a note fails nothing. The classes are examined in this order, and
+the first finding decides. Many rules are AKG's and KernelBench's. What a candidate does when it runs is no matter of
+rules.
 """
 
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.outer.judging.judgement import TORCH_WORKS, ErrorClass, Judgement, Level
-from opatlas.outer.judging.source import CandidateSource, Function, is_installed
+from opatlas.outer.judging.source import CandidateSource, Function
 
 #: Line and detail of what a rule objects to. Line 0 is the whole file.
 Finding = tuple[int, str]
@@ -68,35 +67,10 @@ def empty_code(source: CandidateSource) -> Iterator[Finding]:
         yield 0, "the file holds no statement"
 
 
-_CHINESE = re.compile(r"[\u4e00-\u9fff]{3,}")
-#: Tokens of code. From Python 3.12 on the text of an f-string is a token of its own, and no code.
-_CODE = frozenset({tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.ERRORTOKEN})
-
-
-@rule(ErrorClass.SYNTAX, "AKG")
-def stray_chinese_text(source: CandidateSource) -> Iterator[Finding]:
-    """three or more Chinese characters in code, outside of strings"""
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-            if token.type in _CODE and (match := _CHINESE.search(token.string)):
-                yield token.start[0], f"{match[0]!r} stands in the code"
-    except (tokenize.TokenError, SyntaxError):
-        # The text behind this place cannot be split into tokens; syntax_error tells so.
-        return
-
-
 @rule(ErrorClass.SYNTAX, "AKG")
 def syntax_error(source: CandidateSource) -> Iterable[Finding]:
     """a text that Python cannot parse or compile"""
     return () if source.error is None else [(source.error.lineno or 0, source.error.msg)]
-
-
-@rule(ErrorClass.IMPORT, "AKG")
-def missing_module(source: CandidateSource) -> Iterator[Finding]:
-    """a module imported at the top that is not installed"""
-    for line, module in source.imports_at_top():
-        if module not in source.helpers and not source.installed(module):
-            yield line, f"module {module} is not installed"
 
 
 def _names(text: str) -> frozenset[str]:
@@ -195,22 +169,6 @@ def fallback(source: CandidateSource) -> Iterator[Finding]:
             yield call.lineno, "contextlib.suppress hides an exception: another code may compute the result"
 
 
-@rule(ErrorClass.RULE, "KernelBench, hack 27")
-def inherited_forward(source: CandidateSource) -> Iterator[Finding]:
-    """ModelNew is or inherits the task's Model"""
-    model = source.model
-    if model is None:
-        for node in source.tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node) == "ModelNew = Model":
-                yield node.lineno, "ModelNew is the task's own Model"
-        return
-    own = {each.name for each in model.body if isinstance(each, Function)}
-    assigned = {ast.unparse(target) for each in model.body if isinstance(each, ast.Assign) for target in each.targets}
-    bases = [ast.unparse(base).rpartition(".")[2] for base in model.bases]
-    if "Model" in bases and not (own | assigned) & {"forward", "__call__"}:
-        yield model.lineno, "ModelNew inherits forward of the task's own Model"
-
-
 @rule(None, "hack 24")
 def no_kernel(source: CandidateSource) -> Iterator[Finding]:
     """neither a kernel of Triton nor of CUDA, nor a module that compiles or loads code"""
@@ -235,69 +193,7 @@ def torch_operator(source: CandidateSource) -> Iterator[Finding]:
             yield call.lineno, f"{full} is a layer of torch"
 
 
-_THREADS = re.compile(
-    r"threading\.(?:Thread|Timer)|thread\.start_new_thread|concurrent\.futures\.\w*Executor"
-    r"|multiprocessing\.(?:(?:dummy|pool|context)\.)?(?:Process|Pool|Manager|ThreadPool)|os\.fork"
-    r"|torch\.multiprocessing\.(?:Process|spawn)|asyncio\.to_thread|torch\.jit\.fork"
-)
-_NATIVE_THREADS = re.compile(r"\bstd::(?:thread|jthread|async)\b|\bpthread_create\b|\bcudaLaunchHostFunc\b")
-#: Settings of torch and Triton, which the guards restore.
-_SETTING = re.compile(r"torch\.backends\..+|(?:torch|triton)\.(?:.*\.)?(?:config|knobs)\..+")
-_ENDS = re.compile(r"os\.(?:_exit|abort|kill|killpg|exec\w+)|sys\.exit|exit|quit|signal\.\w+|atexit\.register")
-
-
-def _called(source: CandidateSource, names: re.Pattern[str], what: str) -> Iterator[Finding]:
-    return ((call.lineno, f"{name} {what}") for call, name in source.calls if names.fullmatch(name))
-
-
-def _in_strings(source: CandidateSource, code: re.Pattern[str], what: str, having: str = "") -> Iterator[Finding]:
-    """Yields the first place that a pattern fits in each string, such as a source of CUDA."""
-    for line, text in source.strings:
-        if (match := code.search(text)) and having in text:
-            yield line + text.count("\n", 0, match.start()), f"{match[0]} {what}"
-
-
-def _changed_names(source: CandidateSource) -> Iterator[tuple[int, str]]:
-    """Yields line and full name of the attributes of imported modules that the candidate sets or deletes."""
-    for node in source.nodes:
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            inner = node.value if isinstance(node, ast.Subscript) else node
-            if (name := source.full_name(inner)) and not name.startswith("os.environ"):
-                yield node.lineno, name
-    for call, name in source.calls:
-        if name in ("setattr", "delattr") and len(call.args) >= 2 and (target := source.full_name(call.args[0])):
-            attribute = call.args[1]
-            yield call.lineno, f"{target}.{str(attribute.value) if isinstance(attribute, ast.Constant) else '...'}"
-        elif name.startswith("unittest.mock.patch") or name == "importlib.reload":
-            yield call.lineno, name
-
-
-@rule(ErrorClass.HACK, "KernelBench, hack 7")
-def thread(source: CandidateSource) -> Iterator[Finding]:
-    """starts a thread or a process"""
-    yield from _called(source, _THREADS, "starts work beside the call")
-    yield from _in_strings(source, _NATIVE_THREADS, "starts work beside the call", "#include")
-
-
-@rule(ErrorClass.HACK, "KernelBench, hacks 9, 10")
-def patched_function(source: CandidateSource) -> Iterator[Finding]:
-    """sets or deletes an attribute of an imported module or of a built-in type; settings excepted"""
-    changed = ((line, name) for line, name in _changed_names(source) if not _SETTING.fullmatch(name))
-    yield from ((line, f"{name} is changed for the whole process") for line, name in changed)
-
-
-@rule(ErrorClass.HACK, "hack 11")
-def ends_process(source: CandidateSource) -> Iterator[Finding]:
-    """os._exit, sys.exit, signal handlers, atexit"""
-    yield from _called(source, _ENDS, "ends the process, or changes how it ends")
-    for node in source.nodes:
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            if source.full_name(raised) in ("SystemExit", "KeyboardInterrupt"):
-                yield node.lineno, "SystemExit ends the process"
-
-
-_ORDER = (ErrorClass.SYNTAX, ErrorClass.IMPORT, ErrorClass.RULE, ErrorClass.HACK, None)
+_ORDER = (ErrorClass.SYNTAX, ErrorClass.RULE, None)
 #: All rules, in the order in which they are examined.
 RULES = sorted(_DEFINED, key=lambda each: _ORDER.index(each.error_class))
 #: The number of rules of class syntax, which come first.
@@ -309,7 +205,6 @@ def judge_source(
     path: Path,
     *,
     language: str = "",
-    installed: Callable[[str], bool] = is_installed,
     helpers: Collection[str] = (),
 ) -> tuple[Judgement | None, tuple[str, ...]]:
     """Returns the judgement of a candidate that fails a rule, else None; and its notes, one of a rule at most.
@@ -318,11 +213,10 @@ def judge_source(
         text: the source.
         path: its file. Modules beside it can be imported.
         language: "triton" or "cuda" if the candidate has to be written in it. "": what its imports and kernels say.
-        installed: tells whether a top-level module can be imported.
         helpers: further modules that can be imported.
     """
     beside = {each.stem for each in path.parent.glob("*.py")} if path.parent.is_dir() else set()
-    source = CandidateSource(text, path.name, language, frozenset({*beside, *helpers}), installed)
+    source = CandidateSource(text, path.name, language, frozenset({*beside, *helpers}))
     failed: tuple[ErrorClass, str, str] | None = None
     notes: list[str] = []
     for each in RULES if source.error is None else RULES[:_OF_TEXT]:

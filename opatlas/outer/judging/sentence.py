@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import median
 
@@ -18,11 +19,9 @@ from opatlas.text import cut_middle, without_build_command
 LIMIT = 1e-3
 #: The instrument whose durations hold all that the caller waits for, so that a second clock can contradict them.
 _WALL_CLOCK = "wall-clock"
-#: A claim must reach the shortest bracket, less that of the call of nothing, divided by this and less a number of
-#: microseconds: since the start of the call, and since its inputs became known, which includes the flush of caches.
-#: docs/candidates.md has the figures of honest candidates.
-MULTIPLE = 1.5
-CONSTANT_US, CONSTANT_KNOWN_US = 2_000.0, 20_000.0
+#: The shortest bracket, less that of the calls of nothing, is at most this many times the claim, a number of
+#: microseconds, and a share of the calls of nothing more. docs/candidates.md has the figures of honest candidates.
+MULTIPLE, CONSTANT_US, SHARE_OF_EMPTY = 1.5, 3_000.0, 0.1
 #: Fewer samples may all have been disturbed by other processes. As many cannot all be equal, since clocks step
 #: by some nanoseconds.
 _MANY, _CONSTANT_OF_FEW_US = 10, 50_000.0
@@ -39,9 +38,9 @@ class CourtVerdict(ProcessMessage, frozen=True):
         calls: number of calls whose results were compared.
         notes, assumptions: phrases.
         failure: why there is no reference; "" mostly.
-        brackets_us: for each timed call the microseconds since its start, and since its inputs became known.
+        brackets_us: for each timed call the microseconds from its inputs, which nobody knew, to its results.
         claims_us: the duration of each that the candidate's process said directly after it; None: it did not know.
-        empty_us: the brackets of the call of nothing, the shortest ones.
+        empty_us: the shortest bracket of the calls of nothing.
     """
 
     error_class: str = ""
@@ -54,9 +53,9 @@ class CourtVerdict(ProcessMessage, frozen=True):
     notes: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     failure: str = ""
-    brackets_us: tuple[tuple[float, float], ...] = ()
+    brackets_us: tuple[float, ...] = ()
     claims_us: tuple[float | None, ...] = ()
-    empty_us: tuple[float, float] = (0.0, 0.0)
+    empty_us: float = 0.0
 
 
 def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline: bool = False) -> RowOutcome:
@@ -126,6 +125,8 @@ def _passed(outcome: RowOutcome, judgement: Judgement, verdict: CourtVerdict) ->
             execution=replace(measurement.execution, max_error=verdict.max_error),
             assumptions=(*measurement.assumptions, *verdict.assumptions),
         )
+        # Of a profile that is read later the samples are not known yet.
+        judgement = replace(judgement, duration_us=median(measurement.samples_us) if measurement.samples_us else None)
     return replace(outcome, reason=reason, judged=judgement.judged, measurement=measurement)
 
 
@@ -136,6 +137,8 @@ def contradiction(measurement: Measurement, verdict: CourtVerdict) -> str:
     than its work on inputs that it did not know.
     """
     durations_us = measurement.samples_us
+    if wrong := [each for each in durations_us if not (math.isfinite(each) and each > 0)]:
+        return f"a sample of {wrong[0]} us"
     if measurement.instrument != _WALL_CLOCK or not durations_us:
         return ""
     brackets = verdict.brackets_us[-len(durations_us) :]
@@ -147,14 +150,11 @@ def contradiction(measurement: Measurement, verdict: CourtVerdict) -> str:
             return f"a sample of {duration(said)} became one of {duration(claimed)} while later calls ran"
     if len(durations_us) >= _MANY and len(set(durations_us)) == 1:
         return f"all {len(durations_us)} samples are {duration(durations_us[0])}, beyond the step of any clock"
-    for claimed, (bracket, _) in zip(durations_us, brackets, strict=True):
+    for claimed, bracket in zip(durations_us, brackets, strict=True):
         if claimed > bracket:
             return f"a sample of {duration(claimed)} within {duration(bracket)} of the second clock"
-    claim = median(durations_us)
-    for place, constant in enumerate((CONSTANT_US, CONSTANT_KNOWN_US)):
-        took = min(each[place] for each in brackets) - verdict.empty_us[place]
-        constant = constant if len(durations_us) >= _MANY else _CONSTANT_OF_FEW_US
-        if took > MULTIPLE * claim + constant:
-            since = ("its start", "its inputs were known")[place]
-            return f"calls of {duration(claim)} took {duration(took)} and more since {since}, by the second clock"
+    claim, took = median(durations_us), min(brackets) - verdict.empty_us
+    constant = CONSTANT_US if len(durations_us) >= _MANY else _CONSTANT_OF_FEW_US
+    if took > MULTIPLE * claim + constant + SHARE_OF_EMPTY * verdict.empty_us:
+        return f"calls of {duration(claim)} took {duration(took)} and more by the second clock"
     return ""

@@ -6,9 +6,8 @@ import ast
 import builtins
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -23,14 +22,6 @@ _NATIVE_BUILD = re.compile(r"\b(?:load_inline|cpp_extension|CUDAExtension|RawKer
 _DECORATORS_OF_TRITON = frozenset({"jit", "autotune", "heuristics"})
 
 
-def is_installed(module: str) -> bool:
-    """Returns whether a top-level module can be imported here. The module is not imported."""
-    try:
-        return find_spec(module) is not None
-    except (ValueError, ImportError):
-        return False
-
-
 class CandidateSource:
     """The source of a candidate.
 
@@ -40,7 +31,6 @@ class CandidateSource:
             `if TYPE_CHECKING` and of a constant that is false. Without a statement where there is an error.
         asked: the language that the candidate has to be written in; "" for any.
         helpers: modules that it can import besides installed ones.
-        installed: tells whether a top-level module can be imported.
         error: why the text is not Python, or Python cannot compile it ("'return' outside function").
     """
 
@@ -50,9 +40,8 @@ class CandidateSource:
         name: str = "candidate",
         asked: str = "",
         helpers: frozenset[str] = frozenset(),
-        installed: Callable[[str], bool] = is_installed,
     ) -> None:
-        self.text, self.asked, self.helpers, self.installed = text, asked, helpers, installed
+        self.text, self.asked, self.helpers = text, asked, helpers
         self.tree = ast.Module([], [])
         self.error: SyntaxError | None = None
         try:
@@ -65,20 +54,6 @@ class CandidateSource:
             self.error = error
         except (ValueError, RecursionError, MemoryError) as error:
             self.error = SyntaxError(f"{type(error).__name__}: {error}")
-
-    def imports_at_top(self) -> Iterator[tuple[int, str]]:
-        """Yields line and top-level name of the modules that the import of the candidate needs.
-
-        Imports in functions, in `try` and behind `if` are left out, since the candidate may do without.
-        """
-        body = list(self.tree.body)
-        for node in body:
-            if isinstance(node, ast.Import):
-                yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                yield node.lineno, node.module.partition(".")[0]
-            elif isinstance(node, ast.ClassDef | ast.With):
-                body += node.body
 
     @property
     def uses_helpers(self) -> bool:

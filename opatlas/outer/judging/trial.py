@@ -125,26 +125,30 @@ class CandidateTrial:
         self._arguments: Sequence[Any] = ()
 
     def rehearse(self) -> None:
-        """Makes calls of nothing, before the candidate is imported."""
-        results: FlatResults | None = None
-        for _ in range(_REHEARSALS):
-            inputs = self._prepare(Purpose.REHEARSAL)
-            results = results or tuple(
-                torch.zeros(leaf.shape, dtype=leaf.torch_dtype, device=self._device.torch_device)
-                if isinstance(leaf, TensorForm)
-                else leaf.object
-                for leaf in inputs.results
-            )
-            self.made = Constructed(lambda *_, found=results: found)
-            self.launch()
-            self._hand_in()
-        self.calls = 0
+        """Makes calls of nothing, before the candidate is imported: without and with the weights of the reference."""
+        device = self._device.torch_device
+        results: FlatResults = ()
+        for has_weights in (False, True):
+            for _ in range(_REHEARSALS):
+                inputs = self._prepare(Purpose.REHEARSAL, has_weights)
+                results = results or tuple(
+                    torch.zeros(leaf.shape, dtype=leaf.torch_dtype, device=device)
+                    if isinstance(leaf, TensorForm)
+                    else leaf.object
+                    for leaf in inputs.results
+                )
+                self.made = Constructed(lambda *_, found=results: found, self.made.weights)
+                self.launch()
+                self._hand_in()
+                if has_weights and not inputs.weights:
+                    break
+        self.made, self.calls = Constructed(), 0
 
     def further_calls(self) -> None:
         """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
         for purpose in (Purpose.NEAR, Purpose.WHOLE):
-            results = self.call(purpose)
-            with PoisonedAllocations(with_nan=not any(map(_has_nan, results))):
+            self.call(purpose)
+            with PoisonedAllocations():
                 self.call(Purpose.AGAIN)
 
     def call(self, purpose: Purpose) -> FlatResults:
@@ -178,9 +182,14 @@ class CandidateTrial:
         self.calls += 1
         self._latest = flat_results(self.made.call(*self._arguments))
 
-    def _prepare(self, purpose: Purpose) -> Inputs:
+    def _prepare(self, purpose: Purpose, has_weights: bool | None = None) -> Inputs:
         self._latest = None
-        inputs = self._court.ask(purpose, bool(self.made.weights))
+        inputs = self._court.ask(purpose, bool(self.made.weights) if has_weights is None else has_weights)
+        if purpose is Purpose.REHEARSAL and not self.made.weights:
+            weights = {
+                name: live_tensor(form, self._device.torch_device, False) for name, form in inputs.weights.items()
+            }
+            self.made = Constructed(weights=weights)
         self.inputs.write(inputs, self._court.memory, self.made.weights)
         self._arguments = self.inputs.arguments
         self.made.bind(*self._arguments)
@@ -188,7 +197,6 @@ class CandidateTrial:
         if self._is_cold and purpose in (Purpose.TIMED, Purpose.REHEARSAL):
             self._device.flush_cache(self.inputs.tensors())
         self._device.synchronize()
-        self._court.start()
         return inputs
 
     def _hand_in(self, inputs: Sequence[Any] | None = None) -> FlatResults:
@@ -216,7 +224,3 @@ class ClaimingRule(StopRule):
     def enough(self, samples_us: Sequence[float]) -> bool:
         self._trial.claimed_us = samples_us[-1] if samples_us else None
         return super().enough(samples_us)
-
-
-def _has_nan(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.is_floating_point() and bool(result.isnan().any())

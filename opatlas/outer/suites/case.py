@@ -6,8 +6,7 @@ the kernel, as at the steps of a division that is rounded, torch's result is the
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +44,8 @@ from opatlas.outer.suites.texts import (
 )
 from opatlas.row.columns import ARGUMENTS, FUNCTIONAL, SAMPLE, SAMPLE_TORCH
 from opatlas.row.errors import InvalidRow, Unsupported, WrongResult
-from opatlas.row.signature import signature
-from opatlas.run.result_check import Checked, Comparison, Picks, Results, check
+from opatlas.run.inputs.replay_row import ReplayRow
+from opatlas.run.result_check import Comparison, Picks, Results, errors_of
 
 #: Operators whose second result, or only one, is an index along an axis: where numbers are equal any index is right.
 _WITH_INDICES = frozenset(
@@ -55,21 +54,17 @@ _WITH_INDICES = frozenset(
 _WITH_DIFFERENT_INDICES = frozenset(("sort", "topk"))
 
 
-class SuiteRow:
+class SuiteRow(ReplayRow):
     """The row of a suite on a device.
 
     Attributes:
-        kernel_type, cells: the row.
         overload: torch's operator.
-        call: the operator with its arguments on the device.
-        seed: a number that depends on the row only.
-        device: the device.
+        call: the operator with its arguments on the device, after `make_call`.
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device) -> None:
         """Raises InvalidRow for a row that is no sample of this torch, and Unsupported without such an operator."""
-        self.kernel_type = kernel_type
-        self.cells = cells
+        super().__init__(kernel_type, cells, device)
         name = overload_of(kernel_type)
         found = find_overload(name)
         if found is None:
@@ -77,10 +72,6 @@ class SuiteRow:
         if reason := is_no_operator(found):
             raise Unsupported(f"{name} cannot be checked ({reason})")
         self.overload = found
-        text = f"{kernel_type}|{signature(kernel_type, cells)}"
-        self.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
-        self.bytes = sum(each.bytes for each in read_arguments(cells.get(ARGUMENTS, "")).tensors())
-        self.device = device
         self.call: Call
 
     def make_call(self) -> None:
@@ -110,74 +101,58 @@ class SuiteRow:
         )
 
 
-def check_case(call: Call, results: Results, seed: int) -> tuple[Checked, tuple[str, ...]]:
-    """Returns the comparison of the results of a kernel with the reference, and assumptions of the comparison.
-
-    Args:
-        call: the call of the operator, with the values of the arguments before it.
-        seed: a number of the row.
-
-    Raises:
-        WrongResult: a result is wrong.
-    """
-    arguments, keywords = call.positional, dict(call.keywords)
-    precise, own = TorchFormula(call.overload, is_precise=True), TorchFormula(call.overload, is_precise=False)
-    wrong: WrongResult | None = None
-    try:
-        return check(precise, arguments, keywords, results, seed), ()
-    except WrongResult as error:
-        wrong = error
-    except (RuntimeError, TypeError, ValueError):
-        # torch has no such operator in float64.
-        pass
-    if wrong is not None:
-        try:
-            check(precise, arguments, keywords, call.cloned().results(), seed)
-        except WrongResult:
-            pass
-        else:
-            raise wrong
-    return check(own, arguments, keywords, results, seed), ("checked with torch's result in the row's dtypes",)
-
-
 @dataclass(frozen=True)
-class TorchFormula:
-    """Torch's operator as a formula.
+class CaseFormula:
+    """Torch's operator as a formula: in float64, or in the row's dtypes, where its own results are no better.
 
     Attributes:
         overload: the operator.
-        is_precise: whether real numbers are in float64, and complex numbers in complex128.
+        assume: takes the phrase that tells the latter.
+        dtypes: the only dtypes of the results; None: any.
     """
 
     overload: torch._ops.OpOverload
-    is_precise: bool
+    assume: Callable[[str], object]
+    dtypes: Sequence[torch.dtype] | None = None
 
     @property
     def name(self) -> str:
         """The name in messages."""
-        return f"of torch's {self.overload}{' in float64' if self.is_precise else ''}"
+        return f"of torch's {self.overload}"
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
     ) -> list[Comparison]:
-        """Returns all elements of the results with the expected ones. Raises WrongResult for other shapes."""
-        call = Call(self.overload, tuple(arguments), keywords)
-        device = next((each.device for each in results if each is not None), torch.device("cpu"))
-        call = with_device(call, device).cloned()
-        expected = (call.mapped(_precise) if self.is_precise else call).results()
-        if len(expected) != len(results):
-            raise WrongResult(f"there are {len(results)} results, and torch has {len(expected)}")
-        comparisons = []
-        for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
-            assert result is not None
-            if result.shape != wanted.shape:
-                raise WrongResult(
-                    f"result {number} has the shape {tuple(result.shape)}, and torch's has {tuple(wanted.shape)}"
-                )
-            is_index = number == len(expected) - 1
-            indices = self._index_comparison(call, result, wanted) if is_index else None
-            comparisons.append(indices or comparison_of(result, wanted))
-        return comparisons
+        """Returns all elements of the results with the expected ones. Raises WrongResult for another form."""
+        found = tuple(each for each in results if each is not None)
+        call = with_device(Call(self.overload, tuple(arguments), keywords), found[0].device)
+        if self.dtypes is not None and (dtypes := [each.dtype for each in found]) != list(self.dtypes):
+            raise WrongResult(f"the results are {dtypes}, and torch's are {list(self.dtypes)}")
+        # torch may have no such operator in float64.
+        with suppress(RuntimeError, TypeError, ValueError):
+            expected = call.cloned().mapped(_precise).results()
+            if self._is_right(call, found, expected) or self._is_right(call, call.cloned().results(), expected):
+                return self._comparisons(call, found, expected)
+        self.assume("checked with torch's result in the row's dtypes")
+        return self._comparisons(call, found, call.cloned().results())
+
+    def _is_right(self, call: Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+        try:
+            compared = self._comparisons(call, results, expected)
+            return not any(errors_of(each, "the result", self.name).wrong for each in compared)
+        except WrongResult:
+            return False
+
+    def _comparisons(
+        self, call: Call, results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    ) -> list[Comparison]:
+        shapes, wanted = ([tuple(each.shape) for each in of] for of in (results, expected))
+        if shapes != wanted:
+            raise WrongResult(f"the results have the shapes {shapes}, and torch's have {wanted}")
+        compared = list(map(comparison_of, results, expected))
+        if compared:
+            compared[-1] = self._index_comparison(call, results[-1], expected[-1]) or compared[-1]
+        return compared
 
     def _index_comparison(self, call: Call, result: torch.Tensor, wanted: torch.Tensor) -> Comparison | None:
         """Returns the comparison of the last result if it has indices along an axis; else None."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from pathlib import Path
-from time import monotonic
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,33 +12,23 @@ import torch
 from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.judged_replay import JudgedReplay
 from opatlas.outer.judging.judgement import ReferenceFailed
-from opatlas.outer.judging.memory import leaf_of, vary
-from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.results import Compared, FlatResults, compare_results, interface_problem
+from opatlas.outer.judging.memory import vary
+from opatlas.outer.judging.results import Compared, FlatResults, compare_results
 from opatlas.outer.judging.trial import Constructed, LiveInputs
-from opatlas.outer.suites.case import SuiteRow, check_case
+from opatlas.outer.suites.case import CaseFormula, SuiteRow
 from opatlas.outer.suites.operators import Call, computed_by, derive
 from opatlas.outer.suites.texts import overload_of
-from opatlas.row.errors import ChangedInput, Unsupported, WrongResult
-from opatlas.row.location import public_version
-from opatlas.row.record import Execution
+from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
 from opatlas.run.group import Group
 from opatlas.run.implementation import KernelSource, Prepared, load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
 from opatlas.run.job import Job, RowOutcome
-from opatlas.run.kernel_call import InputWatch, KernelCall
 from opatlas.run.registry import ReplaySpec
-from opatlas.run.sampling import Sampling
+from opatlas.run.replay import Replay
+from opatlas.run.result_check import check
 from opatlas.text import exception_line
-
-#: Calls of the warm-up, and its longest time in seconds.
-_WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
-#: A small row runs without a bound of memory: setting the bound takes a millisecond.
-_HARMLESS_BYTES = 1 << 20
-_MEMORY_FACTOR = 4.0
-_ALWAYS_THERE_BYTES = 64 << 20
 
 
 def bind_case(
@@ -50,86 +37,40 @@ def bind_case(
     """Makes `row` and `replay` of a case. Raises InvalidRow and Unsupported."""
     row = SuiteRow(job.kernel_type, job.cells, device.torch_device)
     if job.source is None or job.source.module:
-        return row, SuiteReplay(row, device, instrument, settings, group, job.source)
+        return row, SuiteReplay(row, spec, device, instrument, settings, group, job.source, job.against)
     return row, SuiteCandidate(row, job, device, instrument, settings, group)
 
 
-class SuiteReplay:
+class SuiteReplay(Replay):
     """Times and checks torch's operator, or the function of a library. A call sets `outcome`."""
 
-    def __init__(
-        self,
-        row: SuiteRow,
-        device: Device,
-        instrument: Instrument,
-        settings: MeasureSettings,
-        group: Group,
-        source: KernelSource | None,
-    ) -> None:
-        """`source` is the function of a library that is timed; None: torch's operator."""
-        self.outcome: RowOutcome | None = None
-        self._row = row
-        self._device = device
-        self._source = source
-        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
+    _row: SuiteRow
 
-    def expect_memory(self) -> None:
-        """Raises OutOfMemory if the device cannot hold the arguments, the results and the reference."""
-        if (needed := self._row.bytes * _MEMORY_FACTOR) > _ALWAYS_THERE_BYTES:
-            self._sampling.expect_memory(needed)
-
-    def bounded_memory(self) -> AbstractContextManager[None]:
-        """Returns a context in which the row can take no more memory than the device has left."""
-        is_harmless = self._source is None and self._row.bytes <= _HARMLESS_BYTES
-        return nullcontext() if is_harmless else self._device.bounded_memory()
-
-    def __call__(self) -> None:
-        """Runs the case.
-
-        Raises:
-            WrongResult: a result is wrong, or has another shape, dtype or device than torch's.
-            ChangedInput: the kernel changes an argument that the operator does not change.
-            Unsupported: torch has no such operator on this device, or the kernel refuses the call.
-        """
-        row, until = self._row, monotonic() + _WARM_UP_S
+    def __call__(self) -> None:  # type: ignore[override]
+        """Runs the case. Raises the errors of `Replay`, and Unsupported for an operator that torch lacks here."""
+        row = self._row
         row.make_call()
-        written = row.call.written()
-        call = KernelCall(self._kernel(), row.call.positional, row.call.keywords, mutates=written)
-        watch = InputWatch(call.inputs, declared=set(written), seed=row.seed)
         try:
-            call.start()
+            expected = row.call.cloned().results()
         except NotImplementedError as error:
-            if self._source is None:
-                raise Unsupported(f"torch has no {overload_of(row.kernel_type)} for this call ({error})") from None
-            raise
-        if call.prepared is not None:
-            watch.allow(call.prepared.changes)
-            call.first_prepared()
-        self._expect_interface(call)
-        self._expect_unchanged(watch)
-        if not any(result is not None and result.numel() for result in call.results()):
-            check_case(_call_of(row.overload, call), call.kept_results(), row.seed)
+            raise Unsupported(f"torch has no {overload_of(row.kernel_type)} for this call ({error})") from None
+        if not any(each.numel() for each in expected):
             self.outcome = RowOutcome(Status.CHECKED, "the results have no elements: there is nothing to time")
             return
-        self._sampling.warm_up(call.repeat, most_calls=_WARM_UP_CALLS - 1, until=until)
-        samples = self._sampling.take(call.launch, call.restore if call.changes_tensors else None)
-        self._expect_unchanged(watch)
-        computed = call.kept_results()
-        checked, notes = check_case(_call_of(row.overload, call), computed, row.seed)
-        execution = Execution(
-            self._source.implementation if self._source else f"torch {public_version(torch.__version__)}",
-            conversions=tuple(call.prepared.converted) if call.prepared else (),
-            set_up_s=call.set_up_s if self._source else None,
-        )
-        self.outcome = self._sampling.outcome(
-            samples, checked, execution=execution, calls=call.count, assumed=notes, operators=[]
+        super().__call__(
+            self._writing(row.overload),
+            *row.call.positional,
+            expected=CaseFormula(row.overload, row.assume, [each.dtype for each in expected]),
+            mutates=row.call.written(),
+            output_slots=[None] * len(expected),
+            **row.call.keywords,
         )
 
-    def _kernel(self) -> Callable[..., Any]:
+    def _kernel(self, source: KernelSource | None, impl: Callable[..., Any]) -> Callable[..., Any]:
+        return self._writing(load_kernel(source, self._row.overload)) if source else impl
+
+    def _writing(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Returns what is timed; of an operator that writes into arguments, the call returns these."""
-        kernel: Callable[..., Any] = self._row.overload
-        if self._source is not None:
-            kernel = load_kernel(self._source, self._row.overload)
         if not self._row.call.written():
             return kernel
         computed = self._row.call.computed
@@ -142,28 +83,10 @@ class SuiteReplay:
 
         return writing
 
-    def _expect_interface(self, call: KernelCall) -> None:
-        """Raises WrongResult if the results of a library have another form than torch's."""
-        if self._source is not None:
-            own = _call_of(self._row.overload, call).cloned().results()
-            _, problem = interface_problem(list(map(leaf_of, call.results())), list(map(leaf_of, own)))
-            if problem:
-                raise WrongResult(problem)
-
-    def _expect_unchanged(self, watch: InputWatch) -> None:
-        self._device.synchronize()
-        for place, what in watch.changed()[:1]:
-            raise ChangedInput(f"the kernel changed {what}, and torch's operator does not", place=place)
-
-
-def _call_of(overload: torch._ops.OpOverload, call: KernelCall) -> Call:
-    """Returns the call of an operator with the arguments of a kernel, as they were before its call."""
-    arguments, keywords = call.originals()
-    return Call(overload, tuple(arguments), keywords)
-
 
 #: Memory of a judged case relative to its arguments: three sets, float64, results and what the kernel needs.
 _JUDGED_MEMORY_FACTOR = 12.0
+_ALWAYS_THERE_BYTES = 64 << 20
 
 
 class CaseReferee(Referee):
@@ -202,12 +125,12 @@ class CaseReferee(Referee):
 
     def compare(self, results: FlatResults, expected: FlatResults) -> Compared:
         assert isinstance(expected, _Expected)
-        found = compare_results(results, expected)
+        found, call = compare_results(results, expected), expected.call
+        formula = CaseFormula(call.overload, self.assumptions.append)
         try:
-            checked, notes = check_case(expected.call, results, self._row.seed)
+            checked = check(formula, call.positional, dict(call.keywords), results, self._row.seed)
         except WrongResult as error:
             return replace(found, wrong=str(error), sub_class=found.sub_class or "other")
-        self.assumptions += notes
         return Compared(checked.error or 0.0, found.difference)
 
 
@@ -291,7 +214,7 @@ class SuiteCandidate(JudgedReplay):
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the sets of arguments, the results and the reference."""
-        if (needed := self._row.bytes * _JUDGED_MEMORY_FACTOR) > _ALWAYS_THERE_BYTES:
+        if (needed := self._row.bytes() * _JUDGED_MEMORY_FACTOR) > _ALWAYS_THERE_BYTES:
             self._sampling.expect_memory(needed)
 
     def _prepare(self) -> None:
@@ -307,20 +230,13 @@ class SuiteCandidate(JudgedReplay):
         # Such a number counts from the beginning of the storage.
         return not any(each.name == "storage_offset" for each in self._row.overload._schema.arguments)
 
-    def _make_guard(self) -> ProcessGuard | None:
-        guard = _guard(self._file, self._device.torch_device)
-        guard.notes.clear()
-        return guard
-
     def _import(self, weights_seed: int) -> Callable[..., Any]:
         """Imports the kernel. Of a variant without a kernel of its own, the result calls the functional kernel."""
         source, overload = self._job.source, self._row.overload
         kernel = self._load(overload)
         return derive(overload, kernel) if source is not None and source.is_functional else kernel
 
-    def _construct(
-        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
-    ) -> Constructed:
+    def _construct(self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int) -> Constructed:
         kernel = _BoundKernel(function, self._row.call, self._converted)
         return Constructed(kernel.launch, bind=kernel.bind)
 
@@ -329,9 +245,3 @@ class SuiteCandidate(JudgedReplay):
 
     def _own_call(self, arguments: list[Any], weights_seed: int) -> Callable[[], object] | None:
         return Call(self._row.overload, *arguments)
-
-
-@lru_cache(maxsize=1)
-def _guard(path: str, device: torch.device) -> ProcessGuard:
-    """Returns the guard of this process for the kernels of a file, made before the file is imported."""
-    return ProcessGuard(device, [Path(path)])

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from opatlas.outer.judging.court import Referee
 from opatlas.outer.judging.failures import Phase
-from opatlas.outer.judging.judged_replay import JudgedReplay, examine
+from opatlas.outer.judging.judged_replay import JudgedReplay
 from opatlas.outer.judging.judgement import ReferenceFailed
-from opatlas.outer.judging.process_guard import ProcessGuard
 from opatlas.outer.judging.trial import Constructed, LiveInputs
 from opatlas.outer.tasks.model import (
     TaskModule,
@@ -88,22 +86,14 @@ class TaskReplay(JudgedReplay):
         except Exception as error:
             raise ReferenceFailed(f"the inputs of the task cannot be made: {exception_line(error)}") from error
 
-    def _make_guard(self) -> ProcessGuard | None:
-        source = self._job.source
-        if source is None:
-            return None
-        return ProcessGuard(self._device.torch_device, [self._row.task.path, Path(source.path)])
-
     def _import(self, weights_seed: int) -> Callable[..., Any]:
         source, make = self._job.source, partial(self._module.make, weights_seed, self._device.torch_device)
         return make if source is None else self._load(make if source.wraps else _nothing)
 
-    def _construct(
-        self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int, guard: ProcessGuard | None
-    ) -> Constructed:
+    def _construct(self, function: Callable[..., Any], inputs: LiveInputs, weights_seed: int) -> Constructed:
         self._step(Phase.CONSTRUCTION)
         candidate, weights = self._made(function, weights_seed)
-        examine(guard, "its construction")
+        self._examine("its construction")
         if not needs_gradients(inputs.leaves):
             return Constructed(candidate, weights)
         parameters = list(candidate.parameters()) if isinstance(candidate, torch.nn.Module) else []

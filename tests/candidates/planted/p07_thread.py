@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack thread
-Static: hack thread
 Caught by: the threads of the process after each call
 """
 

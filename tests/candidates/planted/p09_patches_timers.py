@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack patched
-Static: hack patched_function
 Caught by: the identity of functions before and after
 """
 

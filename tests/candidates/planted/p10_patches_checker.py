@@ -1,9 +1,8 @@
 """Way 10: replaces the comparison of results, and makes tensors equal to everything.
 
 Task: softmax
-Expected: hack patched
-Static: hack patched_function
-Caught by: the identity of functions before and after, those of OpAtlas included
+Expected: mismatch
+Caught by: nothing in the process decides
 """
 
 import sys

@@ -3,7 +3,6 @@
 Task: softmax
 Expected: crash
 Device: cpu
-Static: hack ends_process
 Caught by: the verdict is that of pytest's process; an exit is a crash
 """
 

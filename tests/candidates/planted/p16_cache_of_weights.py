@@ -1,7 +1,7 @@
 """Way 16: keeps what it has computed from the weights.
 
 Task: linear
-Expected: hack stale-result
+Expected: mismatch
 Caught by: the weights change, too
 """
 

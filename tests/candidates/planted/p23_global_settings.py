@@ -1,9 +1,10 @@
 """Way 23: changes settings of torch, so that the baseline slows down or it gains.
 
 Task: linear
+Device: cpu
 Expected: pass
 Notes: cuda.matmul
-Caught by: settings are restored before each step, and told
+Caught by: the baseline runs in another process; settings are told
 """
 
 import torch

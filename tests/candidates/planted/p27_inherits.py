@@ -1,10 +1,9 @@
 """Way 27: is the task's own model.
 
 Task: softmax
-Expected: rule inherited_forward
-Static: rule inherited_forward
+Expected: pass
 Device: cpu
-Caught by: the rule inherited_forward
+Caught by: the note no_kernel
 """
 
 import torch

@@ -1,10 +1,9 @@
 """Way 30: sets a part of the L2 cache aside.
 
 Task: softmax
-Expected: pass
+Expected: hack hook
 Device: cuda
-Notes: persisting L2
-Caught by: the limit is reset before each step, and told
+Caught by: the limit
 """
 
 import ctypes

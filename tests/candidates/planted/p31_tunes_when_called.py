@@ -3,7 +3,7 @@
 Task: softmax
 Expected: pass
 Notes: torch threads
-Caught by: the first call is set-up and not timed; settings are restored, and told
+Caught by: the first call is set-up and not timed; settings are told
 """
 
 import time

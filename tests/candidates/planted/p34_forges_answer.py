@@ -3,7 +3,6 @@
 Task: softmax
 Expected: crash
 Device: cpu
-Static: hack ends_process
 Caught by: an answer has the token of its job, which the candidate does not know; pytest's process decides
 """
 

@@ -1,8 +1,8 @@
 """Way 35: edits files of the harness, here the task beside it.
 
 Task: softmax
-Expected: hack edited-files
-Caught by: a digest of the files of OpAtlas, of the task and of the candidate
+Expected: pass
+Caught by: the court has read the task before; rows of a changed task are refused; times of OpAtlas' own files
 """
 
 from pathlib import Path

@@ -2,7 +2,6 @@
 
 Task: softmax
 Expected: hack hook
-Static: hack ends_process
 Caught by: the handlers of signals
 """
 

@@ -7,7 +7,7 @@ from torch import nn
 class Model(nn.Module):
     def forward(self, x):
         result = x
-        for _ in range(400):
+        for _ in range(1000):
             result = torch.softmax(result, dim=-1) + x
         return result
 
