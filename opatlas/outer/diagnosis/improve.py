@@ -1,12 +1,15 @@
-"""Asks models for a faster kernel of one row: each answer is measured against the row's baseline, and what was found is
-told to the model, until one is faster or a limit is reached."""
+"""Asks models for a faster kernel of one row, whose counters, verdicts and code are in the prompt.
+
+Each answer is measured against the row's baseline, and the model is told what was found, until an answer is faster or a
+limit is reached: the loop is that of `opatlas.outer.generation`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +19,7 @@ import pandas as pd
 
 from opatlas.capture.capture_reader import DURATION, TYPE
 from opatlas.data.csv_files import write_text
-from opatlas.errors import OpAtlasError, UsageError
+from opatlas.errors import OpAtlasError, UsageError, describe_error
 from opatlas.files import TemporaryFolder
 from opatlas.formats import microseconds, percent, ratio
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop
@@ -43,11 +46,12 @@ from opatlas.run.job import Against, Job, RowOutcome
 from opatlas.run.msprof_sessions import msprof_on_device
 from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.registry import replays_of_bench
-from opatlas.show.result import Column, Table, text
+from opatlas.show.result import Column, Fields, Part, Table, text
 
 from .diagnosis import Diagnosis, RankedKernel
 from .kernels import BY, CAPTURED, DEVICE, LAUNCHES, ROW, KernelLines
-from .shown import kernel_parts
+from .shown import kernel_parts, peak_fields
+from .verdicts import is_gpu
 
 #: The deadline of one measurement, in seconds.
 _ROW_S = 300.0
@@ -59,6 +63,73 @@ _CLASSES = {
     Status.INVALID: ErrorClass.INTERFACE,
 }
 _NOT_FASTER = "not-faster"
+
+
+#: Languages of code blocks, by the suffix of a source file.
+_BLOCKS = {".py": "python", ".cpp": "cpp", ".cc": "cpp", ".asc": "cpp", ".cce": "cpp", ".cu": "cuda", ".cuh": "cuda"}
+#: Code of TBE, and what is said of it.
+_TBE = re.compile(r"^\s*(?:from|import)\s+(?:te|tbe|tvm)\b|\bte\.(?:compute|create_schedule|placeholder|lang)\b", re.M)
+_NO_TBE = (
+    "This is TBE, which is obsolete: it is not run here, and shows what is computed. What can be run instead is a "
+    "Python file whose function launches a kernel in Triton-Ascend, or one in Ascend C that the file compiles."
+)
+_CONSTRAINTS = """\
+1. Answer with one Python file in one code block. Code in another language is text in that file, which compiles it when
+   it is imported.
+2. The function takes the arguments and returns the results of the interface, in its order, shapes and dtypes. It
+   changes no argument, unless `Prepared(call, changes=...)` names it.
+3. The results are compared with a formula in float64.
+4. The kernel is written in {language}, and does the work itself: no library is called for it, nor torch, unless torch
+   is the language. Nothing is kept from one call to the next but what is compiled.
+5. The file serves any row of this kernel type, or raises `Unsupported("why")` for a row that it cannot run.
+6. Say before the code, in a few sentences, which verdict the change is for and what it changes."""
+
+
+def prompt_text(
+    found: Diagnosis,
+    ranked: RankedKernel,
+    *,
+    interface: str = "",
+    source: str = "",
+    suffix: str = ".py",
+    wishes: Sequence[str] = (),
+    language: str = "",
+) -> str:
+    """Returns the question about one kernel of the ranking, as Markdown.
+
+    Args:
+        interface: a file to begin with, that has the arguments of the kernel; "" if nothing is known of them.
+        source: the code of the kernel; "" to have it written anew.
+        suffix: the suffix of its file.
+        wishes: of the user.
+        language: what the answer is to be written in; "" for the language of the code, or that of the device.
+    """
+    device = found.table.device
+    where = device or ("an Ascend NPU" if found.table.is_capture else "this device")
+    code = _block(source, _BLOCKS.get(suffix, "")) if source else "The code is not given: write the kernel anew."
+    is_tbe = _TBE.search(source) is not None
+    if is_tbe:
+        code += f"\n\n{_NO_TBE}"
+    own = "the language of the code" if source and not is_tbe else "Triton" if is_gpu(device) else "Triton-Ascend"
+    sections = {
+        "The kernel, and its diagnosis": _block(text([*kernel_parts(found, ranked), peak_fields(found)]), "text"),
+        "Code": code,
+        "Interface": (
+            f"A file with this function, which computes the same by torch:\n\n{_block(interface, 'python')}"
+            if interface
+            else "A function `kernel` that takes the inputs in the order of the row."
+        ),
+        "Wishes": "\n".join(f"- {each}" for each in wishes),
+        "Constraints": _CONSTRAINTS.replace("{language}", language or own),
+    }
+    title = f"# Make the kernel {ranked.kernel_type} faster on {where}"
+    return "\n\n".join([title, *(f"## {name}\n\n{each}" for name, each in sections.items() if each)]) + "\n"
+
+
+def _block(code: str, language: str) -> str:
+    """Returns code between fences that are longer than those within it."""
+    fence = "`" * max([3, *(len(found) + 1 for found in re.findall(r"`{3,}", code))])
+    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
 
 
 @dataclass(frozen=True)
@@ -114,10 +185,13 @@ class RowBench:
             self.baseline = outcome.measurement
             self.name = self._scheduler.describe().name
         except BaseException:
-            self.close()
+            self._scheduler.close()
             raise
 
-    def close(self) -> None:
+    def __enter__(self) -> RowBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._scheduler.close()
 
     def judge(self, path: Path, language: str) -> Judgement:
@@ -130,7 +204,9 @@ class RowBench:
         outcome = self._run(KernelSource(path.stem, "", str(path), function, digest=content_digest([path])))
         measured = outcome.measurement
         if measured is None:
-            error_class = _CLASSES.get(outcome.status, ErrorClass.RUNTIME)
+            # A library's error has a traceback; a wrong result has none.
+            other = ErrorClass.RUNTIME if outcome.detail else ErrorClass.MISMATCH
+            error_class = _CLASSES.get(outcome.status, other)
             return Judgement(error_class, text=f"{outcome.explanation}\n{outcome.detail}".strip(), notes=notes)
         us, ratios = median(measured.samples_us), measured.ratios
         baseline_us = median(measured.rounds[0].baseline_us if measured.rounds else self.baseline.samples_us)
@@ -147,8 +223,14 @@ class RowBench:
     def diagnosis(self, measured: Measurement) -> Diagnosis:
         """Returns the diagnosis of a measurement of the row."""
         cells: dict[str, Any] = {
-            **{TYPE: self._kernel_type, ROW: "measured here", **self._cells, DURATION: median(measured.samples_us)},
-            **{LAUNCHES: 1.0, CAPTURED: False, DEVICE: self.name, BY: measured.execution.implementation},
+            TYPE: self._kernel_type,
+            ROW: "measured here",
+            **self._cells,
+            DURATION: median(measured.samples_us),
+            LAUNCHES: 1.0,
+            CAPTURED: False,
+            DEVICE: self.name,
+            BY: measured.execution.implementation,
             KERNEL_NAMES: " + ".join(measured.execution.kernel_names),
             MICROBENCH_DEVICE_KERNELS: float(measured.device_kernels or np.nan),
             CACHE_STATE: measured.cache_state,
@@ -170,94 +252,147 @@ class RowBench:
         return replace(outcome, measurement=replace(outcome.measurement, rounds=rounds))
 
 
-def models_of(path: Path) -> ModelsFile:
-    """Returns the models of a file. Raises UsageError where one has neither an endpoint nor recorded answers."""
-    file = read_models(path)
-    without = [name for name, model in file.models.items() if not model.endpoint]
-    if without and file.answers is None:
-        raise UsageError(f"{path}: {without[0]} has no endpoint: add `endpoint: URL`")
-    return file
+def ask(
+    found: Diagnosis,
+    ranked: RankedKernel,
+    output: Path,
+    source: Path | None,
+    wishes: Sequence[str],
+    models: Path | None,
+    content: dict[str, Any],
+    problems: list[str],
+) -> Iterator[Part]:
+    """Writes the question about a kernel, and has models answer it.
+
+    Args:
+        output: the folder of the question, of attempts, and of kernels that are faster.
+        source: the code of the kernel; None for none.
+        models: the file of models; None: nobody is asked.
+        content: the JSON of the kernel, which gets the attempts.
+        problems: receives the models that gave no answer, with the reasons.
+
+    Raises:
+        UsageError: nothing can measure an answer, or a model has no endpoint.
+        OpAtlasError: a file cannot be read or written, or the row cannot be measured here.
+    """
+    kernel_type = ranked.kernel_type
+    file = None if models is None else read_models(models)
+    if file is not None and kernel_type not in replays_of_bench():
+        raise UsageError(
+            f"--models: {kernel_type} has no replay, so that no answer can be measured: leave it out, and use the "
+            "prompt by hand, or add a replay (docs/contributing.md)"
+        )
+    code = "" if source is None else _read_source(source)
+    language = "" if file is None else str(language_here(file))
+    suffix = ".py" if source is None else source.suffix
+    names = (*BASE, *RUNTIME_IN_SIGNATURE)
+    cells = {name: str(cell) for name in names if (cell := found.table.cell(name, ranked.line)) != ""}
+    interface = _interface(kernel_type, cells, output)
+    prompt = prompt_text(
+        found, ranked, interface=interface, source=code, suffix=suffix, wishes=wishes, language=language
+    )
+    write_text(output / "prompt.md", prompt)
+    yield Fields({"prompt": str(output / "prompt.md")})
+    if _TBE.search(code):
+        yield f"note: {_NO_TBE}"
+    if file is not None:
+        improved, content["attempts"] = improve(kernel_type, cells, prompt, file, output, problems)
+        yield from improved
+    if kernel_type in replays_of_bench():
+        place = "" if found.table.is_capture else f" --database-path {found.table.place}"
+        yield f"next: opatlas bench --implementation torch,{output} --ops {kernel_type}{place}"
+    else:
+        yield f"{kernel_type} has no replay: docs/contributing.md adds one"
 
 
-def row_cells(found: Diagnosis, ranked: RankedKernel) -> dict[str, str]:
-    """Returns the cells of a kernel that its replay reads."""
-    frame, names = found.table.frame, (*BASE, *RUNTIME_IN_SIGNATURE)
-    return {name: str(found.table.cell(name, ranked.line)) for name in names if name in frame.columns}
+def _read_source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OpAtlasError(describe_error(error, path, "give a text file in UTF-8")) from None
 
 
-def language_here(file: ModelsFile | None) -> KernelLanguage:
+def _interface(kernel_type: str, cells: Mapping[str, str], folder: Path) -> str:
+    """Returns a file that has the arguments of a row; "" for one without a replay."""
+    if kernel_type not in replays_of_bench():
+        return ""
+    try:
+        # Imported here because it imports torch.
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        from opatlas.run.kernel_template import template
+
+        # A replay reads no values: nothing is filled, however large the row is.
+        with FakeTensorMode():
+            return template(folder, kernel_type, cells)
+    except (OpAtlasError, ImportError):
+        # A kernel that several devices run together, a row that is wrong, or no torch.
+        return ""
+
+
+def language_here(file: ModelsFile) -> KernelLanguage:
     """Returns what kernels are asked for: the language of the file, else that of the device at hand."""
-    if file is not None and file.language is not None:
-        return file.language
-    return LANGUAGE_OF_KIND.get(available_devices(None)[0].kind, KernelLanguage.TORCH)
+    return file.language or LANGUAGE_OF_KIND.get(available_devices(None)[0].kind, KernelLanguage.TORCH)
 
 
 def improve(
-    kernel_type: str, cells: Mapping[str, str], prompt: str, code: str, file: ModelsFile, output: Path
-) -> tuple[Table, list[dict[str, Any]], list[str]]:
+    kernel_type: str, cells: Mapping[str, str], prompt: str, file: ModelsFile, output: Path, problems: list[str]
+) -> tuple[Sequence[Part], list[dict[str, Any]]]:
     """Runs the loop of attempts of each model of a file.
 
     Args:
+        cells: the row.
         prompt: the question.
-        code: the code that a first answer may modify; "" for none.
-        output: gets the attempts, and as `{output}/{kernel_type}/{model}.py` each candidate that is faster.
+        output: gets the attempts, and as `{output}/{kernel_type}/{model}.py` each kernel that is faster.
+        problems: receives the models that gave no answer, with the reasons.
 
     Returns:
-        The table before and after, the attempts for JSON, and the models that gave no answer, with the reasons.
+        The table before and after and why each loop ended, and the attempts for JSON.
 
     Raises:
         OpAtlasError: the row cannot be measured here, or a file cannot be written.
     """
+    if without := [name for name, each in file.models.items() if not each.endpoint and file.answers is None]:
+        raise UsageError(f"{file.path}: {without[0]} has no endpoint: add `endpoint: URL`")
     log, language = AttemptLog(output), language_here(file).of_rules
-    rows: list[tuple[Any, ...]] = []
-    problems: list[str] = []
-    with TemporaryFolder("improve") as folder:
-        bench = RowBench(kernel_type, cells, folder)
-        try:
-            before = bench.diagnosis(bench.baseline)
-            before_us, share = median(bench.baseline.samples_us), float(before.shares.share[0])
-            rows.append(("baseline", None, "", before_us, None, share, before.verdicts.first[0] or None, None))
-            told: list[dict[str, Any]] = []
-            for model in file.models:
-                loop = _loop(kernel_type, model, prompt, code, file, log)
-                try:
-                    stopped = str(loop.run(_answers(model, file, output), lambda path: bench.judge(path, language)))
-                except OpAtlasError as error:
-                    stopped = str(error)
-                    problems.append(f"{model}: {error}")
-                for attempt in loop.attempts:
-                    found = attempt.judgement
-                    us, baseline_us = found.duration_us, found.baseline_us
-                    faster = baseline_us / us if us and baseline_us else None
-                    reached = share * before_us / us if us else None
-                    result = "faster" if found.passed else found.name
-                    rows.append((model, attempt.number, result, us, faster, reached, None, attempt.candidate))
-                    told.append({"model": model, "attempt": attempt.number, "result": result, "text": found.text})
-                    told[-1] |= {"duration_us": us, "speed_up": faster, "candidate": attempt.candidate}
-                if loop.attempts and loop.attempts[-1].passed and loop.last_candidate is not None:
-                    write_text(output / kernel_type / f"{model_folder(model)}.py", loop.last_candidate.read_text("utf-8"))
-                told.append({"model": model, "stopped": stopped})
-        finally:
-            bench.close()
+    told: list[dict[str, Any]] = []
+    ends: list[Part] = []
+    with TemporaryFolder("improve") as folder, RowBench(kernel_type, cells, folder) as bench:
+        before = bench.diagnosis(bench.baseline)
+        share = float(before.shares.share[0])
+        us = median(bench.baseline.samples_us)
+        rows: list[tuple[Any, ...]] = [
+            ("baseline", None, before.verdicts.first[0] or None, us, None, None, share, None)
+        ]
+        for model, named in file.models.items():
+            endpoint = Endpoint(named.endpoint, named.api_key_variable) if named.endpoint else None
+            answers = RecordedAnswers(file.answers or output / "answers", endpoint)
+            limits = file.limits(model)
+            digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
+            task = LoopTask(kernel_type, model_folder(model), "", model, output / "attempts", digest)
+            prompts: Any = KernelPrompts(prompt, limits.attempts)
+            loop = RepairLoop(task, prompts, log, file.prices(), limits)
+            try:
+                ends.append(f"{model}: {loop.run(answers, lambda path: bench.judge(path, language))}")
+            except OpAtlasError as error:
+                problems.append(f"{model}: {error}")
+            for attempt in loop.attempts:
+                judged = attempt.judgement
+                own = asdict(judged) | {"model": model, "attempt": attempt.number, "candidate": attempt.candidate}
+                of_us, speed_up, reached = judged.duration_us, None, None
+                if of_us and judged.baseline_us:
+                    # Baselines are timed in turn with each candidate.
+                    speed_up = judged.baseline_us / of_us
+                    reached = share * speed_up
+                result = "faster" if judged.passed else judged.name
+                times = judged.baseline_us, of_us, speed_up, reached
+                rows.append((model, attempt.number, result, *times, attempt.candidate or None))
+                told.append(own | {"speed_up": speed_up})
+            if loop.attempts and loop.attempts[-1].passed and loop.last_candidate is not None:
+                write_text(output / kernel_type / f"{model_folder(model)}.py", loop.last_candidate.read_text("utf-8"))
     columns = (
-        *("of", "attempt", "result", Column("time(us)", microseconds), Column("speed-up", ratio)),
-        *(Column("roofline", lambda each: "" if np.isnan(each) else percent(each)), "verdict", "candidate"),
+        *("of", "attempt", "result", Column("before(us)", microseconds), Column("after(us)", microseconds)),
+        Column("speed-up", ratio),
+        *(Column("roofline", lambda each: percent(each) if each == each else ""), "candidate"),
     )
-    return Table(columns, rows, f"before and after, on {bench.name}"), told, problems
-
-
-def _loop(kernel_type: str, model: str, prompt: str, code: str, file: ModelsFile, log: AttemptLog) -> RepairLoop:
-    digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
-    folder = log.path.parent / "attempts"
-    task = LoopTask(kernel_type, model_folder(model), "", model, folder, digest)
-    limits = file.limits(model)
-    prompts: Any = KernelPrompts(prompt, limits.attempts)
-    return RepairLoop(task, prompts, log, file.prices(), limits)
-
-
-def _answers(model: str, file: ModelsFile, output: Path) -> RecordedAnswers:
-    named = file.models[model]
-    endpoint = Endpoint(named.endpoint, named.api_key_variable) if named.endpoint else None
-    return RecordedAnswers(file.answers or output / "answers", endpoint)
-
-
+    return [Table(columns, rows, f"before and after, on {bench.name}"), *ends], told
