@@ -58,33 +58,31 @@ def test_ring_mla(row, replay):
     A capture lacks the lengths of sequences, which are on the host: one sequence is assumed.
     """
     row.expect_slots(range(5), (5, 13, 14))
-    q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
-    fits = len(q) == len(k) == 3 and (q[:2], k[:2], k[:2], q[-1]) == (q_rope[:2], k_rope[:2], v[:2], k[-1])
-    problem = "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width"
-    row.expect(fits, INPUT_SHAPES, problem)
-    row.expect(k[1] and not q[1] % k[1] and q_rope[-1] == k_rope[-1], INPUT_SHAPES, "queries and keys do not match")
+    tokens, heads, width, rope, keys, kv_heads = row.sizes(
+        "tokens,heads,width; tokens,heads,rope; keys,kv_heads,width; keys,kv_heads,rope; keys,kv_heads,value"
+        ";;;;;;;;; ?tokens,heads,value; ?heads,tokens"
+    )[:6]
+    row.expect(kv_heads and not heads % kv_heads, INPUT_SHAPES, "queries and keys do not match")
     later = row.has(13)
     row.expect(later == row.has(14), INPUT_SHAPES, "slot 13 or 14 (an earlier step) is missing", "restore it")
-    row.expect(later or q[0] == k[0], INPUT_SHAPES, "a first step must have as many queries as keys")
-    fits = not later or (row.shape(13), row.shape(14)) == ((*q[:2], v[-1]), (q[1], q[0]))
-    row.expect(fits, INPUT_SHAPES, "slots 13 and 14 must have the shapes (tokens, heads, D) and (heads, tokens)")
+    row.expect(later or tokens == keys, INPUT_SHAPES, "a first step must have as many queries as keys")
     row.assume("all tokens are one sequence")
     dtype = row.input_slots[0].dtype
     # In FLOAT16 the kernel adds the mask to the scores; in BF16 it first multiplies it by a large negative number.
     mask = row.upper_triangle(RING_MASK, dtype, -math.inf if dtype == "FLOAT16" else 1)
     # The sums of the earlier step are about as large as those of this step, so that both count.
-    size = math.log(max(k[0], 1)) + 0.9
+    size = math.log(max(keys, 1)) + 0.9
     replay(
         impl.ring_mla,
         *(row.tensor(slot, *RANGE) for slot in range(4)),
         row.tensor(4),
         mask,
-        row.lengths([[q[0]], [k[0]]] if later else [q[0]], host=True),
-        q[1],
-        k[1],
+        row.lengths([[tokens], [keys]] if later else [tokens], host=True),
+        heads,
+        kv_heads,
         pre_out=row.tensor(13) if later else None,
         prev_lse=row.tensor(14, size - 1, size + 1) if later else None,
-        qk_scale=1 / math.sqrt(q[-1] + q_rope[-1]),
+        qk_scale=1 / math.sqrt(width + rope),
         kernel_type="kernel_type_high_precision",
         mask_type="no_mask" if later else "mask_type_triu",
         input_layout="type_bsnd",
@@ -101,10 +99,7 @@ def test_attention_update(row, replay):
     """
     parts = len(row.input_slots) // 2
     row.expect(parts and len(row.input_slots) == 2 * parts, INPUT_SHAPES, "the numbers of sums and results differ")
-    row.expect(row.shape(parts), INPUT_SHAPES, f"slot {parts} (results of a part) has no axes")
-    for slot in range(parts):
-        row.expect_shape(slot, row.shape(parts)[:-1], meaning="logarithms of sums")
-        row.expect_shape(parts + slot, row.shape(parts), meaning="results of a part")
+    row.sizes("; ".join(["*tokens"] * parts + ["*tokens,width"] * parts))
     with_sums = len(row.output_slots) > 1 and not row.output_slots[1].absent
     replay(
         impl.attention_update,
@@ -141,11 +136,10 @@ def test_lightning_indexer_vllm(row, replay, custom_opp):
 def _indexer_call(row):
     """Reads the slots queries (T, N, D), keys (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
     row.expect_slots(range(6))
-    query, cache, weights = (row.shape(slot) for slot in range(3))
-    fits = len(query) == 3 and weights == query[:2] and cache[2:] == (1, query[-1])
-    problem = "slots 0 to 2 must have the shapes (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)"
-    row.expect(fits, INPUT_SHAPES, problem, "correct their shapes; other layouts are not replayed")
-    queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
+    tokens, _, _, *cache, count, blocks = row.sizes(
+        "tokens,heads,width; pages,page_size,1,width; tokens,heads; sequences; sequences; sequences,blocks"
+    )
+    queries, keys, table = _sequences(row, tokens, cache, (count, blocks))
     return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
         "actual_seq_lengths_query": row.lengths(list(accumulate(queries)), host=False),
         "actual_seq_lengths_key": row.lengths(keys, host=False),
@@ -169,18 +163,11 @@ def test_sparse_flash_attention(row, replay):
     two lengths, and the rope parts of queries and keys.
     """
     row.expect_slots(range(9))
-    query, cache, values, indices, _, _, _, query_rope, key_rope = (row.shape(slot) for slot in range(9))
-    row.expect(
-        len(query) == 3
-        and (cache[2:], values) == ((1, query[-1]), cache)
-        and (len(indices), indices[:2]) == (3, (query[0], 1))
-        and (query_rope[:-1], key_rope[:-1], query_rope[-1]) == (query[:-1], cache[:-1], key_rope[-1]),
-        INPUT_SHAPES,
-        "slot 0 must be (tokens, heads, D), slots 1 and 2 (blocks, block size, 1, D), slot 3 (tokens, 1, K), and "
-        "slots 7 and 8 (rope) like slots 0 and 1 with another last axis",
-        "correct their shapes; other layouts are not replayed",
+    tokens, _, width, *cache, _, count, blocks, rope = row.sizes(
+        "tokens,heads,width; pages,page_size,1,width; pages,page_size,1,width; tokens,1,chosen; sequences,blocks"
+        "; sequences; sequences; tokens,heads,rope; pages,page_size,1,rope"
     )
-    queries, keys, table = _sequences(row, query, cache, table_slot=4, length_slots=(5, 6))
+    queries, keys, table = _sequences(row, tokens, cache, (count, blocks))
     seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
     # One cache holds keys and values, as in absorbed latent attention.
     key = row.tensor(1, *RANGE)
@@ -189,8 +176,8 @@ def test_sparse_flash_attention(row, replay):
         row.tensor(0, *RANGE),
         key,
         key,
-        row.spread_positions(indices, seen),
-        1 / math.sqrt(query[-1] + query_rope[-1]),
+        row.spread_positions(row.shape(3), seen),
+        1 / math.sqrt(width + rope),
         block_table=table,
         actual_seq_lengths_query=row.lengths(list(accumulate(queries)), host=False),
         actual_seq_lengths_kv=row.lengths(keys, host=False),
@@ -206,26 +193,25 @@ def test_sparse_flash_attention(row, replay):
     )
 
 
-def _sequences(row, query, cache, *, table_slot, length_slots):
-    """Returns the lengths of queries and of keys of each sequence, and the block table."""
-    table = row.shape(table_slot)
-    row.expect(len(table) == 2 and table[0], INPUT_SHAPES, f"slot {table_slot} must be a table (sequences, blocks)")
-    for slot in length_slots:
-        row.expect_shape(slot, table[:1], meaning="lengths")
-    fits = query[0] >= table[0] and 0 not in cache[:2]
-    row.expect(fits, INPUT_SHAPES, "slot 0 has fewer queries than sequences, or slot 1 no pages")
-    queries = split_evenly(query[0], table[0])
+def _sequences(row, tokens, cache, table):
+    """Returns the lengths of queries and of keys of each sequence, and the block table.
+
+    `cache`: the number of pages and their size; `table`: the number of sequences and of the blocks of each.
+    """
+    row.expect(
+        0 < table[0] <= tokens and all(cache), INPUT_SHAPES, "there are fewer queries than sequences, or no pages"
+    )
+    queries = split_evenly(tokens, table[0])
     if table[0] > 1:
-        row.assume(f"{query[0]} queries are dealt out evenly to {table[0]} sequences")
-    keys = assign_pages(row, table, cache[0], cache[1])
+        row.assume(f"{tokens} queries are dealt out evenly to {table[0]} sequences")
+    keys = assign_pages(row, table, *cache)
     used = [math.ceil(length / cache[1]) for length in keys]
     row.expect(
         len(keys) == table[0]
         and max(used) <= table[1]
         and not any(kv < own for own, kv in zip(queries, keys, strict=True)),
         INPUT_SHAPES,
-        f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table "
-        f"(slot {table_slot})",
+        f"sequences of {min(keys)} keys or more do not fit {queries[0]} queries and the block table",
         "correct the shapes, or the recorded lengths",
     )
     return queries, keys, row.block_table(table, used, cache[0])

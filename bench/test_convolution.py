@@ -141,16 +141,14 @@ def test_max_pool_gradient(row, replay):
 def test_adaptive_average_pool(row, replay):
     """Reads a slot and an output with the channels last, (N, D, H, W, C)."""
     row.expect_inputs(1)
-    source, result = row.shape(0), row.output_shape()
     if images.layout(row.input_slots[0]) not in ("", "ND", "NDHWC"):
         raise Unsupported(f"{row.kernel_type} is replayed with channels last, in the formats ND and NDHWC")
-    fits = len(source) == len(result) == 5 and (source[0], source[4]) == (result[0], result[4])
-    row.expect(fits, OUTPUT_SHAPES, f"no pooling along three axes leads from {source} to the output")
+    row.sizes("n,d,h,w,c -> n,D,H,W,c")
     images.output_slot(row, like=0)
     replay(
         impl.adaptive_average_pool3d,
         row.tensor(0).permute(0, 4, 1, 2, 3),
-        result[1:4],
+        row.output_shape()[1:4],
         output_slots=[None],
         expected=formulas.adaptive_average_pool3d,
     )
@@ -160,15 +158,12 @@ def test_adaptive_average_pool(row, replay):
 def test_adaptive_average_pool_gradient(row, replay):
     """Reads the slots gradient (OD, OH, OW, N C), pooled volume (N, C, D, H, W). Output: (D, H, W, N C)."""
     row.expect_inputs(2)
-    gradient, source = row.shape(0), row.shape(1)
-    fits = len(source) == 5 and len(gradient) == 4 and gradient[3] == source[0] * source[1]
-    row.expect(fits, INPUT_SHAPES, "slot 0 must have the shape (OD, OH, OW, N C), and slot 1 the shape (N, C, D, H, W)")
+    *size, planes, n, c = row.sizes("D,H,W,planes; n,c,d,h,w -> d,h,w,planes")[:6]
+    row.expect(planes == n * c, INPUT_SHAPES, f"slot 0 has {planes} planes, and slot 1 {n} x {c}")
     images.output_slot(row, like=0)
-    wanted = (*source[2:], gradient[3])
-    row.expect(row.output_shape() == wanted, OUTPUT_SHAPES, f"the gradient of {source} must have the shape {wanted}")
     replay(
         impl.adaptive_average_pool3d_backward,
-        row.tensor(0).permute(3, 0, 1, 2).reshape(*source[:2], *gradient[:3]),
+        row.tensor(0).permute(3, 0, 1, 2).reshape(n, c, *size),
         row.tensor(1),
         output_slots=[None],
         expected=formulas.adaptive_average_pool3d_backward,

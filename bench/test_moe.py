@@ -34,21 +34,18 @@ def test_moe_gating_top_k(row, replay):
     softmax.
     """
     row.expect_inputs(1, 2)
-    logits, (tokens, k) = row.shape(0), _pair(row.output_shape())
-    fits = len(logits) == 2 and tokens == logits[0] and 1 <= k <= logits[1]
-    problem = f"output 0 must be (tokens, k) for the logits {logits} of slot 0, with k from 1 to the number of experts"
-    row.expect(fits, OUTPUT_SHAPES, problem)
+    tokens, experts, k = row.sizes("tokens,experts; ?experts -> tokens,k")
+    row.expect(1 <= k <= experts, OUTPUT_SHAPES, f"output 0 must have 1 to {experts} experts for each token")
     gating = {"norm_type": 0}
-    if len(row.input_slots) == 2:
-        row.expect_shape(1, logits[1:], meaning="bias")
+    if row.has(1):
         # 0 or 1, and distinct logits: no two scores are so close that rounding decides.
         gating = {"norm_type": 1, "bias": row.integers(1, 0, 1)}
-        if logits[1] == 256 and k <= 128:
+        if experts == 256 and k <= 128:
             gating |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
     row.assume("DeepSeek-V3's choice of experts" if "bias" in gating else "softmax over one group of experts")
     drawn = row.tensor(0)
-    x = (drawn.float().argsort(-1) * (8 / max(logits[1] - 1, 1)) - 4).to(drawn.dtype)
-    out_flag = len(row.output_slots) == 3 and row.output_slots[2].shape == logits
+    x = (drawn.float().argsort(-1) * (8 / max(experts - 1, 1)) - 4).to(drawn.dtype)
+    out_flag = len(row.output_slots) == 3 and row.output_slots[2].shape == (tokens, experts)
     replay(
         impl.moe_gating_top_k,
         x,
@@ -64,13 +61,10 @@ def test_moe_gating_top_k(row, replay):
 def test_moe_token_permute(row, replay):
     """Reads the slots tokens (T, H), their experts (T, k) or (T)."""
     row.expect_inputs(2)
-    tokens, indices = row.shape(0), row.shape(1)
-    row.expect(
-        len(tokens) == 2 and indices[:1] == tokens[:1], INPUT_SHAPES, "slot 0 must be (tokens, H), and slot 1 as long"
-    )
-    experts = max(_ASSUMED_EXPERTS, *indices[1:], 1)
+    tokens, _, chosen = row.sizes("tokens,width; tokens,*chosen")
+    experts = max(_ASSUMED_EXPERTS, *chosen, 1)
     row.assume(f"{experts} experts, chosen equally often")
-    copies, kept = indices[0] * max(indices[1:], default=1), row.output_shape()[0] if row.output_shape() else 0
+    copies, kept = tokens * max(chosen, default=1), row.output_shape()[0] if row.output_shape() else 0
     row.expect(kept <= copies, OUTPUT_SHAPES, f"output 0 has more rows than the {copies} copies of tokens")
     arguments = [row.tensor(0), row.expert_ids(1, experts), *([kept] if kept < copies else [])]
     replay(impl.moe_token_permute, *arguments, expected=formulas.moe_token_permute)
@@ -80,13 +74,11 @@ def test_moe_token_permute(row, replay):
 def test_moe_token_unpermute(row, replay):
     """Reads the slots permuted tokens (T k, H), position of each copy (T k), perhaps weights (T, k)."""
     row.expect_inputs(2, 3)
-    permuted = row.shape(0)
-    row.expect(len(permuted) == 2, INPUT_SHAPES, "slot 0 must have two axes")
-    row.expect_shape(1, permuted[:1], meaning="a position for each row of slot 0")
+    copies, _ = row.sizes("copies,width; copies")
     probs = [row.tensor(2, 0.1, 1.0)] if len(row.input_slots) == 3 else []
-    fits = not probs or (probs[0].dim() == 2 and probs[0].numel() == permuted[0])
-    row.expect(fits, INPUT_SHAPES, f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all")
-    arguments = [row.tensor(0), row.indices(1, permuted[0], distinct=True), *probs]
+    fits = not probs or (probs[0].dim() == 2 and probs[0].numel() == copies)
+    row.expect(fits, INPUT_SHAPES, f"slot 2 must have the shape (tokens, k), {copies} numbers in all")
+    arguments = [row.tensor(0), row.indices(1, copies, distinct=True), *probs]
     replay(impl.moe_token_unpermute, *arguments, expected=formulas.moe_token_unpermute)
 
 
@@ -196,7 +188,3 @@ def _grouped(row, *, halves=False):
             "record the row under the types of these kernels" if whole_layer else "correct one of the three shapes",
         )
     return fitting[1], x, (weight[0], wanted[1])
-
-
-def _pair(shape):
-    return shape if len(shape) == 2 else (-1, -1)

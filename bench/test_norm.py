@@ -14,18 +14,15 @@ from .implementations import torch as impl
 @replays("RmsNorm", npu="torch_npu.npu_rms_norm")
 def test_rms_norm(row, replay):
     row.expect_inputs(2)
-    x, gamma = row.inputs()
-    _expect_vectors(row, {1: "gamma"})
-    replay(impl.rms_norm, x, gamma, epsilon=1e-6, expected=formulas.rms_norm)
+    row.sizes("*all,width; width")
+    replay(impl.rms_norm, *row.inputs(), epsilon=1e-6, expected=formulas.rms_norm)
 
 
 @replays("RmsNormGrad", npu="torch_npu.npu_rms_norm_backward")
 def test_rms_norm_grad(row, replay):
     """Reads the slots gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
     row.expect_inputs(4)
-    _expect_vectors(row, {3: "gamma"})
-    row.expect_shape(1, row.shape(0), meaning="x")
-    row.expect_shape(2, (*row.shape(0)[:-1], 1), meaning="rstd")
+    row.sizes("*all,width; *all,width; *all,1; width")
     grad, x, gamma = row.tensor(0), row.tensor(1), row.tensor(3)
     rstd = impl.rms_norm(x, gamma, epsilon=1e-6)[1]
     replay(impl.rms_norm_backward, grad, x, gamma, rstd, expected=formulas.rms_norm_backward)
@@ -34,8 +31,7 @@ def test_rms_norm_grad(row, replay):
 @replays("AddRmsNorm", npu="torch_npu.npu_add_rms_norm")
 def test_add_rms_norm(row, replay):
     row.expect_inputs(3)
-    _expect_sum(row)
-    _expect_vectors(row, {2: "gamma"})
+    row.sizes("*all,width; *all,width; width")
     replay(impl.add_rms_norm, *row.inputs(), 1e-6, expected=formulas.add_rms_norm)
 
 
@@ -43,9 +39,8 @@ def test_add_rms_norm(row, replay):
 def test_add_rms_norm_bias(row, replay, custom_opp):
     """Calls a custom operator, because torch_npu's own npu_add_rms_norm launches another kernel."""
     row.expect_inputs(3, 4)
-    _expect_sum(row)
-    beta = row.tensor(3) if len(row.input_slots) == 4 else None
-    _expect_vectors(row, {2: "gamma"} if beta is None else {2: "gamma", 3: "beta"})
+    row.sizes("*all,width; *all,width; width; ?width")
+    beta = row.tensor(3) if row.has(3) else None
     x1, x2, gamma = (row.tensor(slot) for slot in range(3))
     replay(impl.add_rms_norm_bias, x1, x2, gamma, beta, 1e-6, expected=formulas.add_rms_norm_bias)
 
@@ -108,16 +103,6 @@ def _normalized_sizes(row, gamma):
 def _layer_norm_arguments(row, sizes, gamma):
     # The mean of x is not 0, so that a missing mean shows.
     return row.tensor(0, -1.0, 3.0), sizes, row.tensor(gamma), row.tensor(gamma + 1), 1e-5
-
-
-def _expect_vectors(row, names):
-    """Refuses a row whose vectors differ in size from the last axis of x."""
-    for slot, name in names.items():
-        row.expect_shape(slot, row.shape(0)[-1:], meaning=name)
-
-
-def _expect_sum(row):
-    row.expect(row.shape(0) == row.shape(1), INPUT_SHAPES, "slots 0 and 1 must have one shape")
 
 
 @replays("SoftmaxV2", "SoftmaxAiCore", npu="torch.softmax")

@@ -89,20 +89,17 @@ def test_triton_rope(row, replay, custom_opp):
     fits = row.input_slots[1].dtype == row.input_slots[0].dtype
     problem = "slot 1 must have the dtype of slot 0; captures of this Triton kernel hold meaningless dtypes there"
     row.expect(fits, INPUT_DTYPES, problem, "write the dtype of slot 0 for slot 1")
-    query, key = row.shape(0), row.shape(1)
-    fits = len(query) == len(key) == 3 and query[::2] == key[::2]
-    problem = "slots 0 and 1 must be (tokens, heads, head size), with the same tokens and head size"
-    row.expect(fits, INPUT_SHAPES, problem)
+    tokens, _, head_size, _ = row.sizes("tokens,heads,head_size; tokens,kv_heads,head_size")
     row.assume(_HALVES)
     table = row.tensor(2)
-    rotary_size = _expect_table(row, 2, query[2])
+    rotary_size = _expect_table(row, 2, head_size)
     replay(
         impl.rotary_embedding,
-        _positions(row, 3, query[0], table.shape[0]),
+        _positions(row, 3, tokens, table.shape[0]),
         row.tensor(0),
         row.tensor(1),
         table,
-        query[2],
+        head_size,
         rotary_size,
         True,
         mutates=[1, 2],
@@ -118,28 +115,26 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
     lacks the output of the values.
     """
     row.expect_inputs(2, 3)
-    fused = row.shape(0)
-    query, key = row.output_shape(0), row.output_shape(1)
-    fits = len(fused) == 2 and query[:-1] == key[:-1] == fused[:1] and fused[1] == query[1] + 2 * key[1]
-    problem = f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input {fused}"
-    row.expect(fits, OUTPUT_SHAPES, problem)
+    tokens, fused, query, key = row.sizes("tokens,fused -> tokens,query; tokens,key")
+    problem = f"query, key (outputs 0 and 1) and values of the key's width do not add up to the input's {fused}"
+    row.expect(fused == query + 2 * key, OUTPUT_SHAPES, problem)
     width = row.shape(1)[-1] if row.shape(1) else 0
-    sizes = [size for size in range(max(width, 1), key[1] + 1) if gcd(query[1], key[1]) % size == 0]
-    row.expect(sizes, INPUT_SHAPES, f"slot 1 has angles for {width} features, but all heads of the key have {key[1]}")
+    sizes = [size for size in range(max(width, 1), key + 1) if gcd(query, key) % size == 0]
+    row.expect(sizes, INPUT_SHAPES, f"slot 1 has angles for {width} features, but all heads of the key have {key}")
     head_size = sizes[0]
     if len(sizes) > 1:
         row.assume(f"heads of {head_size} features")
-    table = row.tensor(1, shape=(max(fused[0], _LEAST_POSITIONS), width)) if len(row.shape(1)) == 1 else row.tensor(1)
+    table = row.tensor(1, shape=(max(tokens, _LEAST_POSITIONS), width)) if len(row.shape(1)) == 1 else row.tensor(1)
     _expect_table(row, 1, head_size)
     weights = [row.tensor(0, 0.5, 1.5, shape=(head_size,)) for _ in range(2)]
     replay(
         impl.qkv_rmsnorm_rope,
         row.tensor(0),
         table,
-        _positions(row, 2, fused[0], table.shape[0]),
+        _positions(row, 2, tokens, table.shape[0]),
         *weights,
-        query[1],
-        key[1],
+        query,
+        key,
         head_size,
         1e-6,
         output_slots=[0, 1, 2 if len(row.output_slots) > 2 else None],
@@ -195,16 +190,10 @@ def _positions(row, slot, tokens, below):
 def test_reshape_and_cache(row, replay):
     """Reads the slots key and value (tokens, heads, size), caches (blocks, block size, heads, size), positions."""
     row.expect_inputs(5)
-    for new, cache in ((0, 2), (1, 3)):
-        row.expect(
-            len(row.shape(new)) == 3 and row.shape(cache)[2:] == row.shape(new)[1:] and len(row.shape(cache)) == 4,
-            INPUT_SHAPES,
-            f"slot {new} must be (tokens, heads, size), and slot {cache}, its cache, (blocks, block size, heads, size)",
-        )
-    fits = row.shape(0)[:1] == row.shape(1)[:1] == row.shape(4) and row.shape(2)[:2] == row.shape(3)[:2]
-    problem = "slots 0, 1 and 4 must have the same number of tokens, and both caches the same number of positions"
-    row.expect(fits, INPUT_SHAPES, problem)
-    blocks, block_size = row.shape(2)[:2]
+    *_, blocks, block_size = row.sizes(
+        "tokens,heads,size; tokens,value_heads,value_size; blocks,block_size,heads,size"
+        "; blocks,block_size,value_heads,value_size; tokens"
+    )
     replay(
         impl.reshape_and_cache,
         *(row.tensor(slot) for slot in range(4)),
@@ -223,24 +212,24 @@ def test_kv_rmsnorm_rope_cache(row, replay):
     if any(row.has(slot) for slot in range(7, len(row.input_slots))):
         raise Unsupported("quantized caches and separate values (slots 7 to 11) are not replayed")
     row.expect_slots(range(7), range(7, 12))
-    kv, gamma, cos = (row.shape(slot) for slot in range(3))
-    fits = len(kv) == 4 and kv[1] == 1 and len(gamma) == 1 and gamma[0] < kv[3] and not (kv[3] - gamma[0]) % 2
-    problem = "slot 0 (kv) must be (batch, 1, tokens, size), of which gamma (slot 1) leaves an even size to rotate"
+    batch, tokens, size, latent, cos, positions, blocks, block_size, rotary = row.sizes(
+        "batch,1,tokens,size; latent; *angles; *angles; positions"
+        "; blocks,block_size,1,rotary; blocks,block_size,1,latent"
+    )
+    fits = size == latent + rotary and rotary > 0 and not rotary % 2
+    problem = (
+        f"slot 0 (kv) has {size} features, which gamma (slot 1) and the even size of the rotary cache must add up to"
+    )
     row.expect(fits, INPUT_SHAPES, problem)
-    batch, _, tokens, size = kv
-    rotary = size - gamma[0]
     angles = (batch, 1, tokens, rotary)
-    fits = len(cos) == 4 and cos == row.shape(3) and cos[3] == rotary and shape_rules.broadcast([cos, angles]) == angles
+    fits = len(cos) == 4 and cos[3] == rotary and shape_rules.broadcast([cos, angles]) == angles
     row.expect(fits, INPUT_SHAPES, f"slots 2 (cos) and 3 (sin) must have the shape {angles}, or 1 along an axis")
-    blocks = row.shape(5)[:2]
-    row.expect_shape(5, (*blocks, 1, rotary), meaning="the rotary cache")
-    row.expect_shape(6, (*blocks, 1, gamma[0]), meaning="the latent cache")
-    row.expect_shape(4, (batch * tokens,), meaning="a position for each token")
+    row.expect(positions == batch * tokens, INPUT_SHAPES, "slot 4 must have a position for each token")
     is_output_kv = len(row.output_slots) > 2 and bool(row.output_slots[2].shape)
     replay(
         impl.kv_rmsnorm_rope_cache,
         *(row.tensor(slot) for slot in range(4)),
-        row.indices(4, blocks[0] * blocks[1], distinct=True),
+        row.indices(4, blocks * block_size, distinct=True),
         row.tensor(5),
         row.tensor(6),
         epsilon=1e-5,
@@ -262,40 +251,32 @@ def test_paged_cache_load(row, replay):
     row.expect_inputs(4, 6, 7)
     row.expect_dtype(2, "INT32")
     row.expect_dtype(3, "INT32")
-    caches, results = (row.shape(0), row.shape(1)), (row.output_shape(0), row.output_shape(1))
-    fits = len(caches[0]) == len(caches[1]) == 4 and caches[0][:2] == caches[1][:2]
-    problem = "slots 0 and 1 must be caches (blocks, block size, heads, size) with the same number of positions"
-    row.expect(fits, INPUT_SHAPES, problem)
-    tokens = results[0][:1]
-    fits = results == tuple((*tokens, *cache[2:]) for cache in caches)
-    problem = "outputs 0 and 1 must have the shape (tokens, heads, size), with heads and size of the caches"
-    row.expect(fits, OUTPUT_SHAPES, problem)
-    table, lengths = row.shape(2), row.shape(3)
-    row.expect(
-        len(table) == 2 and table[0] and lengths in ((table[0],), (table[0] + 1,)),
-        INPUT_SHAPES,
-        "slot 2 must be (sequences, blocks), and slot 3 a length for each sequence, or one more for sums of lengths",
+    pages, block_size, *_, sequences, width, lengths, tokens = row.sizes(
+        "pages,block_size,heads,size; pages,block_size,value_heads,value_size; sequences,blocks; lengths"
+        " -> tokens,heads,size; tokens,value_heads,value_size"
     )
-    (sequences, width), block_size = table, caches[0][1]
-    used = split_evenly(tokens[0], sequences)
+    fits = sequences and lengths in (sequences, sequences + 1)
+    row.expect(
+        fits, INPUT_SHAPES, "slot 3 must have a length for each sequence of slot 2, or one more for sums of lengths"
+    )
+    used = split_evenly(tokens, sequences)
     blocks = [-(-length // block_size) for length in used]
-    fits = max(blocks) <= width and caches[0][0] >= 1
-    problem = f"slot 2 has {width} blocks of {block_size}, but a sequence of {tokens[0]} tokens needs {max(blocks)}"
-    row.expect(fits, INPUT_SHAPES, problem)
+    problem = f"slot 2 has {width} blocks of {block_size}, but a sequence of {tokens} tokens needs {max(blocks)}"
+    row.expect(max(blocks) <= width and pages, INPUT_SHAPES, problem)
     row.assume("the sequences are of one length")
-    sums = lengths[0] > sequences
+    sums = lengths > sequences
     later = len(row.input_slots) == 7
     starts = [(width - count) * block_size for count in blocks]
     replay(
         impl.paged_cache_load,
         row.tensor(0),
         row.tensor(1),
-        row.block_table(table, [width] * sequences if later else blocks, caches[0][0]),
+        row.block_table((sequences, width), [width] * sequences if later else blocks, pages),
         row.numbers(3, [sum(used[:i]) for i in range(sequences + 1)] if sums else used),
         seq_starts=row.numbers(6, starts) if later else None,
         cumsum=sums,
-        key=row.tensor(0, shape=results[0]),
-        value=row.tensor(1, shape=results[1]),
+        key=row.tensor(0, shape=row.output_shape(0)),
+        value=row.tensor(1, shape=row.output_shape(1)),
         overwrites=["key", "value"],
         expected=formulas.paged_cache_load,
     )

@@ -27,7 +27,6 @@ from opatlas.errors import OpAtlasError
 from opatlas.extensions import SCHEDULERS, extensions
 from opatlas.files import absolute_path, expect_folder
 from opatlas.options import Scope
-from opatlas.row.kind import kind_of, native_kind
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,
     ROOT,
@@ -38,7 +37,18 @@ from opatlas.row.location import (
     slug,
 )
 from opatlas.row.status import UpdateMode
-from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
+from opatlas.row.versions import (
+    CANN,
+    TORCH,
+    VLLM,
+    Component,
+    Versions,
+    detect,
+    kind_of,
+    native_kind,
+    same_release,
+    versions_option,
+)
 from opatlas.run.devices.device import DeviceSpec, available_devices, database_name, device_kinds, kind_named
 from opatlas.run.devices.system import available_cores
 from opatlas.run.implementation import Implementation

@@ -20,9 +20,8 @@ from opatlas.files import absolute_path, expect_folder
 from opatlas.formats import size
 from opatlas.installation import PACKAGE, code_folder
 from opatlas.options import Scope
-from opatlas.row.kind import kind_of
 from opatlas.row.location import default_path, device_kind, expect_npu
-from opatlas.row.versions import detect
+from opatlas.row.versions import detect, kind_of
 from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Column, Fields, Table
 from opatlas.text import pluralize, printable_lines

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from opatlas.capture.cases import Case, Cases, SampleLine, add_counts
 from opatlas.capture.launches import SOURCE_PROFILE, TimeShare, source_cell, time_shares
-from opatlas.data.cells import positions_by_key
+from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError

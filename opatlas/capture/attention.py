@@ -30,7 +30,7 @@ from msgspec import Meta
 
 from opatlas.capture.cases import add_counts
 from opatlas.capture.launches import COMPLETENESS, SHAPE_SLOTS
-from opatlas.data.cells import positions_by_key
+from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.errors import OpAtlasError, TableError

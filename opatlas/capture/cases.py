@@ -27,8 +27,9 @@ from msgspec import Meta
 from opatlas.capture.capture_discovery import kind_of_capture
 from opatlas.capture.launches import CasePart, LaunchCounts
 from opatlas.data.csv_files import write_atomically
-from opatlas.data.ingests import RESTORE, Ingest, IngestManifest, packed_lines
-from opatlas.errors import OpAtlasError, TableError
+from opatlas.data.ingests import Ingest, IngestManifest
+from opatlas.data.log import read_lines
+from opatlas.errors import TableError
 from opatlas.files import size_mb
 from opatlas.progress import progress
 from opatlas.row.columns import is_file_name
@@ -44,6 +45,7 @@ Counts = TypeVar("Counts", bound="DataclassInstance")
 _COMPRESSION = 3
 _Microseconds = Annotated[float, Meta(gt=0, le=LONGEST_US)]
 _Count = Annotated[int, Meta(ge=0)]
+_RESTORE = "Restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
 #: Kernel type and signature.
 CaseKey = tuple[str, str]
 
@@ -93,17 +95,18 @@ def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLi
 
 def read_samples(path: Path) -> Iterator[SampleLine]:
     """Yields the lines of samples. Raises OpAtlasError where the file cannot be read, or is damaged."""
-    for number, text in enumerate(packed_lines(path), 1):
+    for number, text in enumerate(read_lines(path), 1):
         if number == 1:
             continue
         try:
-            line = decode(text, SampleLine, f"{path}:{number}")
+            line = decode(text, SampleLine, "")
         except DecodeError as error:
-            raise OpAtlasError(f"{error}: {RESTORE}") from None
+            raise TableError(path, error.problem, _RESTORE, line=number) from None
         if not is_file_name(line.kernel_type):
-            raise OpAtlasError(f"{path}:{number}: kernel type {line.kernel_type!r} cannot name a CSV: {RESTORE}")
+            problem = "cannot name a CSV"
+            raise TableError(path, problem, _RESTORE, line=number, column="kernel_type", value=line.kernel_type)
         if not line.durations_us and not line.replaced:
-            raise OpAtlasError(f"{path}:{number}: neither durations nor replaced cells: {RESTORE}")
+            raise TableError(path, "neither durations nor replaced cells", _RESTORE, line=number)
         yield line
 
 

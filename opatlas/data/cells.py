@@ -1,17 +1,22 @@
-"""The cells of a table: columns with durations, the cells that a record fills, and edits by column."""
+"""The cells of a row that a record fills, and candidates for them: what runs measured, and what other tables have.
+
+opatlas/data/fold.py decides between candidates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
 
-import pyarrow as pa
-
-from opatlas.data.csv_files import text_column
 from opatlas.row import columns as col
-from opatlas.row.communication import BY_KERNEL_TYPE, bandwidth_gbps, row_kind
-from opatlas.row.record import Measurement, Record
+from opatlas.row.communication import BY_KERNEL_TYPE, RowKind, bandwidth_gbps, row_kind
+from opatlas.row.record import Measurement, Record, RowName
+from opatlas.row.status import Status
 from opatlas.row.table import RowTable
+from opatlas.text import parse_whole
 
 #: Decimals of a stored duration in microseconds: finer than any clock here.
 _DECIMALS = 4
@@ -118,95 +123,253 @@ def microseconds(value: float) -> str:
     return f"{value:.{_DECIMALS}f}"
 
 
-Key = TypeVar("Key", bound=Hashable)
+_RUN_IN_REASON = re.compile(r" \[run ([^\[\]\s]+)\]\Z")
 
 
-def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
-    """Returns the positions of the rows with each key, such as a signature."""
-    positions: dict[Key, list[int]] = {}
-    for position, key in enumerate(keys):
-        positions.setdefault(key, []).append(position)
-    return positions
+_SLOTS = frozenset({*col.INPUT_SLOTS, *col.OUTPUT_SLOTS})
 
 
-class TableEdit:
-    """A table whose cells are edited by column. Only columns that are accessed become lists."""
+class CellGroup(Enum):
+    """A group of columns, whose cells move together (opatlas/data/fold.py)."""
 
-    def __init__(self, table: RowTable) -> None:
-        self._table = table
-        self._taken: dict[str, list[str]] = {}
-        self._changed: set[str] = set()
-        self._appended: list[Mapping[str, str]] = []
-        self._names = dict.fromkeys(table.columns)
+    SLOTS = auto()
+    DURATION = auto()
+    STATUS = auto()
+    CAPTURED = auto()
+    POOLED = auto()
+    OTHER = auto()
+
+
+def group_of(column: str, kind: RowKind) -> CellGroup:
+    """Returns the group of a column in rows of a kind."""
+    if kind.is_replayed(column):
+        return CellGroup.DURATION
+    if col.is_profiling_column(column):
+        return CellGroup.CAPTURED
+    named = ((col.STATUS_GROUP, CellGroup.STATUS), (col.POOLED, CellGroup.POOLED), (_SLOTS, CellGroup.SLOTS))
+    return next((group for columns, group in named if column in columns), CellGroup.OTHER)
+
+
+class RunCells(NamedTuple):
+    """The cells of one group of a row, and the run that they are of.
+
+    Attributes:
+        at: the place in the run: seconds since the epoch.
+        is_record: whether a record of the run has them; else they are of a row.
+    """
+
+    run_id: str
+    cells: Mapping[str, str]
+    at: float = 0.0
+    is_record: bool = False
 
     @property
-    def columns(self) -> Collection[str]:
-        """The columns of the table, and those that were read or changed since."""
-        return self._names.keys()
+    def status(self) -> Status | None:
+        """The status, of a part of that group."""
+        return Status.from_cell(self.cells.get(col.STATUS, ""))
 
-    def __len__(self) -> int:
-        return len(self._table) + len(self._appended)
 
-    def __getitem__(self, name: str) -> list[str]:
-        """Returns the cells of a column, which `set_cells` alone changes; empty cells if the column is missing."""
-        cells = self._taken.get(name)
-        if cells is None:
-            cells = [*self._table.cells(name), *(row.get(name, "") for row in self._appended)]
-            self._taken[name] = cells
-            self._names[name] = None
-        return cells
+@dataclass(frozen=True)
+class Candidate:
+    """What a run, or a row of another table, has of a row.
 
-    def set_cells(self, position: int, cells: Mapping[str, str]) -> bool:
-        """Changes cells of a row, by column. Returns whether a cell differed."""
-        changed = False
-        for name, cell in cells.items():
-            column = self._taken.get(name) or self[name]
-            if column[position] != cell:
-                column[position] = cell
-                self._changed.add(name)
-                changed = True
-        return changed
+    Attributes:
+        cells: the cells from which the row is appended where it is missing.
+        duration, status, captured: the parts; None if there is none.
+        others: cells of columns that no run measures; they fill empty ones.
+        appends: whether the row is appended where it is missing.
+        launched: whether the row was launched for another one, and not requested itself.
+        record: the record of the run; None for a row of another table.
+    """
 
-    def empty(self, positions: Sequence[int], columns: Iterable[str]) -> None:
-        """Empties the cells of some rows in some columns."""
-        for name in columns:
-            cells = self[name]
-            self._changed.add(name)
-            for position in positions:
-                cells[position] = ""
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    duration: RunCells | None = None
+    status: RunCells | None = None
+    captured: Mapping[str, str] | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    appends: bool = False
+    launched: bool = False
+    record: Record | None = None
 
-    def changed(self) -> list[int]:
-        """Returns the positions of the rows of which a cell differs from what it was, without appended rows."""
-        found: set[int] = set()
-        for name in self._changed:
-            pairs = zip(self._table.cells(name), self._taken[name], strict=False)
-            found.update(position for position, (before, after) in enumerate(pairs) if before != after)
-        return sorted(found)
+    @property
+    def by_product(self) -> bool:
+        """Whether a run that appends no rows launched it for another row: it fills only a row without any duration."""
+        return self.launched and not self.appends
 
-    def append(self, row: Mapping[str, str]) -> int:
-        """Adds a row at the end; returns its position."""
-        for name, cells in self._taken.items():
-            cells.append(row.get(name, ""))
-        self._appended.append(row)
-        self._names.update(dict.fromkeys(row))
-        return len(self) - 1
+    @property
+    def run_id(self) -> str:
+        part = self.duration or self.status
+        return part.run_id if part is not None else ""
 
-    def table(self) -> RowTable:
-        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group.
 
-        Raises:
-            TableError: a cell is not Unicode text.
-        """
-        table, path = self._table, self._table.path
-        held = [name for name, cells in self._taken.items() if any(cells)]
-        appended_names = dict.fromkeys(name for row in self._appended for name in row)
-        columns = {}
-        for name in col.insert_columns(table.columns, [*held, *appended_names]):
-            if name in self._changed or name not in table.columns:
-                columns[name] = pa.chunked_array([text_column(name, self[name], path)])
-            else:
-                added = [text_column(name, [row.get(name, "") for row in self._appended], path)]
-                column = table.arrow.column(name)
-                chunks = [*column.chunks, *(each.cast(column.type) for each in added if self._appended)]
-                columns[name] = pa.chunked_array(chunks, column.type)
-        return RowTable(table.kernel_type, path, pa.table(columns))
+@dataclass
+class FoldChanges:
+    """The changes of a table, by position of the row.
+
+    Attributes:
+        measured: rows that have the duration of a candidate, with it: also if their cells were the same before.
+        marked: rows that have the status alone of a candidate, with it, likewise.
+        appended: rows that were missing.
+        changed: rows of which a cell changed.
+        outdated: candidates that a later run overrules, with the position.
+        missing: candidates without a row that were not appended.
+    """
+
+    measured: dict[int, Candidate] = field(default_factory=dict)
+    marked: dict[int, Candidate] = field(default_factory=dict)
+    appended: set[int] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    outdated: list[tuple[int, Candidate]] = field(default_factory=list)
+    missing: list[Candidate] = field(default_factory=list)
+
+
+def candidates_of_records(records: Iterable[Record], appending: Container[str] | None) -> dict[str, list[Candidate]]:
+    """Returns what records have of rows, by kernel type.
+
+    Samples of a sibling type (opatlas/row/slots.py) belong to the launched row. They also fill the requested row,
+    whose Status Reason names the launched type; the requested row is never appended for them. What a run measured of
+    the row itself counts before samples of the row that were taken for another one.
+
+    Args:
+        appending: the runs that append rows with samples; None: all rows are appended.
+    """
+    by_run: dict[str, list[Record]] = {}
+    for record in records:
+        by_run.setdefault(record.run_id, []).append(record)
+    found: dict[str, list[Candidate]] = {}
+    for run_id, of_run in by_run.items():
+        appends = appending is None or run_id in appending
+        own: dict[RowName, list[Record]] = {}
+        in_time = sorted(of_run, key=lambda record: record.finished_at)
+        for record in in_time:
+            own.setdefault(RowName(record.kernel_type, record.signature), []).append(record)
+        own = {name: _counting(records) for name, records in own.items()}
+        # A later record of the requested row does not take back what an earlier one measured of the launched row.
+        siblings = [sibling for record in in_time if (sibling := record.launched_record()) is not None]
+        launched = {RowName(sibling.kernel_type, sibling.signature): sibling for sibling in siblings}
+        for name in launched:
+            # The row's own record may have samples of a sibling; these are samples of the row itself.
+            own[name] = [record for record in own.get(name, ()) if record.launched_record() is None]
+        for record in (record for records in own.values() for record in records):
+            is_own = record.measurement is not None and record.measurement.ran_as is None
+            one = _candidate(record, appends=appends and (appending is None or is_own))
+            found.setdefault(record.kernel_type, []).append(one)
+        for name, record in launched.items():
+            if not own[name]:
+                one = _candidate(record, appends=appends, launched=True)
+                found.setdefault(record.kernel_type, []).append(one)
+    return found
+
+
+def _counting(records: Sequence[Record]) -> list[Record]:
+    """Returns those of a row's records in a run, in the order of time, that count: the last, and the last with samples.
+
+    A row that was skipped keeps what the run found out.
+    """
+    ran = [record for record in records if record.status is not Status.SKIPPED] or records
+    measured = [record for record in ran[:-1] if record.measurement is not None]
+    return measured[-1:] * (ran[-1].measurement is None) + [ran[-1]]
+
+
+def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Candidate:
+    def part(cells: Mapping[str, str]) -> RunCells:
+        return RunCells(record.run_id, cells, record.finished_at, is_record=True)
+
+    return Candidate(
+        record.kernel_type,
+        record.signature,
+        record.cells,
+        None if record.measurement is None else part(duration_cells(record)),
+        part(status_cells(record)),
+        appends=appends,
+        launched=launched,
+        record=record,
+    )
+
+
+def candidates_of_rows(table: RowTable, positions: Sequence[int]) -> list[Candidate]:
+    """Returns what some rows of another table have; all of them are appended where they are missing."""
+    groups: dict[CellGroup, list[str]] = {group: [] for group in CellGroup}
+    for column in table.columns:
+        groups[group_of(column, table.kind)].append(column)
+    found = []
+    for position, cells in zip(positions, table.rows(positions), strict=True):
+        duration, captured, others = (
+            {column: cell for column in groups[group] if (cell := cells[column])}
+            for group in (CellGroup.DURATION, CellGroup.CAPTURED, CellGroup.OTHER)
+        )
+        has_duration = bool(table.replayed.known[position])
+        found.append(
+            Candidate(
+                table.kernel_type,
+                table.signatures[position],
+                cells,
+                RunCells(cells.get(col.RUN_ID, ""), duration) if has_duration else None,
+                status_part(cells, has_duration=has_duration),
+                captured or None,
+                others,
+                appends=True,
+            )
+        )
+    return found
+
+
+def status_part(cells: Mapping[str, str], *, has_duration: bool) -> RunCells | None:
+    """Returns the status of a row; None for a row that never ran.
+
+    A duration with an empty Status is a status; "measured" without a duration is none. Where no cell names the run of
+    the status, it is that of the duration.
+    """
+    status = cells.get(col.STATUS, "")
+    if not has_duration and (not status or Status.from_cell(status) is Status.MEASURED):
+        return None
+    reason, run_id = cells.get(col.STATUS_REASON, ""), cells.get(col.STATUS_RUN_ID, "")
+    if not run_id:
+        # Earlier versions wrote the run behind the reason, where it is not that of the duration.
+        found = _RUN_IN_REASON.search(reason)
+        reason, run_id = (reason[: found.start()], found[1]) if found else (reason, cells.get(col.RUN_ID, ""))
+    own = {name: cells.get(name, "") for name in (*col.STATUS_GROUP, col.MAX_ERROR)}
+    return RunCells(run_id, {**own, col.STATUS_REASON: reason, col.STATUS_RUN_ID: run_id})
+
+
+def crashes_in_a_row(
+    newest: RunCells,
+    own: RunCells | None,
+    others: Iterable[RunCells],
+    logged: Callable[[], Mapping[str, Status]],
+    age: Callable[[RunCells], Any],
+) -> str:
+    """Returns a cell with the number of consecutive runs that crashed up to the newest; those that skipped pass.
+
+    Args:
+        own: the status that the row had; None if it had none.
+        others: statuses of further runs, which may be later ones. Records among them are the last of their runs.
+        logged: gives the statuses of the row in the log, by run.
+        age: the sort key of a status.
+    """
+    if newest.status is None or not newest.status.crash:
+        return ""
+    counted = [*others, *([own] if own is not None else [])]
+    counted.sort(key=lambda part: (part.status is newest.status, part.status is not None, _crash_count(part)))
+    # Of other tables a status without a run has no place in the order.
+    parts = {part.run_id: part for part in counted if part.run_id or part in (newest, own)}
+    if not newest.is_record or any(run_id not in (newest.run_id, own and own.run_id) for run_id in parts):
+        # Late; the count in a cell does not say which runs it counted.
+        new = {part.run_id for part in counted if part.is_record and part.status is not Status.SKIPPED}
+        parts |= {run: RunCells(run, {col.STATUS: status.value}) for run, status in logged().items() if run not in new}
+    count = 0
+    for part in sorted(parts.values(), key=age):
+        if part.status is not None and part.status.crash:
+            count = max(count + 1, _crash_count(part))
+        elif part.status is not Status.SKIPPED:
+            count = 0
+        if part.run_id == newest.run_id:
+            break
+    return str(count or "")
+
+
+def _crash_count(part: RunCells) -> int:
+    """Returns the number of consecutive crashes that a status says; 0 for a record, which knows of its own only."""
+    return parse_whole(part.cells.get(col.CRASHES_IN_A_ROW, "")) or 0

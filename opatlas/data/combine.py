@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from opatlas.data import journal, log
-from opatlas.data.candidates import Candidate, candidates_of_records
+from opatlas.data.cells import Candidate, candidates_of_records
 from opatlas.data.combine_table import TableChanges, combine_table
 from opatlas.data.comparable import expect_comparable
 from opatlas.data.csv_files import write_bytes

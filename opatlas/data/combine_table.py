@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from opatlas.data.candidates import Candidate, CellGroup, candidates_of_rows, group_of
-from opatlas.data.cells import positions_by_key
+from opatlas.data.cells import Candidate, CellGroup, candidates_of_rows, group_of
+from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.row import columns as col

@@ -1,4 +1,4 @@
-"""Reads and writes CSV files. Every cell is text.
+"""Reads, edits and writes CSV files. Every cell is text.
 
 Cells keep their exact text, so unknown columns and untouched numbers survive a rewrite unchanged. A file is replaced in
 one step: after a crash there is the old file or the new one.
@@ -16,9 +16,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,9 @@ import pyarrow.csv
 from opatlas.data.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import open_safely, safe_file
+from opatlas.row.columns import insert_columns
 from opatlas.row.communication import row_kind
+from opatlas.row.table import RowTable
 from opatlas.text import SAVE_OR_RESTORE, printable_lines, undecodable_cell
 
 if TYPE_CHECKING:
@@ -43,8 +45,7 @@ _BOM = "\ufeff"
 _CELL_SHOWN = 80
 _TEXT = pa.large_string()
 #: What needs quotes in a cell.
-_MARKS = (b'"', b",", b"\r", b"\n", _BOM.encode())
-_SPECIAL = f'[",\r\n]|^{_BOM}'
+_SPECIAL = re.compile(f'[",\r\n{_BOM}]')
 #: Lines that are joined at a time; bounds the memory of a write.
 ROWS_PER_WRITE = 16384
 TEMPORARY_SUFFIX = ".opatlas-tmp"
@@ -202,60 +203,133 @@ def write_table(table: pa.Table, path: Path) -> None:
         OpAtlasError: the folder cannot be written, or the disk is full; the old file is intact.
     """
     header = _header_line(table.column_names, path)
-    write_atomically(path, lambda temporary: _write_csv(table, header, temporary))
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            file.write(header)
+            for start in range(0, table.num_rows, ROWS_PER_WRITE):
+                columns = [_quoted(column.to_pylist()) for column in table.slice(start, ROWS_PER_WRITE).columns]
+                # A line with an empty cell alone would be blank.
+                lines = [",".join(row) or '""' for row in zip(*columns, strict=True)]
+                file.write(("\n".join(lines) + "\n").encode())
+
+    write_atomically(path, write)
 
 
 def _header_line(names: Sequence[str], path: Path) -> bytes:
     """Returns the header of a table as a line. Raises TableError if the names would be read differently."""
     remedy = "Rename the column; nothing was written"
     try:
-        line = (",".join(_quote_cells(text_column("", names, path), _SPECIAL).to_pylist()) + "\n").encode()
+        line = (",".join(_quoted(names)) + "\n").encode()
         again = parse_header(io.BytesIO(line), path).names
-    except TableError as error:
-        raise TableError(path, f"the header could not be read again: {error.problem}", remedy, line=1) from None
+    except (TableError, UnicodeEncodeError) as error:
+        problem = error.problem if isinstance(error, TableError) else str(error)
+        raise TableError(path, f"the header could not be read again: {problem}", remedy, line=1) from None
     for name, found in itertools.zip_longest(names, again):
         if name != found:
             raise TableError(path, f"column {name!r} would be read again as {found!r}", remedy, line=1)
     return line
 
 
-def _write_csv(table: pa.Table, header: bytes, path: str) -> None:
-    """Writes by columns, which is ten times faster for many rows than row by row."""
-    # It takes 25 ms to import, which readers do without.
-    import pyarrow.compute as pc
-
-    comma = _scalar(",")
-    patterns = [_SPECIAL if _has_special(column) else "" for column in table.columns]
-    if len(patterns) == 1:
-        # A line with an empty cell alone would be blank.
-        patterns = [f"{_SPECIAL}|^$"]
-    with open(path, "wb") as binary:
-        binary.write(header)
-        for start in range(0, table.num_rows, ROWS_PER_WRITE):
-            rows = [column.cast(_TEXT) for column in table.slice(start, ROWS_PER_WRITE).columns]
-            cells = [_quote_cells(*each) if each[1] else each[0] for each in zip(rows, patterns, strict=True)]
-            lines = pc.binary_join_element_wise(*cells, comma)
-            binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
+def _quoted(cells: Sequence[str]) -> Sequence[str]:
+    """Returns cells as text of CSV. Most columns need no quotes, which one look at all of their cells shows."""
+    if not _SPECIAL.search("".join(cells)):
+        return cells
+    return ['"' + cell.replace('"', '""') + '"' if _SPECIAL.search(cell) else cell for cell in cells]
 
 
-def _scalar(text: str) -> pa.Scalar:
-    # `pa.scalar` would import pandas.
-    return text_column("", [text], Path())[0]
+Key = TypeVar("Key", bound=Hashable)
 
 
-def _has_special(column: pa.ChunkedArray) -> bool:
-    """Returns whether a column has a character that may need quotes. It is searched whole, which is fast."""
-    contents = (chunk.buffers()[2] for chunk in column.chunks)
-    return any(mark in text for text in (each.to_pybytes() for each in contents if each is not None) for mark in _MARKS)
+def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """Returns the positions of the rows with each key, such as a signature."""
+    positions: dict[Key, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
+    return positions
 
 
-def _quote_cells(cells: pa.Array, special: str) -> pa.Array:
-    """Returns cells, with quotes around those that the pattern `special` finds."""
-    import pyarrow.compute as pc
+class TableEdit:
+    """A table whose cells are edited by column. Only columns that are accessed become lists."""
 
-    quote, nothing = _scalar('"'), _scalar("")
-    quoted = pc.binary_join_element_wise(quote, pc.replace_substring(cells, '"', '""'), quote, nothing)
-    return pc.if_else(pc.match_substring_regex(cells, special), quoted, cells)
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self._taken: dict[str, list[str]] = {}
+        self._changed: set[str] = set()
+        self._appended: list[Mapping[str, str]] = []
+        self._names = dict.fromkeys(table.columns)
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The columns of the table, and those that were read or changed since."""
+        return self._names.keys()
+
+    def __len__(self) -> int:
+        return len(self._table) + len(self._appended)
+
+    def __getitem__(self, name: str) -> list[str]:
+        """Returns the cells of a column, which `set_cells` alone changes; empty cells if the column is missing."""
+        cells = self._taken.get(name)
+        if cells is None:
+            cells = [*self._table.cells(name), *(row.get(name, "") for row in self._appended)]
+            self._taken[name] = cells
+            self._names[name] = None
+        return cells
+
+    def set_cells(self, position: int, cells: Mapping[str, str]) -> bool:
+        """Changes cells of a row, by column. Returns whether a cell differed."""
+        changed = False
+        for name, cell in cells.items():
+            column = self._taken.get(name) or self[name]
+            if column[position] != cell:
+                column[position] = cell
+                self._changed.add(name)
+                changed = True
+        return changed
+
+    def empty(self, positions: Sequence[int], columns: Iterable[str]) -> None:
+        """Empties the cells of some rows in some columns."""
+        for name in columns:
+            cells = self[name]
+            self._changed.add(name)
+            for position in positions:
+                cells[position] = ""
+
+    def changed(self) -> list[int]:
+        """Returns the positions of the rows of which a cell differs from what it was, without appended rows."""
+        found: set[int] = set()
+        for name in self._changed:
+            pairs = zip(self._table.cells(name), self._taken[name], strict=False)
+            found.update(position for position, (before, after) in enumerate(pairs) if before != after)
+        return sorted(found)
+
+    def append(self, row: Mapping[str, str]) -> int:
+        """Adds a row at the end; returns its position."""
+        for name, cells in self._taken.items():
+            cells.append(row.get(name, ""))
+        self._appended.append(row)
+        self._names.update(dict.fromkeys(row))
+        return len(self) - 1
+
+    def table(self) -> RowTable:
+        """Returns the changed table: columns keep their order, new non-empty columns are inserted at their group.
+
+        Raises:
+            TableError: a cell is not Unicode text.
+        """
+        table, path = self._table, self._table.path
+        held = [name for name, cells in self._taken.items() if any(cells)]
+        appended_names = dict.fromkeys(name for row in self._appended for name in row)
+        columns = {}
+        for name in insert_columns(table.columns, [*held, *appended_names]):
+            if name in self._changed or name not in table.columns:
+                columns[name] = pa.chunked_array([text_column(name, self[name], path)])
+            else:
+                added = [text_column(name, [row.get(name, "") for row in self._appended], path)]
+                column = table.arrow.column(name)
+                chunks = [*column.chunks, *(each.cast(column.type) for each in added if self._appended)]
+                columns[name] = pa.chunked_array(chunks, column.type)
+        return RowTable(table.kernel_type, path, pa.table(columns))
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

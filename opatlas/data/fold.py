@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from opatlas.data.candidates import Candidate, FoldChanges, RunCells, crashes_in_a_row, status_part
-from opatlas.data.cells import TableEdit, positions_by_key
+from opatlas.data.cells import Candidate, FoldChanges, RunCells, crashes_in_a_row, status_part
+from opatlas.data.csv_files import TableEdit, positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.log import Imported, Log, add_events
 from opatlas.data.manifest import Age, RunOrder

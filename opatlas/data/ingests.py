@@ -6,28 +6,23 @@ manifest and is written first, so that an ingest that is killed between both fil
 
 from __future__ import annotations
 
-import gzip
 import secrets
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from opatlas.data.database import Database
+from opatlas.data.log import read_lines
 from opatlas.data.manifest import INGEST_PREFIX, RunFacts, code_digest, this_machine
 from opatlas.errors import OpAtlasError
-from opatlas.files import open_safely
 from opatlas.row.location import public_version
 
 SAMPLES_SUFFIX = ".jsonl.gz"
 _PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
 #: Least time between the starts of two ingests, so that their order is right even if the clock was set back.
 _STEP_S = 0.001
-RESTORE = "restore the file; or move it away, and ingest captures for its rows with `opatlas ingest --replace`"
-#: Enough for a hundred million launches of one signature.
-_LINE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -196,19 +191,5 @@ def read_manifest(path: Path) -> IngestManifest:
         OpAtlasError: the file cannot be read, or does not begin with the manifest of an ingest.
     """
     if path.name.endswith(SAMPLES_SUFFIX):
-        return IngestManifest.decode(next(packed_lines(path), b""), path)
+        return IngestManifest.decode(next(read_lines(path), b""), path)
     return IngestManifest.read(path)
-
-
-def packed_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file of samples. Raises OpAtlasError."""
-    try:
-        with open_safely(path) as packed, gzip.GzipFile(fileobj=packed) as file:
-            while line := file.readline(_LINE_BYTES):
-                if not line.endswith(b"\n"):
-                    raise OpAtlasError(
-                        f"{path}: a line that is cut off, or longer than {_LINE_BYTES:,} bytes: {RESTORE}"
-                    )
-                yield line
-    except (OSError, EOFError, zlib.error) as error:
-        raise OpAtlasError(f"{path}: cannot be read ({error}): {RESTORE}") from None

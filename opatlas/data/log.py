@@ -57,7 +57,7 @@ Why = Literal["replaced", "edited"]
 
 
 class DamagedLog(OpAtlasError):
-    """The log of a run that cannot be read. Its rows do not count as edited."""
+    """The log of a run, or the samples of an ingest, that cannot be read. Its rows do not count as edited."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag_field="kind", tag="imported"):
@@ -101,7 +101,7 @@ def file_path(database: Database, run_id: str, suffix: str = _SUFFIX) -> Path:
 def runs(database: Database) -> list[str]:
     """Returns the run ids that have a log, sorted."""
     stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
-    # The samples of ingests have another format (opatlas/capture/samples.py).
+    # The samples of ingests have another format (opatlas/capture/cases.py).
     return sorted(stem for stem in stems if not stem.startswith(INGEST_PREFIX))
 
 
@@ -273,7 +273,7 @@ def start_of_run(database: Database, run_id: str, now: float) -> float:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of the log of a run, as they are, with line ends. Raises DamagedLog."""
+    """Yields the lines of the log of a run, or of the samples of an ingest, with line ends. Raises DamagedLog."""
     try:
         with open_safely(path) as packed, gzip.open(packed) as file:
             most = left = max(_MOST_BYTES, _MOST_TIMES * os.fstat(packed.fileno()).st_size)
@@ -284,7 +284,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 if left < 0 or number > _MOST_LINES:
                     limit = f"{most:,} bytes" if left < 0 else f"{_MOST_LINES:,} lines"
                     raise DamagedLog(f"{path}: a log of more than {limit}, which is too large: {_REMEDY}")
-                if number == 1 and path.name.endswith(_SUFFIX):
+                if number == 1 and path.name.endswith(_SUFFIX) and not path.name.startswith(INGEST_PREFIX):
                     journal.parse([line], path)
                 elif not line:
                     return

@@ -25,9 +25,8 @@ from opatlas.data.csv_files import write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_safely
-from opatlas.row.kind import Kind, kinds
 from opatlas.row.location import public_version
-from opatlas.row.versions import package_version
+from opatlas.row.versions import Kind, kinds, package_version
 from opatlas.typed_json import DecodeError, decode
 
 _Facts = TypeVar("_Facts", bound="RunFacts")

@@ -16,7 +16,6 @@ from pathlib import Path
 from opatlas.data.database import Database
 from opatlas.data.ingests import Ingest, read_ingests
 from opatlas.data.manifest import Manifest, read_manifests
-from opatlas.row.kind import kind_of, native_kind
 from opatlas.row.location import (
     UNNAMED_NPU,
     device_kind,
@@ -28,7 +27,7 @@ from opatlas.row.location import (
     public_version,
     shipped_note,
 )
-from opatlas.row.versions import CANN, CUDA, NCCL, TORCH, VLLM, same_release, version_key
+from opatlas.row.versions import CANN, CUDA, NCCL, TORCH, VLLM, kind_of, native_kind, same_release, version_key
 from opatlas.text import pluralize
 
 #: Software in the paths of databases, and where a manifest has its version: facts of the device, then packages.

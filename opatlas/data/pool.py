@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from opatlas.data import log
-from opatlas.data.candidates import RunCells, candidates_of_records
-from opatlas.data.cells import microseconds
+from opatlas.data.cells import RunCells, candidates_of_records, microseconds
 from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opatlas.data import log
-from opatlas.data.candidates import Candidate, candidates_of_records
-from opatlas.data.cells import positions_by_key
+from opatlas.data.cells import Candidate, candidates_of_records
+from opatlas.data.csv_files import positions_by_key
 from opatlas.data.database import PRUNED_REASON, Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled

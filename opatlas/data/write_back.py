@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.data import journal, log
-from opatlas.data.candidates import Candidate, FoldChanges, candidates_of_records
+from opatlas.data.cells import Candidate, FoldChanges, candidates_of_records
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.journal import JournalContents, JournalHeader, first_of, free_name

@@ -21,12 +21,17 @@ from pathlib import Path
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder, read_safely
 from opatlas.installation import databases_root
-from opatlas.row.kind import FIELD, components, kind_of, kinds, native_kind, parse_name
 from opatlas.row.versions import (
     CANN,
+    FIELD,
     TORCH,
     Component,
     Versions,
+    components,
+    kind_of,
+    kinds,
+    native_kind,
+    parse_name,
     same_release,
     version_key,
     versions_option,

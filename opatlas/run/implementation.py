@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opatlas.row.errors import ReplayError, Unsupported
-from opatlas.row.kind import Kind, kinds
 from opatlas.row.location import implementation_label
+from opatlas.row.versions import Kind, kinds
 
 if TYPE_CHECKING:
     import torch

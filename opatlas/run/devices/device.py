@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
 from opatlas.errors import OpAtlasError
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
-from opatlas.row.kind import Kind, kind_of, kinds
+from opatlas.row.versions import Kind, kind_of, kinds
 
 if TYPE_CHECKING:
     import torch
@@ -82,20 +82,6 @@ class DeviceState:
     def disturbances(self) -> list[str]:
         """Returns a phrase with numbers for each likely disturbance; [] on a quiet device."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Islands:
-    """Groups of devices with a fast link between them.
-
-    Attributes:
-        size: number of neighbouring devices in each island, if all islands have the same size; 1: there is no link;
-            None: not known, or islands of different sizes.
-        why: description of the found connections; "" where nobody tells them.
-    """
-
-    size: int | None
-    why: str
 
 
 class InstrumentMissing(OpAtlasError):
@@ -210,10 +196,6 @@ class DeviceKind(Kind):
         """
         return None
 
-    def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
-        """Returns how the devices of a node are linked."""
-        return Islands(None, "")
-
     def communicator_name(self, rank: int) -> str:
         """Returns the name of a communicator of all ranks for kernels that communicate (torch.distributed is up)."""
         from torch import distributed
@@ -298,7 +280,7 @@ class Device:
         return nullcontext()
 
     def locked(
-        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         """Returns a context that holds the device's lock while a row runs.
 

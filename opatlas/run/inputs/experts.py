@@ -25,11 +25,8 @@ from opatlas.text import parse_whole
 _FIXED = 3
 #: A larger number of ranks than any version of the kernels supports.
 _MOST_RANKS = 1024
-#: Slots of a dispatch: x, the experts, their weights. Outputs: expand_x, the counts of experts, the counts of ranks.
-_X, _IDS, _WEIGHTS = 0, 1, 4
-_EXPAND_X, _EXPERT_COUNTS, _RANK_COUNTS = 0, 3, 4
-#: Slots of a combine: expand_x, the experts, the counts of ranks, the dispatched weights.
-_EXPANDED, _CHOSEN, _COUNTS, _SENT_WEIGHTS = 0, 1, 3, 10
+#: The slots of weights that travel with the tokens: of a dispatch, and of a combine.
+_WEIGHTS, _SENT_WEIGHTS = 4, 10
 
 
 @dataclass(frozen=True)
@@ -162,11 +159,8 @@ def dispatched(row: RowSlots) -> Exchange:
     expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). If weights
     are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
     """
-    (bs, h), (of_ids, k) = (_sizes(row, slot, 2) for slot in (_X, _IDS))
-    a, width = _sizes(row, _EXPAND_X, 2, of_output=True)
-    (experts,), (counts,) = (_sizes(row, slot, 1, of_output=True) for slot in (_EXPERT_COUNTS, _RANK_COUNTS))
-    fits = of_ids == bs and width == h and bs * k * experts and not a % min(experts, k)
-    row.expect(fits, OUTPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
+    bs, h, k, a, experts, counts = row.sizes("bs,h; bs,k -> a,h; ; ; experts; counts")
+    row.expect(bs * k * experts and not a % min(experts, k), OUTPUT_SHAPES, _NO_EXCHANGE, _CORRECT)
     most = a // min(experts, k)
     fitting = [
         Exchange(bs, h, k, ranks, experts, most)
@@ -187,7 +181,7 @@ def combined(row: RowSlots) -> list[Exchange]:
     Raises:
         InvalidRow: no exchange fits.
     """
-    (a, h), (bs, k), (counts,) = _sizes(row, _EXPANDED, 2), _sizes(row, _CHOSEN, 2), _sizes(row, _COUNTS, 1)
+    a, h, bs, k, counts = row.sizes("a,h; bs,k; ; counts")
     weighted = row.has(_SENT_WEIGHTS)
     fitting = [
         Exchange(bs, h, k, ranks, experts, a // least)
@@ -203,13 +197,6 @@ def combined(row: RowSlots) -> list[Exchange]:
 
 _NO_EXCHANGE = "no exchange of tokens has these shapes between ranks that have equally many tokens and experts"
 _CORRECT = "correct the shape that does not fit"
-
-
-def _sizes(row: RowSlots, slot: int, axes: int, *, of_output: bool = False) -> tuple[int, ...]:
-    """Returns the shape of a slot. Refuses a row without the slot, or with another number of axes."""
-    shape, column = (row.output_shape(slot), OUTPUT_SHAPES) if of_output else (row.shape(slot), INPUT_SHAPES)
-    row.expect(len(shape) == axes, column, f"slot {slot} must have {axes} axes", "restore it from the capture")
-    return shape
 
 
 def _select_exchange(fitting: Sequence[Exchange], named: int | None, wanted: int | None) -> Exchange:

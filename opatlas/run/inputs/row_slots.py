@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import CellError
 from opatlas.row.columns import (
@@ -131,6 +131,30 @@ class RowSlots:
         for slot, shape in shapes.items():
             if self.has(slot):
                 self.expect_shape(slot, shape)
+
+    def sizes(self, layout: str) -> tuple[Any, ...]:
+        """Returns the sizes of the axes of a layout of slots, in its order. Refuses a row with another layout.
+
+        In `*all,width; width; ; ?*all,1 -> *all,width` a name has one size in all slots, and `*name` is the tuple of
+        any number of sizes; a slot without a word may have any shape, and one with `?` may be absent.
+        """
+        found: dict[str, Any] = {}
+        inputs, _, outputs = layout.partition("->")
+        for column, slots, shape_of in (
+            (INPUT_SHAPES, inputs, self.shape),
+            (OUTPUT_SHAPES, outputs, self.output_shape),
+        ):
+            for slot, text in enumerate(slots.split(";")):
+                words = text.strip().lstrip("?").split(",")
+                if words == [""] or ("?" in text and not self.has(slot)):
+                    continue
+                known = [f"{name} {size}" for name, size in found.items() if {name, f"*{name}"} & {*words}]
+                problem = f"{'slot' if column == INPUT_SHAPES else 'output'} {slot} must be ({', '.join(words)})"
+                fits = _bind(words, shape_of(slot), found)
+                self.expect(
+                    fits, column, " with ".join(filter(None, [problem, ", ".join(known)])), "correct one of the shapes"
+                )
+        return tuple(found.values())
 
     def expect_scalar(self, slot: int) -> None:
         """Refuses a row whose input slot has dimensions."""
@@ -266,3 +290,15 @@ def is_blocked(slot: Slot, rank: int | None) -> bool:
 def _cell(shape: tuple[int, ...]) -> str:
     """Returns a shape in the notation of cells."""
     return ",".join(map(str, shape)) or "a scalar"
+
+
+def _bind(words: Sequence[str], shape: tuple[Any, ...], found: dict[str, Any]) -> bool:
+    """Returns whether a shape has the axes of some words, whose sizes are added to `found`; see `RowSlots.sizes`."""
+    for place, word in enumerate(words):
+        if word.startswith("*"):
+            end = len(shape) - (len(words) - place - 1)
+            shape = (*shape[:place], shape[place:end], *shape[end:]) if end >= place else ()
+    return len(shape) == len(words) and all(
+        size == (int(word) if word.isdecimal() else found.setdefault(word.lstrip("*"), size))
+        for word, size in zip(words, shape, strict=True)
+    )
