@@ -352,8 +352,8 @@ def improve(
     Raises:
         OpAtlasError: the row cannot be measured here, or a file cannot be written.
     """
-    if without := [name for name, each in file.models.items() if not each.endpoint and file.answers is None]:
-        raise UsageError(f"{file.path}: {without[0]} has no endpoint: add `endpoint: URL`")
+    if without := [name for name, each in file.models.items() if not each.endpoint and not file.answers]:
+        raise UsageError(f"--models: {without[0]} has no endpoint: add `endpoint: URL`")
     log, language = AttemptLog(output), language_here(file).of_rules
     told: list[dict[str, Any]] = []
     ends: list[Part] = []
@@ -366,11 +366,11 @@ def improve(
         ]
         for model, named in file.models.items():
             endpoint = Endpoint(named.endpoint, named.api_key_variable) if named.endpoint else None
-            answers = RecordedAnswers(file.answers or output / "answers", endpoint)
+            answers = RecordedAnswers(Path(file.answers or output / "answers"), endpoint)
             limits = file.limits(model)
             digest = hashlib.sha256(prompt.encode()).hexdigest()[:16]
             task = LoopTask(kernel_type, model_folder(model), "", model, output / "attempts", digest)
-            prompts: Any = KernelPrompts(prompt, limits.attempts)
+            prompts = KernelPrompts(prompt, limits.attempts)
             loop = RepairLoop(task, prompts, log, file.prices(), limits)
             try:
                 ends.append(f"{model}: {loop.run(answers, lambda path: bench.judge(path, language))}")
