@@ -42,6 +42,11 @@ _CELLS = {
     "conversions": CONVERSIONS,
 }
 
+_OF_CALL = (
+    *("status", "reason", "sum_us", "span_us", "kernels", "noise", "samples", "is_captured", "run_medians_us"),
+    "duration_us",
+)
+
 
 def compare(
     *databases: Annotated[str, Parameter(name="DB[@STATE]")],
@@ -141,12 +146,7 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
 
 
 def _database(database: ComparedDatabase) -> Mapping[str, object]:
-    return {
-        "name": database.name,
-        "version": database.version,
-        "path": str(database.path),
-        "state": database.state,
-    }
+    return {name: getattr(database, name) for name in ("name", "version", "path", "state")}
 
 
 def _evidence(evidence: Evidence) -> Mapping[str, object]:
@@ -190,9 +190,7 @@ def _pair(pair: CallPair) -> Mapping[str, object]:
 def _call(call: RowCall) -> Mapping[str, object]:
     quality = call.duration and call.duration.quality
     return {
-        **{name: getattr(call, name) for name in ("status", "reason", "sum_us", "span_us", "kernels")},
-        **{name: getattr(call, name) for name in ("noise", "samples")},
+        **{name: getattr(call, name) for name in _OF_CALL},
         "quality": quality.value if quality else "",
         **{name: call.cell(column) for name, column in _CELLS.items()},
-        **{name: getattr(call, name) for name in ("is_captured", "run_medians_us", "duration_us")},
     }
