@@ -74,6 +74,6 @@ def custom_opp(npu: DeviceDescription | None) -> None:
 def group(device: RowRunner) -> RowRunner:
     """The same as `device`. In the device process a replay with `@replays(..., group=...)` gets its rank's view.
 
-    Each row says which group it needs, and is skipped where there are too few devices (opatlas/run/groups/).
+    Each row says which group it needs, and is skipped where there are too few devices (opatlas/run/group_pool.py).
     """
     return device

@@ -19,10 +19,10 @@ from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
-from opatlas.run.collectives import options as collective_options
+from opatlas.run.collectives import plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
-from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.group_pool import GroupNodes
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof_sessions import SESSION_ROWS
@@ -100,11 +100,8 @@ def profiles(option: argparse.Namespace) -> RowSource:
 
 def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns messages of collectives: options name them, and groups run them. Raises pytest.UsageError."""
-    if config.option.ray is None:
-        plan = collective_options.collective_plan(config.option, GroupNodes(devices))
-    else:
-        cluster = cluster_of(config, devices)
-        plan = collective_options.collective_plan(config.option, cluster.group_nodes, cluster.nvlink_islands())
+    nodes = GroupNodes(devices) if config.option.ray is None else cluster_of(config, devices).group_nodes
+    plan = collective_options.collective_plan(config.option, nodes)
     rank = plan.options.node_rank
     return RowSource(
         plan.options,
@@ -302,8 +299,8 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
     refuse(config, outside(OPTIONS, scope), NO_EFFECT[scope], also=workers if is_looked_up else [])
     if option.tasks:
         refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
-    if option.models is None or not option.tasks:
-        refuse(config, named("--models"), "models write candidates for tasks, so --models and --tasks belong together")
+    if option.models is None or not (option.tasks or option.suite):
+        refuse(config, named("--models"), "models write candidates: --models belongs to --tasks or --suite")
     if option.read_only and not is_looked_up:
         refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:

@@ -263,7 +263,7 @@ class JudgedReplay(ABC):
         )
         share = self._share(samples)
         notes = [*self._notes, *share_notes(share)]
-        outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, calls=trial.calls, noted=notes)
+        outcome = self._sampling.outcome(samples, Checked(0, 0), execution=execution, noted=notes)
         if outcome.status is not Status.MEASURED:
             return outcome
         judgement = Judgement(ErrorClass.PASS, level=Level.MEASURED, kernel_share=share, notes=tuple(notes))

@@ -2,6 +2,8 @@
 
 pytest ─┬─ keeper ── rank 0
         └─ keeper ── rank 1
+
+The process of one device is a rank that meets no other.
 """
 
 from __future__ import annotations
@@ -24,9 +26,8 @@ from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.job import Job
-from opatlas.run.process.child import UNDER_LAUNCHER, Child, write_stacks
-from opatlas.run.process.device_process import PROFILED_END_TIMEOUT_S, Launcher
-from opatlas.run.process.fresh_python import module_command
+from opatlas.run.process.child import MASTER_PORT, MEETING, UNDER_LAUNCHER, Child, Launcher, write_stacks
+from opatlas.run.process.fresh_python import import_paths, module_command
 from opatlas.run.process.keeper import END
 from opatlas.run.process.messages import RANK_PLACEHOLDER, ChannelBroken, DeviceOpened, NotReady, Ready, Run, Start
 
@@ -34,12 +35,10 @@ from opatlas.run.process.messages import RANK_PLACEHOLDER, ChannelBroken, Device
 SHOWN_AFTER_S = 10.0
 #: Time between further lines about it.
 SHOWN_EVERY_S = 30.0
-#: Time within which a rank that was asked to end is gone.
-_END_TIMEOUT_S = 20.0
-#: Time within which a rank that has closed its connection ends by itself.
-_LAST_WORDS_S = 5.0
-#: The variable of the port of the first node, where ranks meet that have no file.
-MASTER_PORT = "MASTER_PORT"
+#: Time within which a rank is gone that was asked to end, or has closed its connection: torch's cleanup takes a while.
+END_TIMEOUT_S = 20.0
+#: The same for a rank under a launcher, whose libraries a profiler has hooked.
+PROFILED_END_TIMEOUT_S = 60.0
 #: Stands for the descriptor of a rank in the command of a launcher, which is made once for all ranks.
 _FD = "${fd}"
 #: The remedy for the user where other nodes do not join, by whether the session launches their ranks (`--ray`).
@@ -54,11 +53,13 @@ class RanksDied(Exception):
 
     Attributes:
         local_ranks: their numbers on this node.
+        took_job: whether one of them may have read the job that was sent last.
     """
 
-    def __init__(self, local_ranks: Iterable[int]) -> None:
+    def __init__(self, local_ranks: Iterable[int], *, took_job: bool = True) -> None:
         super().__init__(local_ranks)
         self.local_ranks = sorted(local_ranks)
+        self.took_job = took_job
 
 
 class UnexpectedMessage(Exception):
@@ -71,7 +72,11 @@ class UnexpectedMessage(Exception):
 
 
 class Ranks:
-    """One launch of the ranks of this node. After `end` all their processes are gone."""
+    """One launch of the ranks of this node. After `end` all their processes are gone.
+
+    Attributes:
+        exit_code: of the last rank whose end was described; None if it is not known.
+    """
 
     def __init__(self, spec: GroupSpec, starts: Sequence[Start], waits: DeviceWaits, launcher: Launcher | None) -> None:
         """
@@ -89,6 +94,7 @@ class Ranks:
         #: By local rank.
         self._ranks: dict[int, Child] = {}
         self._devices: dict[int, DeviceDescription] = {}
+        self.exit_code: int | None = None
 
     def launch(self) -> DeviceDescription | NotReady:
         """Starts the ranks, and waits until they have joined.
@@ -101,23 +107,31 @@ class Ranks:
             OSError: no more processes or files can be made.
         """
         began = time.monotonic()
-        self._folder = TemporaryFolder("group")
-        # On one node the ranks meet in a file of this user: a port is open to everybody who reaches this machine.
-        of_one_node = self._spec.nnodes == 1 and self._spec.master_port is None
-        meeting = str(self._folder.path / "store") if of_one_node else MASTER_PORT
-        command = module_command("opatlas.run.groups.rank_main", _FD, meeting)
+        self.spawn()
+        for rank, start in zip(self._ranks.values(), self._starts, strict=True):
+            with contextlib.suppress(OSError):
+                # If the rank has ended meanwhile, that is seen below. The collection of pytest may add to the path.
+                rank.channel.send(structs.replace(start, sys_path=import_paths()))
+        return self._wait_for_ranks(began)
+
+    def spawn(self) -> None:
+        """Starts the processes, unless they run, which import torch meanwhile. Raises OSError and DeviceGone."""
+        if self._ranks:
+            return
+        command = module_command("opatlas.run.process.device_main", _FD)
+        if not self._spec.is_device:
+            self._folder = TemporaryFolder("group")
+            # On one node the ranks meet in a file of this user: a port is open to everybody who reaches this machine.
+            of_one_node = self._spec.nnodes == 1 and self._spec.master_port is None
+            command.append(f"{MEETING}{self._folder.path / 'store' if of_one_node else MASTER_PORT}")
         if self._launcher is not None:
             command = self._launcher.command([*command, UNDER_LAUNCHER])
         for local_rank, start in enumerate(self._starts):
             own = [word.replace(RANK_PLACEHOLDER, str(local_rank)) for word in command]
-            rank = self._ranks[local_rank] = Child(
+            self._ranks[local_rank] = Child(
                 lambda fd, own=own: [word.replace(_FD, fd) for word in own],  # type: ignore[misc]
                 {**device_environment(start.spec), **self._variables(local_rank)},
             )
-            with contextlib.suppress(OSError):
-                # If the rank has ended meanwhile, that is seen below.
-                rank.channel.send(start)
-        return self._wait_for_ranks(began)
 
     def expect_idle(self) -> None:
         """Raises ChannelBroken, EOFError or OSError where a rank has ended, or has sent an unexpected message."""
@@ -149,29 +163,32 @@ class Ranks:
         waited = [end for rank in self._ranks.values() for end in (rank.channel.fileno(), *rank.ends)]
         ready = set(wait(waited, max(limit_s, 0)))
         messages = []
+        unread: set[int] = set()
         died = {number for number, rank in self._ranks.items() if ready.intersection(rank.ends)}
         for number, rank in self._ranks.items():
             try:
                 while (message := rank.channel.take()) is not None:
                     messages.append((number, message))
+            except ConnectionResetError:
+                unread.add(number)
             except (EOFError, OSError):
                 died.add(number)
             except ChannelBroken as broken:
                 raise UnexpectedMessage(number, str(broken)) from None
-        if died and not messages:
-            raise RanksDied(died)
+        if (died or unread) and not messages:
+            raise RanksDied(died | unread, took_job=not died <= unread)
         return messages
 
     def describe_ends(self, local_ranks: Iterable[int]) -> str:
         """Ends ranks that have died, and returns how: `rank 1 of 2 died: SIGKILL (signal 9)`."""
-        ends = {}
+        ends = []
         for number in local_ranks:
-            ends[number] = self._ranks[number].describe_end(self._ranks[number].end(_LAST_WORDS_S))
-            del self._ranks[number]
-        if self._launcher is not None:
-            # It does not tell how its rank ended.
-            return f"{self._spec.rank_names(list(ends))} died"
-        return ", ".join(f"{self._spec.rank_name(number)} {how}" for number, how in ends.items())
+            rank, patience_s = self._ranks.pop(number), END_TIMEOUT_S
+            if self._launcher is not None:
+                patience_s = self._launcher.patience_s if rank.wait_for_end(PROFILED_END_TIMEOUT_S) else 0.0
+            self.exit_code = rank.end(patience_s)
+            ends.append(f"{self._spec.rank_name(number)} {rank.describe_end(self.exit_code)}")
+        return ", ".join(ends)
 
     def write_stacks(self, local_ranks: Iterable[int]) -> None:
         """Makes ranks write the stacks of their threads to their output, one after the other: they share a file."""
@@ -185,16 +202,23 @@ class Ranks:
         Args:
             at_once: whether ranks are killed, and not let end by themselves; launchers still write their records.
         """
-        patience_s = 0.0 if at_once else _END_TIMEOUT_S
-        for rank in self._ranks.values():
-            rank.channel.close()
-        if self._launcher is not None:
+        self.release()
+        patience_s = 0.0 if at_once else END_TIMEOUT_S
+        if any(rank.pid is None for rank in self._ranks.values()):
+            # One that has not opened its device has nothing to write.
+            patience_s = 0.0
+        elif self._launcher is not None:
             if at_once:
                 self._kill_ranks()
             deadline = time.monotonic() + PROFILED_END_TIMEOUT_S
             ended = [rank.wait_for_end(max(deadline - time.monotonic(), 0)) for rank in self._ranks.values()]
             patience_s = self._launcher.patience_s if all(ended) else 0.0
         self._end(patience_s)
+
+    def release(self) -> None:
+        """Lets the ranks end, and does not wait for it."""
+        for rank in self._ranks.values():
+            rank.channel.close()
 
     def kill(self) -> None:
         """Ends all processes now, with their launchers."""
@@ -222,6 +246,8 @@ class Ranks:
     def _variables(self, local_rank: int) -> dict[str, str]:
         """Returns the variables that torchrun sets for a rank, which kernels may read."""
         spec = self._spec
+        if spec.is_device:
+            return {}
         variables = {
             "RANK": str(spec.rank_of(local_rank)),
             "LOCAL_RANK": str(local_rank),
@@ -242,7 +268,8 @@ class Ranks:
             try:
                 messages = self.messages(min(tell_at, deadline) - time.monotonic())
             except RanksDied as died:
-                return NotReady(f"{self.describe_ends(died.local_ranks)} before it had joined")
+                told = f"{self.describe_ends(died.local_ranks)} before it was ready"
+                return NotReady(told, may_recover=self._spec.is_device)
             except UnexpectedMessage as wrong:
                 return NotReady(f"{self._spec.rank_name(wrong.local_rank)}: {wrong.text}")
             for number, message in messages:
@@ -252,11 +279,13 @@ class Ranks:
                     self._ranks[number].opened(message.pid)
                 elif isinstance(message, Ready):
                     self._devices[number] = message.device
+                    if self._ranks[number].pid is None:
+                        self._ranks[number].opened(message.pid)
             if not messages and time.monotonic() >= deadline:
                 raise GroupTimeout(
                     f"the {self._spec} did not start: {self._timeout_reason()}", nodes=self._waits_for_other_nodes()
                 )
-            if not messages:
+            if not messages and time.monotonic() >= tell_at:
                 who = self._spec.other_nodes if self._waits_for_other_nodes() else " to ".join(self._slowest())
                 self._waits.tell(f"waiting for {who}, {deadline - time.monotonic():.0f} s left")
                 tell_at = time.monotonic() + SHOWN_EVERY_S
