@@ -82,8 +82,8 @@ DATABASE = (
         "--read-only",
         Scope.ANY,
         action="store_true",
-        help="write nothing into the database's folder: only measure and compare with its durations, or say what the "
-        "samples of --prof-path would change, or which theory rows would be added (default: all this is written)",
+        help="write nothing into the database's folder: only measure and compare with its durations, or say which "
+        "theory rows would be added (default: all this is written)",
     ),
     declare(
         "--versions",

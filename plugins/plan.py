@@ -144,7 +144,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
         database,
-        settings.choice,
+        settings,
         elsewhere=elsewhere,
         requested=requested,
         unmeasured=edited.positions,

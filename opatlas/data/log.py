@@ -36,6 +36,7 @@ from opatlas.row.communication import row_kind
 from opatlas.row.quality import typical_mean
 from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.signature import signature
+from opatlas.row.slots import base_type
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.typed_json import DecodeError, decode
@@ -432,9 +433,11 @@ def _read_rows(path: Path) -> _LoggedRun:
         measurement, kernel_type = record.measurement, intern(record.kernel_type)
         ran_as = None if measurement is None else measurement.ran_as
         samples = None if measurement is None else bytes(measurement.samples_us)
-        logged = LoggedRow(record.status, record.finished_at, samples, True)
-        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(logged)
+        logged, requested = (LoggedRow(record.status, record.finished_at, samples, is_own) for is_own in (False, True))
         if ran_as is not None:
             name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
-            found.setdefault(name, []).append(logged._replace(is_requested=False))
+            found.setdefault(name, []).append(logged)
+            if base_type(ran_as.kernel_type) != base_type(kernel_type):
+                requested = requested._replace(status=Status.UNSUPPORTED, samples_us=None)
+        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(requested)
     return found
