@@ -13,8 +13,7 @@ from cyclopts import Parameter
 from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.extensions import KERNEL_TEMPLATES, extensions
-from opatlas.installation import require_extra
+from opatlas.installation import KERNEL_TEMPLATES, extensions, require_extra
 from opatlas.row.slots import base_type
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource

@@ -10,7 +10,7 @@ figures.py         pass rates with intervals, errors, speed-ups, strategies that
 score_command.py   `opatlas score`, of a suite, too
 """
 
-from opatlas.extensions import Command
+from opatlas.installation import Command
 
 COMMAND = Command(
     "Kernels", "score kernels that a suite or an experiment judged", "opatlas.outer.generation.score_command:score"
