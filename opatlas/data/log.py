@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from sys import intern
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -305,7 +305,7 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._loaded: dict[str, _LoggedRun] = {}
+        self._loaded: dict[str, dict[RowName, list[LoggedRow]]] = {}
         self._types: dict[str, set[str]] = {}
         self._imported: set[tuple[str, RowName, str]] | None = None
         self._run_ids: Sequence[str] | None = None
@@ -354,31 +354,34 @@ class Log:
         """Returns the records of a row in a run, in the order of time."""
         return self._run(run_id).get(row, ())
 
-    def _run(self, run_id: str) -> _LoggedRun:
-        if run_id not in self._loaded:
-            found: _LoggedRun = {}
+    def _run(self, run_id: str) -> Mapping[RowName, list[LoggedRow]]:
+        found = self._loaded.get(run_id)
+        if found is None:
+            found = self._loaded[run_id] = {}
             with suppress(OpAtlasError), gc_paused():
-                found = _read_rows(file_path(self.database, run_id))
+                for record in read(self.database, run_id).records:
+                    launched = record.launched_record()
+                    for each in (record, launched) if launched is not None else (record,):
+                        samples_us = None if record.measurement is None else record.measurement.samples_us
+                        name = RowName(intern(each.kernel_type), each.signature)
+                        row = LoggedRow(record.status, record.finished_at, samples_us, each is record)
+                        found.setdefault(name, []).append(row)
             for of_row in found.values():
                 of_row.sort(key=lambda each: each.finished_at)
-            self._loaded[run_id] = found
-        return self._loaded[run_id]
-
-
-_Samples = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+        return found
 
 
 class LoggedRow(NamedTuple):
     """What a record says of a row.
 
     Attributes:
-        samples_us: the text of the samples, because most are not asked for; None if it did not measure.
+        samples_us: None if it did not measure.
         is_requested: whether the row was requested, whatever was launched.
     """
 
     status: Status
     finished_at: float
-    samples_us: bytes | None
+    samples_us: tuple[float, ...] | None
     is_requested: bool
 
     def has_duration(self, cell: str) -> bool:
@@ -386,55 +389,5 @@ class LoggedRow(NamedTuple):
 
         Earlier versions stored the mean of all of them.
         """
-        if self.samples_us is None:
-            return False
-        try:
-            samples_us = decode(self.samples_us, _Samples, "samples")
-        except DecodeError:
-            return False
-        return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
-
-
-#: The rows of a run.
-_LoggedRun = dict[RowName, list[LoggedRow]]
-
-
-class _LaunchedFields(msgspec.Struct):
-    kernel_type: str
-    cells: dict[str, str] = {}
-
-
-class _MeasurementFields(msgspec.Struct):
-    samples_us: msgspec.Raw
-    ran_as: _LaunchedFields | None = None
-
-
-class _RecordFields(msgspec.Struct):
-    """The fields of a record that name its rows, and its samples; decoding only these is faster."""
-
-    kernel_type: str
-    cells: dict[str, str]
-    status: Status
-    finished_at: float
-    measurement: _MeasurementFields | None = None
-
-
-def _read_rows(path: Path) -> _LoggedRun:
-    """Returns the rows of a log: of each record the requested row, and the launched one if it differs.
-
-    Signatures are computed from the cells. Raises OpAtlasError.
-    """
-    found: _LoggedRun = {}
-    for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
-        if number == 1:
-            continue
-        record = decode(line, _RecordFields, str(path))
-        measurement, kernel_type = record.measurement, intern(record.kernel_type)
-        ran_as = None if measurement is None else measurement.ran_as
-        samples = None if measurement is None else bytes(measurement.samples_us)
-        logged = LoggedRow(record.status, record.finished_at, samples, True)
-        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(logged)
-        if ran_as is not None:
-            name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
-            found.setdefault(name, []).append(logged._replace(is_requested=False))
-    return found
+        samples_us, rules = self.samples_us, (fmean, typical_mean, median)
+        return samples_us is not None and any(microseconds(rule(samples_us)) == cell.strip() for rule in rules)

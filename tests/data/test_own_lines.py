@@ -79,7 +79,7 @@ def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_named(dat
     problems = kept.close()
     assert refused(kept.path) == forged
     assert any(f"{kept.path}:3: " in problem for problem in problems)
-    assert any("1 record " in problem and "line 3" in problem for problem in problems)
+    assert any("1 record " in problem for problem in problems)
     assert [each.signature for each in journal.read(kept.path).records] == [record(n).signature for n in (1, 3, 4)]
 
 
@@ -117,7 +117,7 @@ def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Da
     kept = Journal(database, HEADER, part="gw0")
     kept.append(record(1, 10.0).to_json())
     assert kept.close() == []
-    written = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
+    written = OwnLines(kept.own_lines.header, kept.own_lines.digests)
     add_to(kept.path, line(record(2, 0.5)))
     problems = check_ended({kept.path: written})
     assert any(record(2).signature in problem for problem in problems)
