@@ -38,7 +38,7 @@ from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
-from opatlas.typed_json import DecodeError, decode
+from opatlas.typed_json import decode
 
 _SUFFIX, _EVENTS = ".jsonl.gz", ".events.gz"
 _REMEDY = "move it away, or restore it"
@@ -154,8 +154,14 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
             edited.
     """
     for run_id in runs(source):
+        path = file_path(source, run_id)
         try:
-            _copy_run(source, target, run_id, problems)
+            contents = read(source, run_id)
+            problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+            records = [record for record in contents.records if record.run_id == run_id]
+            if len(records) < len(contents.records):
+                problems.append(f"{path}: records of another run do not count")
+            add(target, contents.header, records)
         except DamagedLog as error:
             problems.append(str(error))
     of_run: dict[str, list[Event]] = {}
@@ -163,22 +169,6 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
         of_run.setdefault(run_id, []).append(event)
     for run_id, of_this in of_run.items():
         add_events(target, run_id, of_this)
-
-
-def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
-    path, there = file_path(source, run_id), file_path(target, run_id)
-    known = set(read_lines(there)) if there.exists() else set[bytes]()
-    lines = read_lines(path)
-    header, new = journal.parse([next(lines)], path).header, []
-    for number, line in enumerate(lines, start=2):
-        if line not in known:
-            try:
-                if Record.decode(line, f"{path}:{number}").run_id != run_id:
-                    raise DecodeError(f"{path}:{number}", "a record of another run")
-                new.append(line)
-            except DecodeError as error:
-                problems.append(str(error))
-    _add_lines(there, new, journal.line(asdict(replace(header, run_id=run_id))))
 
 
 def read(database: Database, run_id: str) -> JournalContents:

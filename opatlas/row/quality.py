@@ -411,20 +411,12 @@ class Durations:
         """Returns the duration of the row at a position; None if it has none from this source."""
         if not self.known[position]:
             return None
+        columns = (self.us, self.median_us, self.least_us, self.std_us, self.samples, self.noise)
+        us, median_us, least_us, std_us, samples, noise = (float(column[position]) for column in columns)
         return Duration(
-            source=self.source,
-            us=float(self.us[position]),
-            median_us=float(self.median_us[position]),
-            least_us=float(self.least_us[position]),
-            std_us=float(self.std_us[position]),
-            samples=float(self.samples[position]),
-            quality=self.quality[position],
-            noise=float(self.noise[position]),
-            noisy=bool(self.noisy[position]),
-            composed=self.composed[position],
-            run_id=self.run_id[position],
-            cache=self.cache[position],
-            instrument=self.instrument[position],
+            *(self.source, us, median_us, least_us, std_us, samples, self.quality[position], noise),
+            *(bool(self.noisy[position]), self.composed[position], self.run_id[position]),
+            *(self.cache[position], self.instrument[position]),
         )
 
 
