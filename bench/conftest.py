@@ -1,6 +1,6 @@
-"""The fixtures that a replay may name; plugins/fixtures.py describes each fixture."""
+"""The fixtures that a replay may name; plugins/collector.py describes each fixture."""
 
-from opatlas.plugins.fixtures import custom_opp, device, group, msprof, npu, replay, row
+from opatlas.plugins.collector import custom_opp, device, group, msprof, npu, replay, row
 
 __all__ = ["custom_opp", "device", "group", "msprof", "npu", "replay", "row"]
 

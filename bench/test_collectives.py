@@ -7,7 +7,7 @@ a Message, `replay` a TimedCollective.
 from __future__ import annotations
 
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
-from opatlas.run.collectives.topology import collective
+from opatlas.run.collectives.plan import collective
 
 
 @collective(ALL_REDUCE)

@@ -6,4 +6,4 @@ PYTEST_DONT_REWRITE: the entry point `data_folders` imports this package before 
 warns of modules whose asserts it can no longer rewrite. There is no assert here.
 """
 
-pytest_plugins = tuple(f"{__name__}.{name}" for name in ("options", "theory", "hooks", "fixtures"))
+pytest_plugins = tuple(f"{__name__}.{name}" for name in ("options", "theory", "hooks", "collector"))

@@ -87,7 +87,7 @@ class _Checks(pytest.File):
 
     def collect(self) -> Iterator[CheckCase]:
         for check in CHECKS:
-            for kernel_type in self._results.kernel_types_of(check):
+            for kernel_type in self._results.cases_of(check):
                 name = printable(kernel_type)
                 nodeid = f"{check.name}::{name}"
                 yield CheckCase.from_parent(
@@ -100,7 +100,7 @@ class CheckCase(pytest.Item):
 
     def __init__(self, *, results: CheckResults, check: Check, kernel_type: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # `-k spikes` asks for the cases of a check.
+        # `-k monotone` asks for the cases of a check.
         self.extra_keyword_matches.add(check.name)
         self._results = results
         self._check = check

@@ -1,4 +1,8 @@
-"""Makes a test of each row of the plan: from the function that replays its kernel type, or a skipped one."""
+"""The tests of rows: one for each row of the plan, and the fixtures that they may name.
+
+The body of a replay runs in the device process, with the `row` and `replay` of opatlas/run/runner.py. In pytest's
+process the fixtures open the device, and skip a replay that cannot run.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from opatlas.row.errors import ReplayError
-from opatlas.row.roofline import Peak, bound_us, device_peak, row_work
-from opatlas.row.signature import case_id_in
+from opatlas.row.errors import DeviceGone, ReplayError
+from opatlas.run.devices.device import DeviceDescription, kind_named
 from opatlas.run.kernel_facts import WITHOUT_REPLAY
 from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.text import suggest
@@ -21,10 +24,12 @@ from .cases import CaseTable, Plan, SessionCase, needs_group, row_of
 from .choice import named_paths
 
 if TYPE_CHECKING:
+    from .row_runner import RowRunner
+    from .session import Session
     from .session_context import SessionContext
 
-#: In the shared folder: why the rows that a worker of xdist has collected are refused.
-REFUSED = "refused"
+#: The session of a process of pytest: `config.stash[SESSION]`.
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 
 class RowWithoutReplay(pytest.Item):
@@ -120,13 +125,6 @@ class Collector:
             raise pytest.Session.Failed(plan.error)
         if plan.error:
             raise pytest.UsageError(plan.error)
-        if refusal := next(filter(None, map(_several_tests, items)), ""):
-            if not self._context.is_worker:
-                raise pytest.UsageError(refusal)
-            # The controller raises it: of an error in a worker xdist tells nothing.
-            self._context.shared.write(REFUSED, refusal)
-            items.clear()
-            return
         if not any(path.is_file() for path in named_paths(session.config)):
             rows = list(self._rows_without_replay(session, plan))
             collected: list[pytest.Item | pytest.Collector] = [*rows]
@@ -185,17 +183,6 @@ def interleaved(tables: Sequence[CaseTable], baseline: int | None = None) -> Ite
         yield from sorted(rivals, key=lambda case: case.target != baseline)
 
 
-def _several_tests(item: pytest.Item) -> str:
-    """Returns why an item is refused that is one of several tests of a row; "" for others."""
-    row = row_of(item)
-    if row is None or case_id_in(item.nodeid) == row.id:
-        return ""
-    return (
-        f"{item.nodeid}: a row is one test of a session, and a mark or an option of another plugin (--count of "
-        "pytest-repeat) makes several of it: leave it out; --repeat-count gives a row more samples"
-    )
-
-
 def _reason_without_replay(kernel_type: str, replayed: Collection[str]) -> str:
     why = WITHOUT_REPLAY.get(kernel_type)
     return f"{kernel_type} has no replay{f': {why}' if why else suggest(kernel_type, replayed, least=0.85)}"
@@ -221,31 +208,59 @@ def _group_key(item: pytest.Item, options: argparse.Namespace) -> tuple[object, 
         return ()
 
 
-def sort_longest_first(items: list[pytest.Item], device_name: str) -> None:
-    """Sorts the rows by their expected time, the longest first; equally long ones keep their order.
+@pytest.fixture(scope="session")
+def msprof(request: pytest.FixtureRequest) -> Path | None:
+    """The folder for the profiles of the sessions of msprof in which rows run; None for another instrument."""
+    return request.config.stash[SESSION].context.msprof
 
-    The duration that the database has tells it, or else what the peaks of the device allow. Of several implementations
-    the slowest counts, so that they stay together. Other tests come first, and rows of groups last, in their order.
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest, msprof: Path | None) -> Iterator[RowRunner]:
+    """What runs the rows of the session, with its device open. Ends the session if the device cannot be opened."""
+    session = request.config.stash[SESSION]
+    try:
+        rows = session.runner
+        rows.describe()
+    except DeviceGone as error:
+        session.context.end_without_device(str(error))
+    yield rows
+    rows.release()
+
+
+@pytest.fixture
+def row(request: pytest.FixtureRequest) -> None:
+    """Fails a test without `@replays`; a test with `@replays` gets its rows in place of this fixture."""
+    pytest.fail(f"{request.node.name} has no rows: name the kernel types with @replays(...)", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def replay(device: RowRunner) -> RowRunner:
+    """The same as `device`. In the device process a replay calls its `replay` with kernel, arguments and formula."""
+    return device
+
+
+@pytest.fixture(scope="session")
+def npu(device: RowRunner) -> DeviceDescription | None:
+    """The NPU that rows are replayed on, set up; None on another device, where rows time a stand-in."""
+    description = device.describe()
+    return description if kind_named(description.kind).is_native else None
+
+
+@pytest.fixture(scope="session")
+def custom_opp(npu: DeviceDescription | None) -> None:
+    """Skips replays of custom operators on an NPU that cannot register them, with the remedy as reason.
+
+    Where the operators may be there, the row itself tries (opatlas/run/devices/npu_operators.py). Other devices need no
+    custom operators.
     """
-    peak = device_peak(device_name)
-    rows = [row for item in items if not needs_group(item) and (row := row_of(item)) is not None]
-    longest_ms: dict[str, int] = {}
-    for row in rows:
-        longest_ms[row.row_id] = max(longest_ms.get(row.row_id, 0), _expected_ms(row, peak))
-
-    def key(item: pytest.Item) -> float:
-        if needs_group(item):
-            return float("inf")
-        row = row_of(item)
-        return -float("inf") if row is None else -longest_ms[row.row_id]
-
-    items.sort(key=key)
+    if npu is not None and npu.no_custom_operators:
+        pytest.skip(npu.no_custom_operators)
 
 
-def _expected_ms(row: SessionCase, peak: Peak) -> int:
-    """Returns whole milliseconds: below that the duration of the kernel decides nothing."""
-    replayed = row.row.replayed
-    expected_us = replayed.us if replayed is not None else row.captured_us
-    if expected_us is None and (work := row_work(row.kernel_type, row.cells)) is not None:
-        expected_us = bound_us(work, peak, cold=True)
-    return int((expected_us or 0.0) / 1000)
+@pytest.fixture(scope="session")
+def group(device: RowRunner) -> RowRunner:
+    """The same as `device`. In the device process a replay with `@replays(..., group=...)` gets its rank's view.
+
+    Each row says which group it needs, and is skipped where there are too few devices (opatlas/run/group_pool.py).
+    """
+    return device

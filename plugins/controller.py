@@ -13,12 +13,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from opatlas.row.signature import case_id_in
 
-from .collector import REFUSED
 from .row_runner import batches
 from .session import Session
 from .session_context import EXCLUSIVE_ITEMS
 from .settings import has_replays
-from .told import plan_lines
+from .terminal import plan_lines
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -114,8 +113,6 @@ class ControllerHooks:
 
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Selects the rows that a worker has collected, and prints the lines about the plan."""
-        if refusal := self._context.shared.read(REFUSED):
-            raise pytest.UsageError(refusal)
         is_first = self._session.select(ids)
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
         lines = plan_lines(self._session) if is_first and terminal is not None else []

@@ -1,4 +1,4 @@
-"""The hooks of a session, each of which calls one step of `Session`, and the answers to Ctrl-C and other signals."""
+"""The hooks of a session, each of which calls one step of `Session`, and the answers to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from opatlas.run.registry import replay_spec
 from opatlas.text import printable_lines
 
 from .cases import needs_group, row_of
-from .collector import sort_exclusive_last, sort_longest_first
+from .collector import SESSION, sort_exclusive_last
 from .reports import JUnit, LogXML, attach_note, benchmark_plugins, shorten_message, skip_made_fixtures, xml_key
-from .session import SESSION, Session
+from .session import Session
 from .session_context import EXCLUSIVE_ITEMS, STOPPED, SessionContext
 from .settings import has_replays, scope_of
 from .target import devices_of
-from .terminal import RowWords, print_summary
-from .told import plan_lines
+from .terminal import RowWords, plan_lines, print_summary
 
 
 @pytest.hookimpl(trylast=True)
@@ -115,8 +114,6 @@ class ProcessHooks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         """Moves rows that need several devices to the end, after other plugins (--ff) have sorted the items."""
         yield
-        if self._context.config.option.ray is not None and any(map(row_of, items)):
-            sort_longest_first(items, self._context.settings.devices[0].name)
         if any(map(needs_group, items)):
             sort_exclusive_last(items, self._context.settings.source.options)
         if self._context.is_worker and items and needs_group(items[-1]):
@@ -215,14 +212,8 @@ _FIRST_ANSWER = (
 )
 
 
-#: These end pytest without a word.
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
 class Interrupts:
     """Answers Ctrl-C while rows run: the first stops after the running row, the second stops now.
-
-    Signals that end pytest still do; before that the user is told where the records are.
 
     Only the main process of a session has one: the only process, or the controller of xdist.
     """
@@ -240,25 +231,12 @@ class Interrupts:
             return
         # While a test runs, descriptor 2 is pytest's capture.
         self._stderr = os.dup(2)
-        before: dict[int, Any] = {signal.SIGINT: signal.signal(signal.SIGINT, self._answer)}
-        # In this process a kernel that hangs would keep Python from answering. `nohup` ignores SIGHUP.
-        for number in () if self._context.settings.in_process else _ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                before[number] = signal.signal(number, self._tell_and_end)
+        before = signal.signal(signal.SIGINT, self._answer)
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            signal.signal(signal.SIGINT, before)
             os.close(self._stderr)
-
-    def _tell_and_end(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        lines = "\n".join(self._context.kept_lines(f"ended by {signal.Signals(number).name}"))
-        # The terminal may be gone.
-        with contextlib.suppress(OSError):
-            os.write(self._stderr, f"\n{lines}\n".encode(errors="backslashreplace"))
-        os.kill(os.getpid(), number)
 
     def _answer(self, number: int, frame: FrameType | None) -> None:
         if self._is_first:

@@ -13,7 +13,7 @@ import pytest
 from opatlas.options import Option, Scope, add_all, at_least, declare, given, names, one_of, positive, reset, versions
 from opatlas.row.status import UpdateMode
 from opatlas.row.versions import Versions
-from opatlas.run.collectives import options as collectives
+from opatlas.run.collectives import plan as collectives
 from opatlas.run.devices.device import DeviceSpec, available_devices, device_kinds
 from opatlas.run.group import JOIN_TIMEOUT_S, NODE_OPTIONS, NODES_JOIN_TIMEOUT_S
 from opatlas.run.inputs import experts
@@ -82,8 +82,8 @@ DATABASE = (
         "--read-only",
         Scope.ANY,
         action="store_true",
-        help="write nothing into the database's folder: only measure and compare with its durations, or say what the "
-        "samples of --prof-path would change, or which theory rows would be added (default: all this is written)",
+        help="write nothing into the database's folder: only measure and compare with its durations, or say which "
+        "theory rows would be added (default: all this is written)",
     ),
     declare(
         "--versions",

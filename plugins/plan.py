@@ -29,7 +29,6 @@ from opatlas.row.status import UpdateMode
 from opatlas.row.table import Row
 from opatlas.run.devices.device import kind_named
 from opatlas.run.implementation import Implementation
-from opatlas.run.msprof_output import recover_profiles
 from opatlas.run.registry import Rows
 from opatlas.text import pluralize, printable, suggest
 
@@ -145,7 +144,7 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         stale_runs = StaleRuns((own.provenance or Provenance(database)).manifests, present)
     chosen = make_plan(
         database,
-        settings.choice,
+        settings,
         elsewhere=elsewhere,
         requested=requested,
         unmeasured=edited.positions,
@@ -186,7 +185,6 @@ def _prepare_for(
         run_id=context.run_id,
         starter=starter,
         is_npu=settings.source.needs_database and kind_named(settings.devices[0].kind).is_native,
-        others=[each.path for each in settings.targets],
     )
     own.left_behind = journal.journals(own.database)
     if settings.source.is_listed and base.requested is not None:
@@ -272,7 +270,6 @@ def prepare_database(
     run_id: str,
     starter: Callable[[Database], int] | None,
     is_npu: bool = False,
-    others: Container[Path] = (),
 ) -> EditedRows:
     """Merges the records of killed sessions, and clears durations that were measured with other shapes.
 
@@ -282,7 +279,6 @@ def prepare_database(
         run_id: the run of this session, whose journal is not merged.
         starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
         is_npu: whether the rows are of an NPU, where the folder does not say.
-        others: folders of the databases of the session, whose records profiles in this database may hold.
 
     Returns:
         The rows that hold the duration or the status of another shape.
@@ -290,8 +286,6 @@ def prepare_database(
     Raises:
         OpAtlasError: the database cannot be written.
     """
-    if database.profiles_dir.is_dir():
-        plan.problems += recover_profiles(database, others)
     if database.journal_dir.is_dir():
         for each in recover(database, own_run=run_id):
             plan.is_incomplete |= each.incomplete

@@ -17,11 +17,11 @@ from opatlas.data.csv_files import not_writable
 from opatlas.data.database import Database
 from opatlas.data.journal import Journal, OwnLines
 from opatlas.data.manifest import Manifest
-from opatlas.data.write_back import WriteBackResult, write_back, write_back_run
+from opatlas.data.write_back import WriteBackResult, write_back_run
 from opatlas.errors import OpAtlasError
 from opatlas.row.record import Record, RowName
 from opatlas.row.signature import digest, make_case_id
-from opatlas.row.status import Status, UpdateMode
+from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 
 from .cases import results_of
@@ -131,9 +131,8 @@ class SessionRecords:
             return
         record = note.pop("record")
         reason = note.get("not_saved")
-        if reason or (reason is not None and self._context.settings.rehearses):
-            self._unsaved.append((target, record.to_json() if isinstance(record, Record) else record))
         if reason:
+            self._unsaved.append((target, record.to_json() if isinstance(record, Record) else record))
             # A worker with a full disk may not be able to ask the other processes to stop.
             self._context.stop(reason)
         if "device" in note:
@@ -144,9 +143,7 @@ class SessionRecords:
     ) -> None:
         """Adds a record of a target that no report brings; `not_saved` is None unless `append` has returned it."""
         values = record.to_json()
-        reason = self.append(values, device, target) if not_saved is None else not_saved
-        # Nothing arrives ahead of pytest where a session only says what it would write.
-        if reason or self._context.settings.rehearses:
+        if self.append(values, device, target) if not_saved is None else not_saved:
             self._unsaved.append((target, values))
         if device is not None:
             self._add_device(device)
@@ -190,8 +187,6 @@ class SessionRecords:
         Returns:
             The records, each with the end of the ids of its target; none where nothing is written.
         """
-        if self._context.settings.rehearses:
-            self._rehearse()
         if not self._context.settings.writes:
             return ()
         self.close_journals()
@@ -206,17 +201,6 @@ class SessionRecords:
             self.merged = functools.reduce(operator.add, known)
         return merged
 
-    def _rehearse(self) -> None:
-        """Finds what a merge would do to the CSVs."""
-        database, header = self._context.database, self._context.journal_header
-        records = [Record.from_json(record) for _, record in self._unsaved]
-        mode = UpdateMode(header.update_mode)
-        self.merged = write_back(database, records, mode, prune=header.prune, rehearse=True)
-        self._add_reported_only(self.merged)
-
-    def _add_reported_only(self, result: WriteBackResult) -> None:
-        result.unmatched += [name for name in self.reported_only if name not in result.of_siblings]
-
     def _merge_target(self, number: int, own: TargetDatabase) -> tuple[WriteBackResult | None, Sequence[Record]]:
         unsaved = [record for target, record in self._unsaved if target == number]
         run_id, workers = self._context.run_id, self._context.silent_workers
@@ -226,7 +210,7 @@ class SessionRecords:
         if done.result is not None and done.result.pruned:
             self.pruned_in.append(own.database)
         if done.result is not None and number == 0:
-            self._add_reported_only(done.result)
+            done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
         if done.records:
             try:
                 self._write_manifest(number)
@@ -268,7 +252,7 @@ def add_unmatched(session: Session, tests: pytest.Session) -> None:
         if not session.is_requested(name, case_id):
             continue
         session.unmatched[name] += 1
-        if settings.mode.adds_rows and settings.where is None:
+        if settings.mode.adds_rows and settings.where is None and settings.writes:
             record = Record(
                 kernel_type=name,
                 signature=sample.signature,

@@ -18,13 +18,12 @@ from opatlas.row.errors import DeviceGone, ReplayError, Unsupported
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes, GroupPool
-from opatlas.run.groups.process import GroupProcess
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.implementation import Implementation, KernelSource
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.job import Against, Job, RanTooLong, RowOutcome, outcome_of
 from opatlas.run.msprof_sessions import msprof_on_device, msprof_on_group
-from opatlas.run.process.device_process import DeviceProcess
+from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.registry import replay_spec
 from opatlas.run.scheduler import Done, ExcludedDevices, InProcess, OnDevices, Profiles, Scheduler, SingleOrGroup
 from opatlas.text import exception_line

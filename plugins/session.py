@@ -38,8 +38,8 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import RowOutcome, outcome_of
 from opatlas.run.registry import replay_spec
+from opatlas.show.gaps import Gap
 from opatlas.show.row_summary import summarize_row
-from opatlas.show.session_report import Gap
 
 from .cases import (
     GIVEN_UP,
@@ -69,8 +69,8 @@ from .reports import (
     waited_by,
 )
 from .row_runner import RowRunner
+from .summary import write_reports
 from .target import check_replaced
-from .told import write_reports
 
 if TYPE_CHECKING:
     from .session_context import SessionContext
@@ -174,7 +174,7 @@ class Session:
         for case_id in map(case_id_in, nodeids):
             if case_id in self._by_id:
                 self._by_id[case_id].account = WITHOUT_REPLAY if case_id in known else NOT_RUN
-        if not plan.error and (context.settings.writes or context.settings.rehearses):
+        if not plan.error and context.settings.writes:
             specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
             in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
             for number, own in enumerate(context.databases):
@@ -426,7 +426,3 @@ class Session:
     def _launched(self) -> None:
         """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
         self.records.launched(self.runner.describe())
-
-
-#: The session of a process of pytest: `config.stash[SESSION]`.
-SESSION = pytest.StashKey[Session]()

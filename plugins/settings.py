@@ -19,16 +19,16 @@ from opatlas.installation import code_folder
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode
-from opatlas.run.collectives import options as collective_options
+from opatlas.run.collectives import plan as collective_options
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.group import NODE_OPTIONS
-from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.group_pool import GroupNodes
 from opatlas.run.inputs import experts
 from opatlas.run.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.run.msprof_sessions import SESSION_ROWS
 from opatlas.run.registry import RowSource
 
-from .choice import Choice, Shard, Where, keyword_filter
+from .choice import Choice, keyword_filter
 from .options import (
     CASE_TIMEOUT_S,
     FIRST_CASE_TIMEOUT_S,
@@ -100,11 +100,8 @@ def profiles(option: argparse.Namespace) -> RowSource:
 
 def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns messages of collectives: options name them, and groups run them. Raises pytest.UsageError."""
-    if config.option.ray is None:
-        plan = collective_options.collective_plan(config.option, GroupNodes(devices))
-    else:
-        cluster = cluster_of(config, devices)
-        plan = collective_options.collective_plan(config.option, cluster.group_nodes, cluster.nvlink_islands())
+    nodes = GroupNodes(devices) if config.option.ray is None else cluster_of(config, devices).group_nodes
+    plan = collective_options.collective_plan(config.option, nodes)
     rank = plan.options.node_rank
     return RowSource(
         plan.options,
@@ -127,26 +124,20 @@ def _write_starter(database: Database) -> int:
     return rows
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a session of replays.
+@dataclass(frozen=True, kw_only=True)
+class Settings(Choice):
+    """The settings of a session of replays: what the user chose, and how it is run.
 
     Attributes:
         targets: the implementations that are measured, each with its database; at least one.
         devices: the devices that rows are replayed on; with prof_path, the profiled one.
-        mode: which rows run, and which durations their samples replace.
         prune: rows that ran and have no valid duration are moved to pruned/.
-        ops: the only kernel types to run; empty: all.
-        shard: the part of the rows to run; None: all rows.
-        retry_failed: run rows again that crashed or timed out in two sessions in a row.
         prof_path: profiles to look rows up in; None: rows are run.
         measure: how a row is measured.
         case_timeout_s: deadline of a row in the device process; None: depends on whether it ran before.
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
         in_process: run the bodies of replays in pytest's own process.
         collect_only: nothing is run, and nothing is written.
-        where: the rows to run, by their cells; None: all rows.
-        strict: rows that failed before fail, instead of being xfail.
         read_only: rows are measured and compared, and nothing is written.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
@@ -160,19 +151,13 @@ class Settings:
 
     targets: tuple[SessionTarget, ...]
     devices: tuple[DeviceSpec, ...]
-    mode: UpdateMode
     prune: bool
-    ops: frozenset[str]
-    shard: Shard | None
-    retry_failed: bool
     prof_path: Path | None
     measure: MeasureSettings
     case_timeout_s: float | None
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
-    where: Where | None = None
-    strict: bool = False
     read_only: bool = False
     mixed: bool = False
     group_options: Mapping[str, object] = field(default_factory=dict)
@@ -205,20 +190,10 @@ class Settings:
         return not (self.collect_only or self.read_only)
 
     @property
-    def rehearses(self) -> bool:
-        """Whether the session says what the samples of a profile would change, and writes nothing."""
-        return self.read_only and self.prof_path is not None
-
-    @property
     def models_folder(self) -> Path:
         """The folder of the attempts and candidates of models."""
         assert self.models is not None
         return self.models.folder(self.targets[0].rows_from or self.targets[0].path)
-
-    @property
-    def choice(self) -> Choice:
-        """The rows that the user chose."""
-        return Choice(self.mode, self.ops, self.shard, self.retry_failed, self.where, self.strict)
 
     @property
     def ep_size(self) -> int | None:
@@ -302,9 +277,9 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
     refuse(config, outside(OPTIONS, scope), NO_EFFECT[scope], also=workers if is_looked_up else [])
     if option.tasks:
         refuse(config, named("--prof-path"), "profiles hold no candidates for --tasks")
-    if option.models is None or not option.tasks:
-        refuse(config, named("--models"), "models write candidates for tasks, so --models and --tasks belong together")
-    if option.read_only and not is_looked_up:
+    if option.models is None or not (option.tasks or option.suite):
+        refuse(config, named("--models"), "models write candidates: --models belongs to --tasks or --suite")
+    if option.read_only:
         refuse(config, named("--mixed", "--prune-empty-duration-rows"), "--read-only writes nothing")
     if option.ray is not None:
         useless = named("--in-process", "--models", *(each.name for each in NODE_OPTIONS))
@@ -314,6 +289,10 @@ def _refuse_contradictions(config: pytest.Config, scope: Scope) -> None:
         refuse(config, named("--case-timeout"), "rows run in pytest's own process, which cannot end a row that hangs")
     for is_wrong, why in (
         (getattr(option, "forked", False), "--forked: rows do not run in pytest's process: leave it out"),
+        (
+            getattr(option, "count", 1) != 1,
+            "--count: a row is one test of a session: leave it out; --repeat-count gives a row more samples",
+        ),
         (
             is_looked_up and option.update_mode == UpdateMode.STALE.value,
             "--update-mode=stale compares with what rows would be run with, and --prof-path runs no row",
@@ -388,7 +367,7 @@ def is_distributed(config: pytest.Config) -> bool:
 def has_replays(config: pytest.Config) -> bool:
     """Returns whether replays may be collected, before the collection: whether their fixtures are there."""
     # `opatlas shapes` and `pytest -p opatlas.plugins` load the fixtures of replays, whatever is to be collected.
-    loaded = config.pluginmanager.has_plugin("opatlas.plugins.fixtures")
+    loaded = config.pluginmanager.has_plugin("opatlas.plugins.collector")
     return _FIXTURES in _plugin_files(config) or (loaded and not has_theory_rows(config))
 
 

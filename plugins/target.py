@@ -335,14 +335,14 @@ def read_origin(context: SessionContext, own: TargetDatabase) -> tuple[Provenanc
     """Reads what a database was measured on. Returns also what the user should know of it.
 
     Raises:
-        OpAtlasError: the durations would be mixed, without --mixed; with --read-only only a profile's would be.
+        OpAtlasError: the durations would be mixed, without --mixed and --read-only.
     """
     settings = context.settings
     own.provenance = provenance = Provenance(own.database)
     try:
         check_origin(provenance, own.target.origin)
     except MixedDatabase as error:
-        if settings.read_only and not settings.rehearses:
+        if settings.read_only:
             return provenance, [printable(f"{error}: the two do not compare")]
         if settings.mixed:
             return provenance, [printable(f"--mixed: {error}")]

@@ -1,10 +1,10 @@
-"""What a session prints: a row's numbers beside its word (-v), and what became of the rows."""
+"""What a session prints: the lines about its plan, the numbers of a row beside its word (-v), and the summary."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,21 @@ import pytest
 from opatlas import formats
 from opatlas.ask.compare.comparison import compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
+from opatlas.capture.launches import time_shares
+from opatlas.data.database import Database
+from opatlas.data.manifest import read_manifests, replay_pace
 from opatlas.errors import OpAtlasError
-from opatlas.row.status import Status
+from opatlas.row.roofline import row_bytes
+from opatlas.row.status import Status, UpdateMode
+from opatlas.run.devices.device import kind_named
 from opatlas.show.compared import evidence, figures_table, rows_table
 from opatlas.show.result import Column, Fields, Part, Table
 from opatlas.show.row_summary import duration_tables
-from opatlas.show.session_report import SessionFacts, cause_table, gap_table
-from opatlas.text import printable_lines, shortened
+from opatlas.text import pluralize, printable_lines, shortened, suggest
 
-from .cases import GIVEN_UP, WITHOUT_REPLAY, XFAILED, Fate, figures_of, ledger, results_of
+from .cases import NOT_RUN, WITHOUT_REPLAY, Fate, SessionCase, figures_of, ledger, ledger_line, of_fate, results_of
 from .reports import record_of, write_parts
-from .told import continuation, facts_of
+from .summary import outcome_parts
 
 if TYPE_CHECKING:
     from .session import Session
@@ -33,6 +37,110 @@ _SHOWN = 5
 _MOST_COMPARED = 20
 #: More implementations are left to `opatlas compare`.
 _MOST_RIVALS = 3
+
+#: Kernel types without a replay, and implementations, are named one by one up to this number.
+_MANY = 8
+
+
+def plan_lines(session: Session) -> list[str]:
+    """Returns the lines about the plan of a session whose rows are selected; none without a plan."""
+    plan, context = session.context.plan, session.context
+    if plan is None or plan.error:
+        return []
+    selected = sum(case.account == NOT_RUN for case in session.cases)
+    lines = [*plan.prepared, *_to_run(session, selected)]
+    settings = context.settings
+    if selected and settings.prof_path is None and not settings.collect_only:
+        found = context.load_facts()["disturbances"]
+        lines += [f"this disturbs durations: {', '.join(found)}"] if found else []
+    return [f"opatlas: {printable_lines(line)}" for line in lines]
+
+
+def _to_run(session: Session, selected: int) -> Iterator[str]:
+    settings, plan, replayable = session.context.settings, session.plan(), session.collector.known_replays()
+    # xdist's controller collects nothing: it knows only the replays of bench/.
+    to_run = [case for case in of_fate(session.cases, Fate.TO_RUN) if case.kernel_type in replayable]
+    rows, unit = max(len(to_run), selected), settings.unit
+    has_named = len(settings.targets) > 1 or not settings.targets[0].implementation.is_default
+    of_all = "" if selected == rows else f"{selected:,} of "
+    place = "" if has_named else f", database {settings.database}"
+    yield f"{of_all}{pluralize(rows, unit)} to {settings.source.verb}{place}"
+    if has_named:
+        counts = Counter(case.target for case in of_fate(session.cases, Fate.TO_RUN))
+        for number in list(counts)[:_MANY]:
+            target = settings.targets[number]
+            yield f"{target.implementation.label}: {pluralize(counts[number], unit)}, database {target.path}"
+        if others := len(settings.targets) - len(list(counts)[:_MANY]):
+            yield pluralize(others, "further implementation")
+    if settings.collect_only and settings.prof_path is None:
+        yield from _estimate(session, to_run)
+    yield from settings.notes
+    yield from _misspelt(session, replayable)
+    yield from (target.note for target in settings.targets if target.note)
+    yield from plan.notes
+    yield from settings.source.notes
+    if not_selected := session.requested(Fate.NOT_SELECTED):
+        yield f"{pluralize(len(not_selected), unit)} not selected by --where {str(settings.where)!r}"
+    yield from _left_out(session)
+    without_replay = session.not_replayable()
+    if shares := time_shares(without_replay, plan.captured_time_us()):
+        listed = [f"{each}{suggest(each.kernel_type, replayable, least=0.85)}" for each in shares[:_MANY]]
+        listed += [f"{len(shares) - _MANY} more"] if len(shares) > _MANY else []
+        count = without_replay.total()
+        yield f"{count:,} {unit}s without a replay: {', '.join(listed)} (docs/contributing.md shows how to add one)"
+    if settings.shard is not None:
+        others = len(of_fate(session.cases, Fate.OTHER_SHARD))
+        yield f"{pluralize(others, unit)} in other shards (--shard={settings.shard})"
+    for table in plan.tables.values():
+        if not len(table.table):
+            yield f"{table.table.path} has no rows"
+        yield from table.notes
+    yield from (f"not read: {problem}" for problem in plan.problems)
+
+
+def _misspelt(session: Session, replayable: Collection[str]) -> Iterator[str]:
+    """Yields which files of implementations are named after no kernel type that the session knows."""
+    settings = session.context.settings
+    known = {*replayable, *(table.kernel_type for table in session.plan().tables.values())}
+    for implementation in () if settings.source.subjects else [each.implementation for each in settings.targets]:
+        for name in sorted(set(implementation.sources).difference(known)):
+            yield f"{implementation.name}: no kernel type is called {name}{suggest(name, known)}"
+
+
+def _left_out(session: Session) -> Iterator[str]:
+    """Yields how many requested rows the update mode leaves out, and of stale ones, why."""
+    settings, left_out = session.context.settings, session.requested(Fate.LEFT_OUT)
+    if settings.mode is not UpdateMode.STALE:
+        if left_out:
+            rows, captured = pluralize(len(left_out), settings.unit), sum(case.is_captured_only for case in left_out)
+            kinds = f" ({len(left_out) - captured:,} replayed, {captured:,} captured only)" if captured else ""
+            duration = "a duration" if settings.mode is UpdateMode.MISSING_ONLY else "a replayed duration"
+            yield f"{rows} left out, with {duration} already{kinds} (--update-mode={settings.mode})"
+        return
+    counts = Counter(case.staleness for case in left_out + session.requested(Fate.TO_RUN))
+    never = counts.pop(None, 0)
+    stale = {reason: count for reason, count in counts.most_common() if reason is not None and reason.is_stale}
+    fresh = [f"{count:,} {reason.value}" for reason, count in counts.items() if reason and not reason.is_stale]
+    if never:
+        fresh.append(f"{never:,} never replayed")
+    why = f": {', '.join(f'{count:,} {reason.value}' for reason, count in stale.items())}" if stale else ""
+    left = f"; left out: {', '.join(fresh)}" if fresh else ""
+    yield f"{sum(stale.values()):,} stale{why}{left} (--update-mode=stale)"
+    kind = settings.devices[0].kind
+    if kind_named(kind).driver_version() == "":
+        yield f"the driver is not compared: {kind_named(kind).tool} does not tell its version"
+
+
+def _estimate(session: Session, to_run: Sequence[SessionCase]) -> Iterator[str]:
+    """Yields how long the rows will take, and how large the tensors of the largest row are."""
+    settings = session.context.settings
+    rows = [case for case in to_run if case.will_run and session.is_requested(case.kernel_type, case.id)]
+    if not rows:
+        return
+    size, kernel_type = max((row_bytes(case.kernel_type, case.cells) or 0, case.kernel_type) for case in rows)
+    pace = replay_pace(read_manifests(Database(settings.database), []).values(), settings.devices[0].kind)
+    memory = f"; the largest, of {kernel_type}, has tensors of {formats.size(size)}" if size else ""
+    yield f"{pluralize(len(rows), settings.unit)} would take about {pace.time_of(len(rows))}{memory}"
 
 
 class RowWords:
@@ -64,101 +172,44 @@ class RowWords:
 
 def print_summary(session: Session, terminal: pytest.TerminalReporter) -> None:
     """Prints what became of the rows."""
-    context, is_quiet = session.context, terminal.config.option.verbose < 0
-    plan = context.plan
+    context, plan = session.context, session.context.plan
     if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
         for line in plan.error.splitlines():
             terminal.write_line(printable_lines(f"opatlas: {line}"), red=True)
     if plan is None or not context.runs_rows:
         return
     terminal.ensure_newline()
-    figures = figures_of(session.cases)
-    if figures and not is_quiet:
+    figures, settings = figures_of(session.cases), context.settings
+    if figures and terminal.config.option.verbose >= 0:
         terminal.section("durations", sep="=")
         write_parts(terminal, duration_tables(figures.values()))
     if compared := list(_comparison(session)):
         terminal.section("comparison", sep="=")
         write_parts(terminal, compared)
     terminal.section("OpAtlas", sep="=")
-    write_parts(terminal, _parts(session, terminal))
+    if counts := ledger(session.cases):
+        statuses = [status for status in map(Status.from_cell, counts) if status is not None]
+        is_red = any(status.expected_to_fail for status in statuses)
+        terminal.write_line(ledger_line(session.cases, settings.unit), red=is_red)
+    write_parts(terminal, _parts(session))
     for problem in _problems(session):
         terminal.write_line(printable_lines(problem), red=True)
-    settings = context.settings
     if context.profile is not None:
         write_parts(terminal, [Fields(_samples(session), "samples")])
     if settings.read_only:
         write_parts(terminal, _stored(session, terminal.verbosity))
 
 
-def _parts(session: Session, terminal: pytest.TerminalReporter) -> Iterator[Part]:
-    """Yields the summary, and writes the ledger, which is red if a row failed."""
-    counts, facts = ledger(session.cases), facts_of(session)
-    if counts:
-        statuses = [status for status in map(Status.from_cell, counts) if status is not None]
-        terminal.write_line(facts.ledger, red=any(status.expected_to_fail for status in statuses))
+def _parts(session: Session) -> Iterator[Part]:
     if session.context.stopped_now:
         yield from session.context.kept_lines("stopped at once")
         return
-    if not counts.keys() - {WITHOUT_REPLAY}:
-        merged = session.records.merged
-        if merged is None or not (merged.added.total() or merged.updated.total()):
-            idle = ((fate, session.requested(fate)) for fate in (Fate.LEFT_OUT, Fate.OTHER_SHARD, Fate.NOT_SELECTED))
-            yield Fields({"nothing to do": next(((len(rows), fate.value) for fate, rows in idle if rows), None)})
-        if not session.has_written:
-            return
-    yield Fields({**_run_fields(session, facts), **_written(session, facts)})
-    if facts.errors:
-        yield cause_table("not measured", facts.errors, _SHOWN)
-    gaps = session.gaps
-    if gaps and facts.not_comparable:
-        yield f"{len(gaps):,} rows with both durations, {facts.not_comparable}"
-    elif any(gap.outside for gap in gaps):
-        yield gap_table(gaps, _SHOWN)
+    if not ledger(session.cases).keys() - {WITHOUT_REPLAY} and not session.has_written:
+        idle = ((fate, session.requested(fate)) for fate in (Fate.LEFT_OUT, Fate.OTHER_SHARD, Fate.NOT_SELECTED))
+        yield Fields({"nothing to do": next(((len(rows), fate.value) for fate, rows in idle if rows), None)})
+        return
+    yield from outcome_parts(session, _SHOWN)
     yield from _score(session)
-
-
-def _run_fields(session: Session, facts: SessionFacts) -> dict[str, object]:
-    """Returns how rows ran, and how good their durations are."""
-    settings, accounts = session.context.settings, ledger(session.cases)
-    unit, rows, seconds = settings.unit, sum(facts.statuses.values()), facts.seconds
-    given_up = accounts[GIVEN_UP] + accounts[XFAILED] - facts.outcomes["xfailed"]
-    verdicts = Counter(found.verdict for _, found in results_of(session.cases) if found.verdict)
-    run = "run" if settings.prof_path is None else "looked up"
-    return {
-        f"{unit}s {run}": (rows, f"in {seconds:.1f} s, {rows / seconds:.3g} {unit}s/s") if rows else None,
-        "judged": ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or None,
-        **facts.quality,
-        "not run": (len(facts.not_run), continuation(session)) if facts.not_run else None,
-        "measured, failed before": facts.outcomes["xpassed"] or None,
-        "given up": (given_up, "crashed or timed out in earlier sessions: --runxfail runs them") if given_up else None,
-        "left by earlier sessions": ", ".join(f"{n} {status}" for status, n in facts.unresolved.items()) or None,
-    }
-
-
-def _written(session: Session, facts: SessionFacts) -> dict[str, object]:
-    """Returns what was written, and where."""
-    settings, merged = session.context.settings, session.records.merged
-    found: dict[str, object] = {}
-    if merged is not None and (facts.statuses or session.has_written):
-        updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-        done = "written" if settings.writes else "would be written"
-        found[done] = f"{updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
-        for database in session.records.pruned_in:
-            restore = f"`opatlas history {database.path} --restore pruned` brings them back"
-            found["pruned rows"] = (str(database.pruned_dir), restore)
-        if merged.unmatched:
-            found["no row"] = (len(merged.unmatched), f"{settings.unit}s: not added")
-        if merged.of_siblings:
-            of_siblings = (len(merged.of_siblings), "--update-mode=all adds these rows")
-            found["kernels of sibling types without a row"] = of_siblings
-        if merged.repeated:
-            found["repeated rows"] = (merged.repeated, "got the duration of the earlier row of their signature")
-    paths = [each.path for each in settings.targets]
-    more = [f"and {len(paths) - _SHOWN} more"] if len(paths) > _SHOWN else []
-    found["device"] = facts.device or None
-    found["database"] = "\n".join([*map(str, paths[:_SHOWN]), *more]) or None
-    found["report"] = "\n".join(session.paths) or None
-    return found
 
 
 def _score(session: Session) -> Iterator[Part]:
@@ -204,8 +255,9 @@ def _samples(session: Session) -> dict[str, object]:
     if unmatched:
         by_cells = settings.where is not None
         adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
-        is_added = settings.mode.adds_rows and not by_cells
-        fate = ("would be added" if settings.rehearses else "added") if is_added else f"not added: {adds}"
+        adds = "--read-only writes nothing" if settings.read_only else adds
+        is_added = settings.mode.adds_rows and not by_cells and not settings.read_only
+        fate = "added" if is_added else f"not added: {adds}"
         named = _first([f"{name} {count:,}" for name, count in unmatched.most_common()])
         found["signatures without a row"] = (unmatched.total(), f"{named}; {fate}")
     return found

@@ -26,9 +26,9 @@ from opatlas.run.devices.device import database_name, device_kinds, kind_named
 from opatlas.show.result import Column, Fields, Table
 from opatlas.text import pluralize, printable_lines
 
+from .collector import SESSION
 from .options import OPTIONS, THEORY_ROWS, outside, refuse, refuse_useless_versions
 from .reports import write_parts
-from .session import SESSION
 from .settings import has_replays, has_theory_rows
 from .target import devices_of
 

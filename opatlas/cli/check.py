@@ -13,9 +13,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from opatlas.ask.checks.check import ANY, KNOWN_FINDINGS, CheckResults, KnownFinding
+from opatlas.ask.checks.duration_checks import Alignment, AlignmentVerdict, alignments
 from opatlas.errors import usage_errors
+from opatlas.formats import microseconds
 from opatlas.installation import require_extra
-from opatlas.show import Fields, Output, Result, Table
+from opatlas.show import Column, Fields, Output, Result, Table
 from opatlas.show.parameters import DatabaseFolder
 from opatlas.show.result import Part
 
@@ -67,10 +69,15 @@ def _parts(found: CheckResults) -> Iterator[Part]:
         )
         for tally in tallies
     ]
-    columns = ("check", "cases", "findings", "known", "looks for", "remedy", "not run, since")
     if rows:
+        columns = ("check", "cases", "findings", "known", "looks for", "remedy", "not run, since")
         yield Table(columns, rows, "checks")
     yield from _known(found)
+    if found.show_all and (messages := _messages(found)):
+        us = [Column(name, microseconds) for name in ("measured(us)", "captured(us)", "model(us)", "least(us)")]
+        worst_first = sorted(messages, key=lambda each: list(AlignmentVerdict).index(each.verdict), reverse=True)
+        rows_of_links = [each[:-1] for each in worst_first]
+        yield Table(("verdict", "kernel type", "message", *us, "reason"), rows_of_links, "messages against their links")
     most = None if found.show_all else _SHOWN
     findings = [
         (tally.check.name, each.place, each.row, each.value, each.reason)
@@ -82,6 +89,10 @@ def _parts(found: CheckResults) -> Iterator[Part]:
         left_out = sum(len(of_case) for tally in tallies for of_case in tally.failing) - len(findings)
         title = "findings (-vv shows all)" if left_out else "findings"
         yield Table(("check", "place", "row", "value", "reason"), findings, title, left_out)
+
+
+def _messages(found: CheckResults) -> list[Alignment]:
+    return [each for table in found.database.tables.values() for each in alignments(found.database, table)]
 
 
 def _known(found: CheckResults) -> Iterator[Part]:
@@ -127,5 +138,6 @@ def _json(found: CheckResults, status: int) -> dict[str, object]:
             }
             for tally in found.tallies.values()
         ],
+        "messages": [each._asdict() for each in _messages(found)],
         "known_findings_without_finding": [entry.place for entry in found.unused_entries()],
     }

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from cyclopts import Parameter
 
 from opatlas.ask.query.database import OpenDatabase
@@ -240,7 +241,7 @@ def _add(database: Database, found: NextRows, step: Step, started_at: float) -> 
     for row in found.rows:
         rows.setdefault(row.kernel_type, []).append(row.cells)
     added = add_rows(database, rows)
-    options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **asdict(step)}
+    options: dict[str, Any] = {"command": "opatlas model", "next": len(found.rows), **msgspec.structs.asdict(step)}
     here = Path(__file__).parents[1]
     Manifest(
         run_id=new_run_id(),

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import msgspec
 from cyclopts import Parameter
 
 from opatlas.ask.overview import Overview, read_overview
@@ -233,12 +234,9 @@ def report(
     from opatlas.show.site.pages import write_site
 
     place = database_folder(database)
-    for each in step:
-        if missing := [name for name in ("batch", "context") if name not in each.settings]:
-            raise UsageError(f"--step {each.text} lacks {missing[0]}=N")
     if against and "@" not in against:
         against = str(database_folder(against))
-    costs = [(each.text, open_database(place).model(each.model, **each.settings)) for each in step]
+    costs = [open_database(place).model(**msgspec.structs.asdict(each)) for each in step]
     site = write_site(place, output, against=against, costs=costs, capture=superkernel)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),

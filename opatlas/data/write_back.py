@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -61,16 +60,13 @@ class WriteBackResult:
         )
 
 
-def write_back(
-    database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, rehearse: bool = False
-) -> WriteBackResult:
+def write_back(database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool) -> WriteBackResult:
     """Folds records into the CSVs of a database, file by file, each replaced in one step (opatlas/data/fold.py).
 
     Args:
         records: records of any kernel types.
         mode: missing rows are appended (all) or reported (other modes).
         prune: whether rows that ran and have no valid duration are moved to `pruned/`.
-        rehearse: whether to return the result only, and write nothing.
 
     Raises:
         OpAtlasError: the database cannot be locked. A file that cannot be read or written becomes a problem of the
@@ -81,7 +77,7 @@ def write_back(
     records = log.with_same_rows(database, list(records))
     appending = {record.run_id for record in records} if mode.adds_rows else frozenset[str]()
     order = run_order(database)
-    with nullcontext() if rehearse else database.lock(), gc_paused():
+    with database.lock(), gc_paused():
         for kernel_type, candidates in candidates_of_records(records, appending).items():
             try:
                 table = database.read_or_empty(kernel_type)
@@ -89,8 +85,7 @@ def write_back(
                 changes = fold.fold(candidates)
                 pruned = _to_prune(fold, candidates, changes) if prune else {}
                 fold.prune(pruned)
-                if not rehearse:
-                    fold.write(database)
+                fold.write(database)
             except Exception as error:
                 path = database.path / f"{kernel_type}.csv"
                 result.problems.append(describe_error(error, path, "not merged; report this error with the file"))

@@ -93,7 +93,7 @@ _MODES_D = 6.0
 #: but quartiles describe the disturbance where another program takes more than a quarter of the samples.
 _FAR_OUT = 7.0
 #: A duration below this share of the roofline's bound is wrong; the rest is rounding of clocks and data sheets.
-_ROOFLINE_SLACK = 0.95
+ROOFLINE_SLACK = 0.95
 
 
 class Quality(str, Enum):
@@ -225,7 +225,7 @@ def names_outliers(reason: str) -> bool:
 
 def _quality(samples_us: Sequence[float], middle: float, throttled: str, bound_us: float | None) -> tuple[Quality, str]:
     """Returns the quality, and the reason without the outliers."""
-    if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
+    if bound_us is not None and middle < bound_us * ROOFLINE_SLACK:
         text = (
             f"the median of {duration(middle)} is below {duration(bound_us)}, the least that the device's peaks allow"
         )

@@ -10,12 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from opatlas.errors import CellError
 from opatlas.row.columns import ATTENTION_TYPES, MESSAGE, RUNTIME_PREFIX
 from opatlas.row.slots import FP8, Slot, base_type, known_dtype, row_slots
 from opatlas.text import parse_whole
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins a device with the others of its group.
+
+    Attributes:
+        gbps: the bandwidth in one direction, in 10^9 bytes/s.
+        latency_us, launch_us: of a step, and of a collective, in microseconds.
+        adds_up: whether its switches add up what they carry (NVLink SHARP).
+    """
+
+    gbps: float
+    latency_us: float
+    launch_us: float
+    adds_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -25,10 +41,12 @@ class Peak:
     Attributes:
         bandwidth_gbps: the memory bandwidth in 10^9 bytes/s; None if unknown.
         tera_ops: 10^12 operations/s of dense matrix products, by the dtype of the operands.
+        links: by topology tier; empty if unknown.
     """
 
     bandwidth_gbps: float | None = None
     tera_ops: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[int, Link] = field(default_factory=dict)
 
 
 def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: float) -> Peak:
@@ -40,22 +58,28 @@ _HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0} | dic
 _AMPERE = {"FLOAT16": 312.0, "BF16": 312.0, "INT8": 624.0, "FLOAT": 19.5}
 _A2_376T, _A2_313T = _ascend(376.0, 353.9, 99.5, 1600.0), _ascend(313.0, 294.9, 83.0, 1600.0)
 _280T_64G, _280T_32G = (_ascend(280.0, 245.8, 75.0, bandwidth) for bandwidth in (1600.0, 800.0))
+#: Within a host: bandwidths of the data sheets, which add up both directions; times of NCCL, src/graph/tuning.cc (Ring,
+#: LL, NVLink).
+_NVLINK_4, _NVLINK_3 = {1: Link(450.0, 0.6, 6.6, adds_up=True)}, {1: Link(300.0, 0.6, 6.6)}
+#: Ascend/msmodeling, tensor_cast/device.py: A2_INTERCONNECT, A3_INTERCONNECT, comm_op_cost_s.
+_A2_LINKS = {0: Link(25.0, 1.5, 10.0), 1: Link(196.0, 0.5, 10.0)}
+_A3_LINKS = {0: Link(196.0, 5.5, 10.0), 1: Link(196.0, 0.5, 10.0), 2: Link(224.0, 0.2, 10.0)}
 
 #: Peaks by the folder name of the device, or by the name of the chip that captures have.
 PEAKS: Mapping[str, Peak] = {
     # NVIDIA H200, H100 (SXM) and A100 Tensor Core GPU data sheets.
-    "NVIDIA_H200": Peak(4800.0, _HOPPER),
-    "NVIDIA_H100_80GB_HBM3": Peak(3350.0, _HOPPER),
-    "NVIDIA_A100-SXM4-80GB": Peak(2039.0, _AMPERE),
-    "NVIDIA_A100-SXM4-40GB": Peak(1555.0, _AMPERE),
+    "NVIDIA_H200": Peak(4800.0, _HOPPER, _NVLINK_4),
+    "NVIDIA_H100_80GB_HBM3": Peak(3350.0, _HOPPER, _NVLINK_4),
+    "NVIDIA_A100-SXM4-80GB": Peak(2039.0, _AMPERE, _NVLINK_3),
+    "NVIDIA_A100-SXM4-40GB": Peak(1555.0, _AMPERE, _NVLINK_3),
     # Ascend/msmodeling, tensor_cast/device.py: mma_ops and memory_bandwidth_bytes_ps, its 1.6 T as 10^12.
-    "ATLAS_800_A2_376T_64G": _A2_376T,
-    "ATLAS_800_A2_313T_64G": _A2_313T,
-    "ATLAS_800_A2_280T_64G": _280T_64G,
+    "ATLAS_800_A2_376T_64G": replace(_A2_376T, links=_A2_LINKS),
+    "ATLAS_800_A2_313T_64G": replace(_A2_313T, links=_A2_LINKS),
+    "ATLAS_800_A2_280T_64G": replace(_280T_64G, links=_A2_LINKS),
     "ATLAS_800_A2_280T_64G_PCIE": _280T_64G,
     "ATLAS_800_A2_280T_32G_PCIE": _280T_32G,
-    "ATLAS_800_A3_752T_128G_DIE": _A2_376T,
-    "ATLAS_800_A3_560T_128G_DIE": _280T_64G,
+    "ATLAS_800_A3_752T_128G_DIE": replace(_A2_376T, links=_A3_LINKS),
+    "ATLAS_800_A3_560T_128G_DIE": replace(_280T_64G, links=_A3_LINKS),
     # Chips have the peaks of the product with as many cores at the same clock, by CANN's platform_config/{chip}.ini:
     # cube_core_cnt x cube_freq x 8192 operations is the rate of BF16 above (910B2 24 x 1.8 GHz, 910B3 20 x 1.8 GHz,
     # 910B4 20 x 1.5 GHz). msopprof's FREQ_MAP has 1.85 GHz for 910B1, and half of the bandwidth for 910B4.

@@ -17,7 +17,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ import torch
 from opatlas.row.errors import WrongResult
 from opatlas.run.result_check import Comparison, Expected, Formula, Results
 
+_Compare = Callable[[Sequence[Any], "dict[str, Any]", Results, int], "list[Comparison]"]
 #: The coordinates of elements: an index tensor for each axis.
 At = tuple[torch.Tensor, ...]
 #: Maximum number of checked elements of a result. 4096 elements find a formula that is wrong in one element of a
@@ -38,9 +38,46 @@ _LEAST_ELEMENTS = 64
 _LEAST_ROWS = 8
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A formula: `name` and `compare` of `Formula`, and the function that it evaluates, if it is not made of others."""
+
+    name: str
+    compare: _Compare
+    function: Callable[..., Any] | None = None
+
+    def bind(self, **more: Any) -> Formula:
+        """Returns this formula with more keyword arguments, which replace the kernel's arguments of the same name.
+
+        A rank of a group computes with the data of other ranks, which its kernel does not get as arguments.
+        """
+
+        def compare(
+            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
+        ) -> list[Comparison]:
+            return self.compare(arguments, {**keywords, **more}, results, seed)
+
+        return _Made(self.name, compare)
+
+
 def pointwise(function: Callable[..., Any]) -> Formula:
     """Makes a formula from a function of tensors in float64, broadcast to the result and cut to the sample."""
-    return _Pointwise(function.__name__, function)
+
+    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+        first = _first(results)
+        small = first.numel() <= SAMPLED_ELEMENTS
+        at = ... if small else _coordinates(first.shape, SAMPLED_ELEMENTS, seed, first.device)
+
+        def at_sample(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return to_float64(value.expand(first.shape)[at])
+
+        expected = function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
+        return [Comparison(result[at], value, exact=False) for result, value in pair_results(made, results, expected)]
+
+    made = _Made(function.__name__, compare, function)
+    return made
 
 
 def per_row(
@@ -58,10 +95,38 @@ def per_row(
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        missing = set(rowwise) - set(inspect.signature(function).parameters)
+        signature = inspect.signature(function)
+        missing = set(rowwise) - set(signature.parameters)
         if missing or not rowwise:
             raise TypeError(f"{function.__name__} has no parameter {sorted(missing)}")
-        return _PerRow(function.__name__, function, rowwise, least, steps, axes)
+
+        def compare(
+            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
+        ) -> list[Comparison]:
+            bound = signature.bind(*arguments, **keywords).arguments
+            first, of_a_row = bound[rowwise[0]], axes(*arguments, **keywords) if axes is not None else 1
+            count, width = first.shape[:-of_a_row].numel(), first.shape[-of_a_row:].numel()
+            rows = sample(count, max(least, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
+
+            def cut(name: str, value: Any) -> Any:
+                if not isinstance(value, torch.Tensor):
+                    return value
+                return to_float64(elements(_as_rows(value, count), (rows,)) if name in rowwise else value)
+
+            numbers = {"rows": rows} if "rows" in signature.parameters else {}
+            expected = function(**{name: cut(name, value) for name, value in bound.items()}, **numbers)
+            return [
+                Comparison(
+                    elements(_as_rows(result, count), (rows,)),
+                    _as_rows(value, len(rows)) if isinstance(value, torch.Tensor) else value,
+                    exact=False,
+                    steps=steps,
+                )
+                for result, value in pair_results(made, results, expected)
+            ]
+
+        made = _Made(function.__name__, compare, function)
+        return made
 
     return decorate
 
@@ -86,19 +151,67 @@ def per_element(
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        return _PerElement(function.__name__, function, exact, terms, written, steps)
+        def compare(
+            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
+        ) -> list[Comparison]:
+            wanted = SAMPLED_ELEMENTS
+            if terms is not None:
+                affordable = READ_INPUTS // max(terms(*arguments, **keywords), 1)
+                wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
+            first = _first(results)
+            shape, device = first.shape, first.device
+            at = _coordinates(shape, wanted, seed, device)
+            if written is not None and shape.numel() > wanted:
+                places = written(*arguments, **keywords)
+                chosen, *rest = _coordinates((len(places[0]), *shape[len(places) :]), wanted, seed, device)
+                at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
+            expected = function(at, *arguments, **keywords)
+            rounded = steps if isinstance(steps, int) else steps(*arguments, **keywords)
+            return [
+                Comparison(elements(result, at), value, exact, rounded)
+                for result, value in pair_results(made, results, expected)
+            ]
+
+        made = _Made(function.__name__, compare, function)
+        return made
 
     return decorate
 
 
-def each(*formulas: Formula) -> _Each:
+def each(*formulas: Formula) -> _Made:
     """Makes a formula from one formula for each result, in order; a call may have fewer results."""
-    return _Each(formulas[0].name, formulas)
+    name = formulas[0].name
+
+    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+        if len(results) > len(formulas):
+            raise WrongResult(f"{len(results)} results, where the formula {name} has {len(formulas)}")
+        return [
+            comparison
+            for formula, result in zip(formulas, results, strict=False)
+            if result is not None
+            for comparison in formula.compare(arguments, keywords, [result], seed)
+        ]
+
+    return _Made(name, compare)
 
 
 def on_lists(formula: Formula) -> Formula:
     """Makes a formula for a kernel on lists of tensors: `formula` gives result i from the i-th tensor of each list."""
-    return _OnLists(formula.name, (formula,))
+
+    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+        lists = [argument for argument in arguments if isinstance(argument, (list, tuple))]
+        if any(len(own) != len(results) for own in lists):
+            raise WrongResult(f"{len(results)} results of lists of {' and '.join(str(len(own)) for own in lists)}")
+        return [
+            comparison
+            for i, result in enumerate(results)
+            if result is not None
+            for comparison in formula.compare(
+                [own[i] if isinstance(own, (list, tuple)) else own for own in arguments], keywords, [result], seed
+            )
+        ]
+
+    return _Made(formula.name, compare)
 
 
 def first_rows(name: str, function: Callable[..., torch.Tensor], formula: Formula) -> Formula:
@@ -108,174 +221,16 @@ def first_rows(name: str, function: Callable[..., torch.Tensor], formula: Formul
         name: parameter of `formula` for the tensor of `function`.
         function: returns from the arguments, which are passed by name, a tensor with a row for each used row.
     """
-    return _FirstRows(formula.name, name, (function,), (formula,))
 
-
-@dataclass(frozen=True)
-class _Pointwise:
-    name: str
-    function: Callable[..., Any]
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        first = _first(results)
-        small = first.numel() <= SAMPLED_ELEMENTS
-        at = ... if small else _coordinates(first.shape, SAMPLED_ELEMENTS, seed, first.device)
-
-        def at_sample(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return to_float64(value.expand(first.shape)[at])
-
-        expected = self.function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
-        return [Comparison(result[at], value, exact=False) for result, value in pair_results(self, results, expected)]
-
-
-@dataclass(frozen=True)
-class _PerRow:
-    name: str
-    function: Callable[..., Any]
-    rowwise: tuple[str, ...]
-    least: int
-    steps: int
-    axes: Callable[..., int] | None
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        bound = _signature(self.function).bind(*arguments, **keywords).arguments
-        first = bound[self.rowwise[0]]
-        axes = self.axes(*arguments, **keywords) if self.axes is not None else 1
-        count, width = first.shape[:-axes].numel(), first.shape[-axes:].numel()
-        rows = sample(count, max(self.least, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
-
-        def cut(name: str, value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return to_float64(elements(_as_rows(value, count), (rows,)) if name in self.rowwise else value)
-
-        numbers = {"rows": rows} if "rows" in _signature(self.function).parameters else {}
-        expected = self.function(**{name: cut(name, value) for name, value in bound.items()}, **numbers)
-        return [
-            Comparison(
-                elements(_as_rows(result, count), (rows,)),
-                _as_rows(value, len(rows)) if isinstance(value, torch.Tensor) else value,
-                exact=False,
-                steps=self.steps,
-            )
-            for result, value in pair_results(self, results, expected)
-        ]
-
-
-@dataclass(frozen=True)
-class _PerElement:
-    name: str
-    function: Callable[..., Any]
-    exact: bool
-    terms: Callable[..., int] | None
-    written: Callable[..., At] | None
-    steps: int | Callable[..., int]
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        wanted = SAMPLED_ELEMENTS
-        if self.terms is not None:
-            affordable = READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
-            wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
-        first = _first(results)
-        shape, device = first.shape, first.device
-        at = _coordinates(shape, wanted, seed, device)
-        if self.written is not None and shape.numel() > wanted:
-            places = self.written(*arguments, **keywords)
-            chosen, *rest = _coordinates((len(places[0]), *shape[len(places) :]), wanted, seed, device)
-            at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
-        expected = self.function(at, *arguments, **keywords)
-        steps = self.steps if isinstance(self.steps, int) else self.steps(*arguments, **keywords)
-        return [
-            Comparison(elements(result, at), value, self.exact, steps)
-            for result, value in pair_results(self, results, expected)
-        ]
-
-
-@dataclass(frozen=True)
-class _Each:
-    name: str
-    formulas: tuple[Formula, ...]
-
-    def bind(self, **keywords: Any) -> Formula:
-        """Returns this formula with more keyword arguments, which replace the kernel's arguments of the same name.
-
-        A rank of a group computes with the data of other ranks, which its kernel does not get as arguments.
-        """
-        return _Bound(self.name, (self,), keywords)
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        if len(results) > len(self.formulas):
-            raise WrongResult(f"{len(results)} results, where the formula {self.name} has {len(self.formulas)}")
-        return [
-            comparison
-            for formula, result in zip(self.formulas, results, strict=False)
-            if result is not None
-            for comparison in formula.compare(arguments, keywords, [result], seed)
-        ]
-
-
-@dataclass(frozen=True)
-class _Bound:
-    name: str
-    formulas: tuple[Formula]
-    keywords: dict[str, Any]
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        return self.formulas[0].compare(arguments, {**keywords, **self.keywords}, results, seed)
-
-
-@dataclass(frozen=True)
-class _FirstRows:
-    name: str
-    argument: str
-    functions: tuple[Callable[..., torch.Tensor]]
-    formulas: tuple[Formula]
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        keywords = {**keywords, self.argument: self.functions[0](**keywords)}
-        count = len(keywords[self.argument])
+    def compare(arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int) -> list[Comparison]:
+        keywords = {**keywords, name: function(**keywords)}
+        count = len(keywords[name])
         if any(len(result) < count for result in results if result is not None):
-            raise WrongResult(f"fewer than the {count} rows that the formula {self.name} has")
+            raise WrongResult(f"fewer than the {count} rows that the formula {formula.name} has")
         rows = [None if result is None else result[:count] for result in results]
-        return self.formulas[0].compare(arguments, keywords, rows, seed) if count else []
+        return formula.compare(arguments, keywords, rows, seed) if count else []
 
-
-@dataclass(frozen=True)
-class _OnLists:
-    name: str
-    formulas: tuple[Formula, ...]
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        lists = [argument for argument in arguments if isinstance(argument, (list, tuple))]
-        if any(len(own) != len(results) for own in lists):
-            raise WrongResult(f"{len(results)} results of lists of {' and '.join(str(len(own)) for own in lists)}")
-        return [
-            comparison
-            for i, result in enumerate(results)
-            if result is not None
-            for comparison in self.formulas[0].compare(
-                [own[i] if isinstance(own, (list, tuple)) else own for own in arguments], keywords, [result], seed
-            )
-        ]
-
-
-_signature = cache(inspect.signature)
+    return _Made(formula.name, compare)
 
 
 def _first(results: Results) -> torch.Tensor:
@@ -386,23 +341,17 @@ def parts(view: Callable[..., tuple[torch.Tensor, ...]] | None = None) -> Callab
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        return _Parts(function.__name__, function, view)
+        def compare(
+            arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
+        ) -> list[Comparison]:
+            expected = function(Draw(seed), *arguments, **keywords)
+            viewed = view(*results) if view else results
+            return [
+                Comparison(result[part.where], part.values, exact=False)
+                for result, part in pair_results(made, viewed, expected)
+            ]
+
+        made = _Made(function.__name__, compare, function)
+        return made
 
     return decorate
-
-
-@dataclass(frozen=True)
-class _Parts:
-    name: str
-    function: Callable[..., Any]
-    view: Callable[..., tuple[torch.Tensor, ...]] | None
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Results, seed: int
-    ) -> list[Comparison]:
-        expected = self.function(Draw(seed), *arguments, **keywords)
-        viewed = self.view(*results) if self.view else results
-        return [
-            Comparison(result[part.where], part.values, exact=False)
-            for result, part in pair_results(self, viewed, expected)
-        ]

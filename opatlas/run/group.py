@@ -1,6 +1,6 @@
 """Groups of ranks: which one a row needs and on which nodes, and how one rank sees its own.
 
-opatlas/run/groups starts the processes; `join_group` there makes the Group of a rank.
+opatlas/run/group_pool.py chooses the group of a row, opatlas/run/process starts its ranks and makes the Group of each.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class GroupSpec:
             devices of each node.
         join_timeout_s: seconds that the group may take to start; None: JOIN_TIMEOUT_S or NODES_JOIN_TIMEOUT_S.
         hccl_buffer_mib: HCCL_BUFFSIZE of the ranks, unless the user has set that variable; None: HCCL's default.
+        is_device: whether it is no group, but the process of one device, which meets no other.
     """
 
     ranks: int
@@ -63,8 +64,11 @@ class GroupSpec:
     members: tuple[int, ...] | None = None
     join_timeout_s: float | None = None
     hccl_buffer_mib: int | None = None
+    is_device: bool = False
 
     def __str__(self) -> str:
+        if self.is_device:
+            return "device process"
         nodes = f" on {self.nnodes} nodes" if self.nnodes > 1 else ""
         chosen = self.members is not None and self.members != tuple(range(self.ranks))
         devices = f" (devices {', '.join(map(str, self.members or ()))})" if chosen else ""
@@ -102,7 +106,7 @@ class GroupSpec:
 
     def rank_name(self, local_rank: int) -> str:
         """Returns the name of a rank of this node: "rank 1 of 2"."""
-        return f"rank {self.rank_of(local_rank)} of {self.ranks}"
+        return "the device process" if self.is_device else f"rank {self.rank_of(local_rank)} of {self.ranks}"
 
     def rank_names(self, local_ranks: Sequence[int]) -> str:
         """Returns the names of ranks of this node: "rank 0 of 2 and rank 1 of 2"; for many ranks their number."""

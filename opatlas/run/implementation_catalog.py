@@ -69,18 +69,33 @@ def every_implementation() -> list[Implementation]:
     return [*defaults, *shipped().values()]
 
 
-def named_implementations(name: str) -> list[Implementation]:
+def named_implementations(
+    name: str, known: Mapping[str, Implementation] | None = None, find: Finder | None = None
+) -> list[Implementation]:
     """Returns the implementation of a name, or those in a user's folder or file, on whatever device they run.
 
+    Args:
+        known: those with a name; None: all.
+        find: as for `read_directory`.
+
     Raises:
-        OpAtlasError: there is no such name, folder or file, or the folder is unusable.
+        OpAtlasError: there is no such name, folder or file, or the folder is unusable or has the name of another.
     """
-    known = {each.name: each for each in every_implementation()}
+    if known is None:
+        known = {each.name: each for each in every_implementation()}
     if name in known:
         return [known[name]]
-    if Path(name).exists():
-        return _read_own(name)
-    raise OpAtlasError(_unknown(name, known))
+    if not Path(name).exists():
+        folder = Path(name).parent
+        beside = [str(folder / each.name) for each in folder.glob("[!._]*")] if folder.is_dir() else []
+        meant = suggest(name, [*known, ALL, *beside], least=0.6) or f" ({', '.join((*known, ALL))})"
+        raise OpAtlasError(f"{name}: there is no such implementation, folder or file{meant}")
+    found = read_directory(Path(name), find)
+    taken = {ALL, *default_devices(), *shipped()}
+    for each in found:
+        if each.name in taken:
+            raise OpAtlasError(f"{name}: {each.name} is the name of another implementation: rename the folder or file")
+    return found
 
 
 def find_implementations(names: Sequence[str], kind: str, find: Finder | None = None) -> list[Implementation]:
@@ -94,53 +109,18 @@ def find_implementations(names: Sequence[str], kind: str, find: Finder | None = 
     Raises:
         OpAtlasError: a name is unknown, an implementation does not run on the device, or a folder is unusable.
     """
-    found: dict[str, Implementation] = {}
-    named = [each for name in names for each in _named(name, kind, find)]
-    for implementation in named or [default_implementation(kind)]:
-        other = found.setdefault(implementation.name, implementation)
-        if other != implementation:
-            raise OpAtlasError(f"--implementation: two of them are called {other.name}: rename a folder")
-    return list(found.values())
-
-
-def _named(name: str, kind: str, find: Finder | None) -> Iterable[Implementation]:
     default = default_implementation(kind)
-    if name == default.name:
-        return [default]
-    if name == ALL:
-        fitting = (each for each in shipped().values() if _fits(each, kind))
-        return [default, *(each for each in fitting if not each.missing)]
-    if name in shipped():
-        chosen = shipped()[name]
-        if not _fits(chosen, kind):
-            kinds = ", ".join(chosen.devices)
-            raise OpAtlasError(f"--implementation {name}: it runs on devices of kind {kinds}, and the device is {kind}")
-        return [chosen]
-    if Path(name).exists():
-        return _read_own(name, find)
-    raise OpAtlasError(f"--implementation {_unknown(name, [default.name, *shipped(), ALL])}")
-
-
-def _read_own(place: str, find: Finder | None = None) -> list[Implementation]:
-    """Reads a user's folder or file. Raises OpAtlasError, also where its name is that of another implementation."""
-    found = read_directory(Path(place), find)
-    taken = {ALL, *default_devices(), *shipped()}
-    for each in found:
-        if each.name in taken:
-            raise OpAtlasError(f"{place}: {each.name} is the name of another implementation: rename the folder or file")
-    return found
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    folder = Path(name).parent
-    beside = [str(folder / each.name) for each in folder.glob("[!._]*")] if folder.is_dir() else []
-    meant = suggest(name, [*known, *beside], least=0.6) or f" ({', '.join(known)})"
-    return f"{name}: there is no such implementation, folder or file{meant}"
-
-
-def _fits(implementation: Implementation, kind: str) -> bool:
-    return not implementation.devices or kind in implementation.devices
+    known = {default.name: default, **shipped()}
+    fitting = [each for each in known.values() if kind in (each.devices or (kind,)) and not each.missing]
+    found: dict[str, Implementation] = {}
+    for name in names or (default.name,):
+        for each in fitting if name == ALL else named_implementations(name, known, find):
+            if kind not in (each.devices or (kind,)):
+                kinds = ", ".join(each.devices)
+                raise OpAtlasError(f"{name}: it runs on devices of kind {kinds}, and the device is {kind}")
+            if found.setdefault(each.name, each) != each:
+                raise OpAtlasError(f"--implementation: two of them are called {each.name}: rename a folder")
+    return list(found.values())
 
 
 def _modules(module: str, is_package: bool) -> list[tuple[str, Path]]:
@@ -161,18 +141,14 @@ def _of_modules(name: str, modules: Sequence[tuple[str, Path]]) -> Implementatio
     wrap: KernelSource | None = None
     for module, own in marks:
         for kernel_type, function in own.functions.items():
-            _expect_one(name, kernel_type, own, sources)
+            if kernel_type in sources:
+                raise OpAtlasError(f"{own.path}: {kernel_type} of {name} is marked in {sources[kernel_type].path} too")
             sources[kernel_type] = KernelSource(label, module, str(own.path), function)
         if own.wraps:
             wrap = KernelSource(label, module, str(own.path), _WRAP, wraps=True)
     devices = tuple(dict.fromkeys(kind for _, own in marks for kind in own.devices))
     about = next((own.about for _, own in marks if own.about), "")
     return Implementation(name, version, about, sources, wrap, devices, missing)
-
-
-def _expect_one(name: str, kernel_type: str, marks: Marks, sources: Mapping[str, KernelSource]) -> None:
-    if kernel_type in sources:
-        raise OpAtlasError(f"{marks.path}: {kernel_type} of {name} is marked in {sources[kernel_type].path} too")
 
 
 def installed(distributions: Sequence[str]) -> tuple[str, str]:

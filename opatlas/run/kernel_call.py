@@ -32,7 +32,6 @@ class KernelCall:
 
     Attributes:
         inputs: the arguments by position or name.
-        count: the number of calls so far.
         prepared: the `Prepared` that the kernel has returned; None if the kernel is called with the arguments.
         set_up_s: seconds from the start of the set-up to the end of the first call on the host, compilation included.
     """
@@ -65,7 +64,6 @@ class KernelCall:
         #: Tensors that a prepared call changes, with their values before the first call.
         self._changes: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._latest: Any = None
-        self.count = 0
         self.prepared: Prepared | None = None
         self.set_up_s = 0.0
 
@@ -77,7 +75,6 @@ class KernelCall:
             self.prepared, self._may_lack_results, self._invoke = latest, True, latest.call
             self._changes = [(tensor, tensor.clone()) for tensor in latest.changes]
         else:
-            self.count += 1
             self._latest = latest
         self.set_up_s += perf_counter() - start
 
@@ -88,7 +85,6 @@ class KernelCall:
 
     def launch(self) -> None:
         """Calls the kernel once. This method is timed: a call of the object itself would take 0.1 us more."""
-        self.count += 1
         self._latest = self._invoke()
 
     def first_prepared(self) -> None:
@@ -191,7 +187,7 @@ class InputWatch:
             seed: selects the blocks of a large tensor that are compared.
         """
         self._inputs = [
-            _Input(place, name, tensor, _version(tensor), _MemoryCopy.of(tensor, seed))
+            _Input.of(place, name, tensor, seed)
             for place, value in inputs.items()
             if place not in declared
             for name, tensor in _tensors(f"argument {place!r}", value)
@@ -213,16 +209,40 @@ class InputWatch:
 
 @dataclass(frozen=True)
 class _Input:
+    """A tensor, and a copy of the compared part of its memory.
+
+    Attributes:
+        version: how often torch had changed the tensor or its base; None if torch does not count the changes.
+        copy: None if the values of the tensor cannot be compared.
+        blocks: numbers of the compared blocks of memory; None: all memory.
+    """
+
     place: int | str
     name: str
     tensor: torch.Tensor
     version: int | None
-    compared: _MemoryCopy | None
+    copy: torch.Tensor | None
+    blocks: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, place: int | str, name: str, tensor: torch.Tensor, seed: int) -> _Input:
+        own = place, name, tensor, _version(tensor)
+        has_bytes = kind_named(tensor.device.type).has_bytes
+        is_unknown = tensor.device.type == "meta" or _memory(tensor) is None
+        if is_unknown or not (has_bytes or tensor.nbytes <= COMPARED_BYTES):
+            return cls(*own, None)
+        memory = _bytes(tensor)
+        if not has_bytes:
+            return cls(*own, memory)
+        blocks = _draw_blocks(len(memory), seed, tensor.device) if len(memory) > COMPARED_BYTES else None
+        return cls(*own, _part(memory, blocks).clone(), blocks)
 
     def is_changed(self, by_value: bool) -> bool:
         if _version(self.tensor) != self.version:
             return True
-        return by_value and self.compared is not None and self.compared.is_changed()
+        return (
+            by_value and self.copy is not None and not torch.equal(self.copy, _part(_bytes(self.tensor), self.blocks))
+        )
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -238,35 +258,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Returns how often torch has changed a tensor or its base; None if torch does not count the changes."""
     return None if tensor.is_inference() else tensor._version
-
-
-@dataclass(frozen=True)
-class _MemoryCopy:
-    """The compared part of a tensor, and a copy of that part.
-
-    Attributes:
-        blocks: numbers of the compared blocks of memory; None: all memory.
-    """
-
-    tensor: torch.Tensor
-    blocks: torch.Tensor | None
-    copy: torch.Tensor
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, seed: int) -> _MemoryCopy | None:
-        """Copies the compared part of a tensor; returns None if the values of the tensor cannot be compared."""
-        if tensor.device.type == "meta" or _memory(tensor) is None:
-            return None
-        if not kind_named(tensor.device.type).has_bytes:
-            return cls(tensor, None, _bytes(tensor)) if tensor.nbytes <= COMPARED_BYTES else None
-        memory = _bytes(tensor)
-        blocks = _draw_blocks(len(memory), seed, tensor.device) if len(memory) > COMPARED_BYTES else None
-        return cls(tensor, blocks, _part(memory, blocks).clone())
-
-    def is_changed(self) -> bool:
-        return not torch.equal(self.copy, _part(_bytes(self.tensor), self.blocks))
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
@@ -279,7 +271,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the whole memory behind a tensor or view; on devices not in `_HAVE_BYTES` a copy of the tensor."""
+    """Returns the whole memory behind a tensor or view; a copy of the tensor where torch does not read bytes."""
     if not kind_named(tensor.device.type).has_bytes:
         return tensor.cpu().contiguous().view(-1).view(torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

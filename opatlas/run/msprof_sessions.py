@@ -13,20 +13,17 @@ from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.attribution import ProfiledRow
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.msprof_output import (
     PARSE_TIMEOUT_S,
-    clear_pending,
     complete_outcomes,
-    expect_pending,
     folder_of_rank,
     msprof_executable,
-    record_pending,
 )
-from opatlas.run.process.device_process import DeviceProcess, Launcher
+from opatlas.run.process.child import Launcher
+from opatlas.run.process.device_process import DeviceProcess, GroupProcess
 from opatlas.run.process.messages import RANK_PLACEHOLDER
 from opatlas.run.scheduler import Done, Scheduler
 
@@ -128,7 +125,6 @@ class MsprofSession:
         own = folder_of_rank(output, RANK_PLACEHOLDER) if self._ranks else output
         command = msprof_command(words, own, self._settings.aic_metrics)
         output.mkdir(parents=True)
-        expect_pending(output)
         for rank in range(self._ranks):
             folder_of_rank(output, rank).mkdir()
         self._outputs.append(output)
@@ -146,9 +142,6 @@ class MsprofSession:
         outcome = self._process.run(job)
         if outcome.pending:
             self._launched[self._outputs[-1]].append((job, outcome))
-            # On a full disk only this session can read the row, and no later session.
-            with contextlib.suppress(OSError):
-                record_pending(self._outputs[-1], job, outcome)
         return outcome
 
     def end(self) -> None:
@@ -172,8 +165,6 @@ class MsprofSession:
                 found.append((job, read.outcome))
                 if read.is_missing:
                     missing.append(job)
-        for output in self._outputs:
-            clear_pending(output)
         self._remove_outputs(keep=bool(missing) or self._keep_outputs)
         return found, missing
 

@@ -196,7 +196,6 @@ class Replay:
             samples,
             checked,
             execution=execution,
-            calls=call.count,
             assumed=self._row.assumptions,
             noted=(why_alone,) if why_alone else (),
             operators=operators,

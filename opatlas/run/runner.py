@@ -327,7 +327,7 @@ class Runner:
 
     def locked(
         self,
-        when_waiting: Callable[[LockHolder], None],
+        when_waiting: Callable[[LockHolder], object],
         when_taken: Callable[[], None] = _nothing,
         limit_s: float | None = None,
     ) -> AbstractContextManager[object]:

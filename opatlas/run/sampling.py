@@ -128,7 +128,6 @@ class Sampling:
         checked: Checked,
         *,
         execution: Execution | None = None,
-        calls: int = 0,
         assumed: Sequence[str] = (),
         noted: Sequence[str] = (),
         operators: Sequence[str] = (),
@@ -141,7 +140,6 @@ class Sampling:
             samples: the samples.
             checked: the comparison of the results with the formula.
             execution: the implementation and its set-up; None: unknown.
-            calls: total number of calls of the kernel; 0: not counted.
             assumed: assumptions about the row.
             noted: remarks for the reason, besides those of the instrument.
             operators: operators of torch that one call used in place of the kernel.
@@ -168,8 +166,7 @@ class Sampling:
             against=against,
             rounds=(rounds,) if rounds is not None else (),
         )
-        pending = replace(samples.pending, calls=calls) if samples.pending else None
-        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=pending)
+        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=samples.pending)
         if samples.profiled is not None:
             outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
         return outcome

@@ -1,7 +1,7 @@
 """Defines the scheduler, which runs jobs and gives their outcomes: in turn here, and others made of those.
 
 in this process   `InProcess` below (--in-process)
-device processes  opatlas/run/process/device_process.py; of a group opatlas/run/groups/process.py
+device processes  opatlas/run/process/device_process.py; of a group opatlas/run/process/device_process.py
 under msprof      opatlas/run/msprof_sessions.py
 on a cluster      opatlas/outer/cluster/dealer.py (Ray)
 no device at all  `Profiles` below (--prof-path)
@@ -26,13 +26,13 @@ from opatlas.row.location import UNNAMED_NPU
 from opatlas.row.status import Status
 from opatlas.row.versions import native_kind
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec, device_environment
-from opatlas.run.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
+from opatlas.run.devices.device_lock import LONGEST_WAIT_S, DeviceWaits
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.text import exception_line
 
 if TYPE_CHECKING:
-    from opatlas.run.groups.pool import GroupPool
+    from opatlas.run.group_pool import GroupPool
 
 _T = TypeVar("_T")
 
@@ -178,18 +178,9 @@ class InProcess(InTurn):
             raise
 
     def _run(self, job: Job) -> RowOutcome:
-        def begin(holder: LockHolder) -> None:
-            # Announced before the wait, because nothing runs in this process during the wait.
-            self._waits.announce(holder)
-            self._waits.begin(holder)
-
-        def end() -> None:
-            if self._waits.current is not None:
-                self._waits.current.end()
-
         if job.group is not None:
             raise MissingPrecondition(f"needs a {job.group}, but --in-process is one process: omit the option")
-        with self._waits, self._runner.locked(begin, end, LONGEST_WAIT_S):
+        with self._waits, self._runner.locked(self._waits.begin, self._waits.end, LONGEST_WAIT_S):
             return self._runner.run_raising(job)
 
 

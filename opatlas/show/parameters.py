@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from cyclopts import Parameter, Token
 
 from opatlas import options
 from opatlas.row.location import named_folder
-from opatlas.text import parse_whole
+
+if TYPE_CHECKING:
+    from opatlas.ask.query.next_rows import Step
 
 
 def reads(read: Callable[[str], Any]) -> Parameter:
@@ -42,42 +44,18 @@ Count = Annotated[int, reads(options.at_least(1))]
 #: A percentage from 0 on, such as 5%.
 Percent = Annotated[float, reads(options.percent)]
 
-_STEP_SIZES = ("tp", "ep", "batch", "context")
 
-
-@dataclass(frozen=True)
-class StepArgument:
-    """A step of a model as --step names it.
-
-    Attributes:
-        text: what was written.
-        model: a model's name, or its config.json or the folder of that.
-        settings: `tp`, `ep`, `batch`, `context`, `phase` and `dtype`, as far as they were written.
-    """
-
-    text: str
-    model: str
-    settings: dict[str, Any]
-
-
-def _read_step(text: str) -> StepArgument:
+def _read_step(text: str) -> Step:
     # The catalog takes 50 ms to import, which few commands need.
-    from opatlas.theory.model_calls import Phase
+    from opatlas.ask.query.next_rows import Step
 
     model, *settings = [word.strip() for word in text.split(",")]
-    found: dict[str, Any] = {}
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        if name in _STEP_SIZES and parse_whole(value):
-            found[name] = parse_whole(value)
-        elif (name == "phase" and value in get_args(Phase)) or (name == "dtype" and value):
-            found[name] = value
-        else:
-            raise argparse.ArgumentTypeError(
-                f"{setting!r}: give tp=N, ep=N, batch=N, context=N, phase=decode, phase=prefill or dtype=NAME"
-            )
-    return StepArgument(text, model, found)
+    pairs = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+    try:
+        return msgspec.convert({"model": model, **pairs}, Step, strict=False)
+    except msgspec.ValidationError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}: give MODEL,batch=N,context=N,tp=N") from None
 
 
 #: `MODEL,batch=64,context=4096,tp=8,phase=prefill`, several times.
-Steps = Annotated[tuple[StepArgument, ...], reads_each(_read_step)]
+Steps = Annotated[tuple[Any, ...], reads_each(_read_step)]

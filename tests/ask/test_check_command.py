@@ -20,7 +20,7 @@ from opatlas.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = """
-- checks: [spikes, monotone]
+- checks: [monotone]
   kernel_type: MatMulV2
   row: "353,*"
   date: 2026-11-22
@@ -56,40 +56,40 @@ def test_findings_fail_with_their_rows(database: Path, tmp_path: Path, check: Ch
     status, out, _ = check(database, "--json", f"--junit-xml={tmp_path / 'found.xml'}")
     found = json.loads(out)
     assert status == found["exit_status"] == 1
-    (spike,) = next(each for each in found["checks"] if each["name"] == "spikes")["findings"]
+    (spike,) = next(each for each in found["checks"] if each["name"] == "monotone")["findings"]
     assert (spike["line"], spike["kernel_type"], spike["file"]) == (3, "MatMulV2", str(database / "MatMulV2.csv"))
     cases = ElementTree.parse(tmp_path / "found.xml").getroot().iter("testcase")
     failed = {(case.get("classname"), case.get("name")) for case in cases if case.find("failure") is not None}
-    assert failed == {("spikes", "MatMulV2"), ("monotone", "MatMulV2"), ("noisy", "MatMulV3")}
+    assert failed == {("monotone", "MatMulV2"), ("noisy", "MatMulV3")}
     assert "MatMulV2.csv:3  353,512;" in (tmp_path / "found.xml").read_text()
 
 
 def test_options_of_pytest_choose_cases_of_which_the_worst_rows_are_listed(database: Path, check: Check) -> None:
-    status, out, _ = check(database, "-v", "-k", "spikes and MatMulV2 or noisy")
+    status, out, _ = check(database, "-v", "-k", "monotone and MatMulV2 or noisy")
     assert status == 1
-    assert "spikes::MatMulV2 FAILED" in out
-    assert "monotone" not in out
+    assert "monotone::MatMulV2 FAILED" in out
+    assert "mixed" not in out
     assert len(re.findall(r"^noisy +MatMulV3\.csv:\d+ ", out, re.MULTILINE)) == 5
     assert "and 3 more" in out
 
 
 def test_known_findings_and_entries_without_one_fail_only_with_strict(database: Path, check: Check) -> None:
     (database / KNOWN_FINDINGS).write_text(KNOWN + KNOWN.replace("MatMulV2", "Add"))
-    chosen = (database, "-k", "spikes or monotone")
+    chosen = (database, "-k", "monotone")
     status, out, _ = check(*chosen)
     assert status == 0, out
     assert all(told in out for told in ("a slow kernel of cuBLAS", "entry 2"))
-    assert re.search(r"^spikes +2 +0 +1 ", out, re.MULTILINE)
+    assert re.search(r"^monotone +2 +0 +1 ", out, re.MULTILINE)
     status, out, _ = check(*chosen, "--strict")
     assert status == 1
-    assert re.search(r"^spikes +MatMulV2\.csv:3 ", out, re.MULTILINE)
+    assert re.search(r"^monotone +MatMulV2\.csv:3 ", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("arguments", "named", "expected"),
     [
         ("NOTHING", "NOTHING", 2),
-        ("-k spikes DB", "", 2),
+        ("-k monotone DB", "", 2),
         ("DAMAGED", KNOWN_FINDINGS, 2),
         ("DB --no-such-option", "--no-such-option", pytest.ExitCode.USAGE_ERROR),
         ("DB OTHER", "OTHER", pytest.ExitCode.USAGE_ERROR),
@@ -101,7 +101,7 @@ def test_wrong_usage_is_told(
     damaged, other = (
         write_database(tmp_path / name, {"MatMulV2": [product(7, 51.2)]}) for name in ("damaged", "other")
     )
-    (damaged / KNOWN_FINDINGS).write_text("- check: spikes\n")
+    (damaged / KNOWN_FINDINGS).write_text("- check: monotone\n")
     places = {"DB": database, "DAMAGED": damaged, "OTHER": other, "NOTHING": tmp_path / "nothing"}
     status, _, err = check(*(places.get(word, word) for word in arguments.split()))
     assert status == expected

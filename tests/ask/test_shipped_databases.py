@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, read_known, split_findings
+from opatlas.ask.checks.check import CheckedDatabase, read_known, split_findings
 from opatlas.row.location import ROOT, SHIPPED
 
 DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))
@@ -18,8 +18,7 @@ def test_findings_are_known_and_entries_cover_some(folder: Path) -> None:
     database, entries = CheckedDatabase(folder), read_known(folder, CHECKS)
     used = set()
     for check in CHECKS:
-        types = [WHOLE_DATABASE] if check.of_database else database.tables
-        for kernel_type in types:
+        for kernel_type in check.cases(database):
             sorted_out = split_findings(check, check.find(database, kernel_type), entries)
             assert check.advisory or not sorted_out.new
             used |= {entry.place for _, entry in sorted_out.known}

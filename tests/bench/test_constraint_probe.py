@@ -16,8 +16,8 @@ from opatlas.outer.doctor.shape_probe import ShapeProbe, ShapeSearch
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings
+from opatlas.run.process.device_process import GroupProcess
 from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,

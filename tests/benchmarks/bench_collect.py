@@ -7,40 +7,41 @@ Both are `pytest --collect-only -q` in a process of their own, in turns; the bet
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.children import Cost, load, measure
+from tests.benchmarks.children import Cost, load, measure, run_benchmark
 from tests.benchmarks.databases import write_adds, write_plain_test
 
 TARGET_CPU, TARGET_MEMORY = 1.2, 1.5
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the database (default: 100000)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
-    arguments = parser.parse_args()
+def main(*, rows: int = 100_000, rounds: int = 3) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        rows: rows of the database.
+        rounds: rounds, of which the best counts.
+    """
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder, "database")
-        write_adds(database, arguments.rows)
+        write_adds(database, rows)
         plain_file = Path(folder, "test_plain.py")
-        write_plain_test(plain_file, arguments.rows)
+        write_plain_test(plain_file, rows)
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-        plain, rows = [], []
-        for _ in range(arguments.rounds):
+        plain, ours = [], []
+        for _ in range(rounds):
             plain.append(measure([*collect, str(plain_file)]))
-            rows.append(measure([*collect, "bench", f"--database-path={database}"]))
-            print(f"  plain pytest {plain[-1]}   rows {rows[-1]}")
-    best_plain, best_rows = Cost.best(plain), Cost.best(rows)
+            ours.append(measure([*collect, "bench", f"--database-path={database}"]))
+            print(f"  plain pytest {plain[-1]}   rows {ours[-1]}")
+    best_plain, best_rows = Cost.best(plain), Cost.best(ours)
     cpu_ratio = best_rows.cpu_s / best_plain.cpu_s
     memory_ratio = best_rows.peak_mb / best_plain.peak_mb
-    print(f"collecting {arguments.rows:,} rows: {cpu_ratio:.2f} times the CPU, {memory_ratio:.2f} times the memory")
+    print(f"collecting {rows:,} rows: {cpu_ratio:.2f} times the CPU, {memory_ratio:.2f} times the memory")
     print(f"(target: at most {TARGET_CPU} and {TARGET_MEMORY} times; {load()})")
     return 0 if cpu_ratio <= TARGET_CPU and memory_ratio <= TARGET_MEMORY else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

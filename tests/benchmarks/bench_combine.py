@@ -10,14 +10,13 @@ another checkout of this repository with a virtual environment of its own, in tu
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks.children import ROOT, Cost, apart, load, measure
+from tests.benchmarks.children import ROOT, Cost, apart, load, measure, run_benchmark
 from tests.benchmarks.databases import write_adds, write_run
 
 TARGET_S, TARGET_MB, TARGET_RATIO = 5, 700, 1.2
@@ -30,21 +29,23 @@ frames[0].to_csv(sys.argv[1] + ".copy", index=False)
 """
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of each CSV (default: 100000)")
-    parser.add_argument("--differing", type=int, default=1_000, help="rows that a newer run has (default: 1000)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
-    parser.add_argument("--baseline", type=Path, help="another checkout (default: pandas is the baseline)")
-    arguments = parser.parse_args()
+def main(*, rows: int = 100_000, differing: int = 1_000, rounds: int = 3, baseline: Path | None = None) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        rows: rows of each CSV.
+        differing: rows that a newer run has.
+        rounds: rounds, of which the best counts.
+        baseline: another checkout (default: pandas is the baseline).
+    """
     met = True
     with tempfile.TemporaryDirectory() as folder:
-        bare = write_adds(Path(folder, "bare"), arguments.rows, counters=True).parent
+        bare = write_adds(Path(folder, "bare"), rows, counters=True).parent
         target = Path(folder, "target")
         shutil.copytree(bare, target)
         apart(write_run, target, _EARLIER, samples=30)
         commands: dict[str, tuple[Path, Callable[[Path], list[str]]]] = {}
-        for name, every in (("some", max(1, arguments.rows // arguments.differing)), ("all", 1)):
+        for name, every in (("some", max(1, rows // differing)), ("all", 1)):
             source = Path(folder, name)
             shutil.copytree(target, source)
             apart(write_run, source, _LATER, samples=3, every=every)
@@ -55,7 +56,7 @@ def main() -> int:
         shutil.copy(bare / "Add.csv", lost)
         commands["restore of a CSV without durations"] = lost, _restore
         for title, (database, command) in commands.items():
-            met &= _compare(title, database, command, arguments.rounds, arguments.baseline)
+            met &= _compare(title, database, command, rounds, baseline)
     return 0 if met else 1
 
 
@@ -102,4 +103,4 @@ def _on_copy(database: Path, command: Callable[[Path], list[str]], python: str, 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

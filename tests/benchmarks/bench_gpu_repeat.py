@@ -9,11 +9,8 @@ than 2 % in the median, or 6 % at the 95th percentile.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +18,9 @@ from statistics import median, quantiles
 
 from opatlas.data.database import Database
 from opatlas.row.columns import AVERAGE, BASE, RUNTIME_IN_SIGNATURE
-from tests.benchmarks.bench_gpu_session import draw_rows, write_rows
-from tests.benchmarks.children import ROOT
+from tests.benchmarks.bench_gpu_session import draw_rows
+from tests.benchmarks.children import run_benchmark, run_session
+from tests.benchmarks.databases import write_rows
 
 MEDIAN, NINETY_FIFTH = 0.02, 0.06
 
@@ -32,8 +30,7 @@ def measured(
 ) -> dict[tuple[str, ...], float]:
     """Returns the microseconds that a session measured, by kernel type and the cells that identify a row."""
     write_rows(database, drawn)
-    command = [sys.executable, "-m", "pytest", "bench", "-q", "-p", "no:cacheprovider", f"--database-path={database}"]
-    done = subprocess.run([*command, f"--device={device}"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = run_session(database, f"--device={device}")
     print("\n".join(line for line in done.stdout.splitlines() if " rows " in line))
     found = {}
     for kernel_type in Database(database).kernel_types():
@@ -46,15 +43,17 @@ def measured(
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("database", type=Path)
-    parser.add_argument("--rows", type=int, default=500, help="so many at most (default: %(default)s)")
-    parser.add_argument("--device", default="cuda", help="default: %(default)s")
-    arguments = parser.parse_args()
-    drawn = draw_rows(arguments.database, arguments.rows, seed=0, most_bytes=math.inf)
+def main(database: Path, /, *, rows: int = 500, device: str = "cuda") -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        database: whose rows.
+        rows: so many at most.
+        device: cuda or cpu.
+    """
+    drawn = draw_rows(database, rows, seed=0, most_bytes=math.inf)
     with tempfile.TemporaryDirectory() as folder:
-        first, second = (measured(drawn, Path(folder, name), arguments.device) for name in ("first", "second"))
+        first, second = (measured(drawn, Path(folder, name), device) for name in ("first", "second"))
     off = sorted((abs(second[key] / first[key] - 1), key) for key in first.keys() & second.keys())
     differences = [difference for difference, _ in off]
     middle, high = median(differences), quantiles(differences, n=20)[-1]
@@ -66,4 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -9,22 +9,23 @@ installation has Python compile its files.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import os
 import random
-import re
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from opatlas.data.database import Database
 from opatlas.row.columns import BASE, RUNTIME_IN_SIGNATURE
-from tests.benchmarks.children import ROOT
+from tests.benchmarks.children import ROOT, run_benchmark, run_session
+from tests.benchmarks.databases import write_rows
+from tests.benchmarks.finish_times import PLUGIN, times_of
 
 DATABASE = ROOT / "database" / "data" / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
 TARGET_ROWS_PER_S, TARGET_SESSION_S = 60.0, 5.0
@@ -45,54 +46,41 @@ def draw_rows(database: Path, count: int, seed: int, most_bytes: float) -> dict[
     return drawn
 
 
-def write_rows(database: Path, drawn: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
-    """Writes rows by kernel type into a new database."""
-    database.mkdir()
-    for kernel_type, rows in drawn.items():
-        with open(database / f"{kernel_type}.csv", "w", newline="", encoding="utf-8") as file:
-            columns = list(dict.fromkeys([*BASE, *(column for row in rows for column in row)]))
-            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-
 def _bytes(row: Mapping[str, str]) -> float:
     """Returns about how many bytes the tensors of a row take: four for each element."""
     shapes = f"{row['Input Shapes']};{row['Output Shapes']}".replace('"', "").split(";")
     return sum(4 * math.prod(int(word) for word in shape.split(",") if word.isdigit()) for shape in shapes)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--database", type=Path, default=DATABASE, help="whose rows (default: the shipped H200 rows)")
-    parser.add_argument("--rows", type=int, default=600, help="about so many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
-    parser.add_argument("--most-mb", type=float, default=math.inf, help="largest row in MB (default: any)")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
-    arguments, more = parser.parse_known_args()
+def main(
+    *more: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    database: Path = DATABASE,
+    rows: int = 600,
+    seed: int = 1,
+    most_mb: float = math.inf,
+    device: str = "cuda",
+) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        more: options of pytest.
+        database: whose rows.
+        rows: about so many.
+        seed: of the draw.
+        most_mb: largest row in MB.
+        device: cuda or cpu.
+    """
     with tempfile.TemporaryDirectory() as name:
-        database = Path(name, "database")
-        write_rows(database, draw_rows(arguments.database, arguments.rows, arguments.seed, arguments.most_mb * 1e6))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "bench",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--database-path={database}",
-        ]
-        command += ["-p", "tests.benchmarks.finish_times", f"--device={arguments.device}", *more]
+        drawn = Path(name, "database")
+        write_rows(drawn, draw_rows(database, rows, seed, most_mb * 1e6))
+        options = (*PLUGIN, f"--device={device}", *more)
         # Images of containers often have Python keep no compiled files.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        subprocess.run([*command, "--collect-only"], cwd=ROOT, capture_output=True, env=environment)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        run_session(drawn, *options, "--collect-only")
         start = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+        done = run_session(drawn, *options)
         end = time.perf_counter()
-    finished = [float(at) for at in re.findall(r"^finished at ([\d.]+)$", done.stdout, flags=re.MULTILINE)]
-    if len(finished) < 2:
-        raise RuntimeError(done.stdout + done.stderr)
+    finished = times_of(done.stdout + done.stderr)
     rate, around_s = (len(finished) - 1) / (finished[-1] - finished[0]), finished[0] - start + end - finished[-1]
     print(*(line for line in done.stdout.splitlines() if "collected = " in line), sep="\n")
     print(
@@ -104,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -10,7 +10,6 @@ several rounds counts for both, in turns, so that what else the machine does hit
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import random
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.row.columns import PIPE_UTILIZATION
-from tests.benchmarks.children import ROOT, load
+from tests.benchmarks.children import ROOT, load, run_benchmark
 
 ROWS = 499_989
 TARGET_RATIO = 3.0
@@ -61,17 +60,19 @@ class Run:
     peak_mb: float
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capture", type=Path, help="a kernel_details file to repeat (default: a synthetic one)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
-    arguments = parser.parse_args()
+def main(*, capture: Path | None = None, rounds: int = 3) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        capture: a kernel_details file to repeat (default: a synthetic one).
+        rounds: rounds, of which the best counts.
+    """
     with tempfile.TemporaryDirectory() as folder:
         big = Path(folder, "kernel_details.csv")
-        rows = repeat(arguments.capture, big) if arguments.capture else synthesize(big)
-        print(f"{rows:,} rows, {big.stat().st_size / 1e6:.0f} MB")
+        count = repeat(capture, big) if capture else synthesize(big)
+        print(f"{count:,} rows, {big.stat().st_size / 1e6:.0f} MB")
         reads, ingests = [], []
-        for i in range(arguments.rounds):
+        for i in range(rounds):
             reads.append(child(_PANDAS, big))
             ingests.append(child(_INGEST, big, Path(folder, f"database{i}")))
             print(f"  pandas.read_csv {describe(reads[-1])}   ingest {describe(ingests[-1])}")
@@ -147,4 +148,4 @@ def _row(pick: random.Random, kernel: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -9,13 +9,12 @@ samples of each row, whose log is there. The baseline is pandas reading and writ
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.children import apart, load, measure
+from tests.benchmarks.children import apart, load, measure, run_benchmark
 from tests.benchmarks.databases import write_adds, write_journal, write_run
 
 TARGET_S, TARGET_MB = 2.5, 500
@@ -44,19 +43,21 @@ pd.read_csv(sys.argv[1], dtype=str, keep_default_na=False).to_csv(sys.argv[1] + 
 """
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the CSV (default: 100000)")
-    parser.add_argument("--records", type=int, default=10_000, help="records of the journal (default: 10000)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
-    arguments = parser.parse_args()
+def main(*, rows: int = 100_000, records: int = 10_000, rounds: int = 3) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        rows: rows of the CSV.
+        records: records of the journal.
+        rounds: rounds, of which the best counts.
+    """
     met = True
     with tempfile.TemporaryDirectory() as folder:
-        database = write_adds(Path(folder, "database"), arguments.rows, counters=True).parent
-        every = max(1, arguments.rows // arguments.records)
-        met &= _merge(database, "rows without durations", every, arguments.rounds)
+        database = write_adds(Path(folder, "database"), rows, counters=True).parent
+        every = max(1, rows // records)
+        met &= _merge(database, "rows without durations", every, rounds)
         apart(write_run, database, _EARLIER, samples=30)
-        met &= _merge(database, "rows of an earlier run with a log", every, arguments.rounds)
+        met &= _merge(database, "rows of an earlier run with a log", every, rounds)
     return 0 if met else 1
 
 
@@ -85,4 +86,4 @@ def _merge(database: Path, title: str, every: int, rounds: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

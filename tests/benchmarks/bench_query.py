@@ -20,7 +20,6 @@ With --plan: the calls of steps of two models, as far as they have rows, are pre
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -43,7 +42,7 @@ from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.models import TP_SIZES
 from opatlas.theory.sources import model_shapes, resolve_model, resolve_targets
-from tests.benchmarks.children import ROOT, Cost, load, measure
+from tests.benchmarks.children import ROOT, Cost, load, measure, run_benchmark
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -64,27 +63,27 @@ _TIMED_ROWS = 500_000
 _LEAST_ROWS = 70
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--folder", type=Path, action="append", help="databases of products (default: what ships, 910B)"
-    )
-    parser.add_argument("--families", action="store_true", help="also every other kernel type (default: products only)")
-    parser.add_argument("--plan", action="store_true", help="also what rows that are chosen tell (default: left out)")
-    parser.add_argument("--no-speed", action="store_true", help="leave out the speeds (default: measured)")
-    arguments = parser.parse_args()
-    folders = arguments.folder or [path for path in (SHIPPED, PRODUCTS_910B) if path.is_dir()]
+def main(*, folder: list[Path] | None = None, families: bool = False, plan: bool = False, speed: bool = True) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        folder: databases of products (default: what ships, 910B).
+        families: also every other kernel type.
+        plan: also what rows that are chosen tell.
+        speed: also the speeds.
+    """
+    folders = folder or [path for path in (SHIPPED, PRODUCTS_910B) if path.is_dir()]
     met = True
-    for folder in folders:
+    for each in folders:
         for kernel_type in ("MatMulV2", "QuantBatchMatmulV3"):
-            rows, features = read(folder, kernel_type)
+            rows, features = read(each, kernel_type)
             if len(rows) >= 10 * _LEAST_ROWS:
-                met &= protocols(folder, rows, features)
-    if arguments.families:
-        met &= families(folders[0])
-    if arguments.plan:
+                met &= protocols(each, rows, features)
+    if families:
+        met &= all_families(folders[0])
+    if plan:
         met &= planned(folders[0])
-    if not arguments.no_speed:
+    if speed:
         speeds(folders[0])
     return 0 if met else 1
 
@@ -208,7 +207,7 @@ def _percent(errors: Floats) -> str:
     return "p50 {:.1f} p90 {:.1f} p99 {:.1f} %".format(*(100 * np.quantile(errors, (0.5, 0.9, 0.99))))
 
 
-def families(folder: Path) -> bool:
+def all_families(folder: Path) -> bool:
     """Prints the errors of every kernel type but the large one, random folds; returns whether the targets are met."""
     print(f"\n{folder.name}, every kernel type, random")
     lines, started = [], time.perf_counter()
@@ -378,4 +377,4 @@ def _rate(call: Callable[[], object], count: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

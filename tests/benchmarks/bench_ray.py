@@ -9,7 +9,6 @@ journal and the report take (bench_replay), and each device the given time.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import re
 import sys
@@ -24,6 +23,7 @@ from opatlas.outer.cluster.dealer import BATCH_S, Dealer, DeviceAnswer
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription
 from opatlas.run.job import Job, RowOutcome
+from tests.benchmarks.children import run_benchmark
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -136,27 +136,29 @@ def session_rate(rows: int, *options: str) -> float:
     return float(found[-1].replace(",", ""))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4000, help="rows of each run (default: 4000)")
-    parser.add_argument("--head-ms", type=float, default=2.0, help="what a row costs the head (default: 2)")
-    parser.add_argument("--no-sessions", action="store_true", help="the dealer alone (default: sessions too)")
-    arguments = parser.parse_args()
+def main(*, rows: int = 4000, head_ms: float = 2.0, sessions: bool = True) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        rows: rows of each run.
+        head_ms: what a row costs the head.
+        sessions: also sessions; else the dealer alone.
+    """
     met = True
-    if not arguments.no_sessions:
-        xdist, ray = (session_rate(arguments.rows, *options) for options in ((), ("--ray=local",)))
+    if sessions:
+        xdist, ray = (session_rate(rows, *options) for options in ((), ("--ray=local",)))
         print(f"rows of 20 ms on two devices: {xdist:.1f} rows/s with xdist, {ray:.1f} rows/s with --ray local")
         print(f"--ray costs {1 - ray / xdist:.1%} (target: at most {_MOST_COST:.0%})")
         met = 1 - ray / xdist <= _MOST_COST
-    head_s = arguments.head_ms / 1000
+    head_s = head_ms / 1000
     # In turn, because the load of the machine changes.
-    tries = [[rate(64, row_s, arguments.rows, head_s) for row_s in (0.0, 0.005)] for _ in range(_TRIES)]
+    tries = [[rate(64, row_s, rows, head_s) for row_s in (0.0, 0.005)] for _ in range(_TRIES)]
     most, busy = map(max, zip(*tries, strict=True))
     print(f"64 devices: {busy:.0f} rows/s with rows of 5 ms, of {most:.0f} rows/s that the head can deal")
     print(f"that is {busy / most:.1%} (target: at least {_LEAST_SHARE:.0%})")
-    print(f"the dealer alone, without pytest: {rate(64, 0.0, 10 * arguments.rows, 0.0):,.0f} rows/s")
+    print(f"the dealer alone, without pytest: {rate(64, 0.0, 10 * rows, 0.0):,.0f} rows/s")
     for row_s in (0.5, 2.0):
-        seen = rate(1000, row_s, max(2 * 1000, arguments.rows), head_s)
+        seen = rate(1000, row_s, max(2 * 1000, rows), head_s)
         print(
             f"1000 devices with rows of {row_s:g} s: {seen:.0f} rows/s of {1000 / row_s:.0f} that they could run; "
             f"the head keeps {most * row_s:.0f} of them busy"
@@ -165,4 +167,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_benchmark(main)

@@ -9,12 +9,11 @@ does nothing. The rows are measured warm and once each, so that nearly all of th
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.children import measure
+from tests.benchmarks.children import measure, run_benchmark
 from tests.benchmarks.databases import write_adds, write_plain_test
 
 TARGET_MS = 2.0
@@ -22,11 +21,13 @@ TARGET_MS = 2.0
 SESSION_TARGET_S, ROW_TARGET_MS = 1.5, 0.5
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=20_000, help="rows of the database (default: 20000)")
-    parser.add_argument("--rounds", type=int, default=3, help="sessions of ten rows: the best counts (default: 3)")
-    arguments = parser.parse_args()
+def main(*, rows: int = 20_000, rounds: int = 3) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        rows: rows of the database.
+        rounds: sessions of ten rows: the best counts.
+    """
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     once = ["--repeat-count=1", "--cache=warm"]
     with tempfile.TemporaryDirectory() as folder:
@@ -35,18 +36,18 @@ def main() -> int:
             """Seconds that a session of ten rows takes, and milliseconds that each further row takes."""
             few, many = Path(folder, f"{name}-few"), Path(folder, f"{name}-many")
             write_adds(few, 10)
-            write_adds(many, arguments.rows)
+            write_adds(many, rows)
             command = [*pytest, "bench", f"--database-path={few}", *once, *options]
-            start_s = min(measure(command).seconds for _ in range(arguments.rounds))
+            start_s = min(measure(command).seconds for _ in range(rounds))
             cost = measure([*pytest, "bench", f"--database-path={many}", *once, *options])
-            print(f"  {name}: start {start_s:.2f} s, {arguments.rows:,} rows {cost}")
-            return start_s, (cost.seconds - start_s) / (arguments.rows - 10) * 1000
+            print(f"  {name}: start {start_s:.2f} s, {rows:,} rows {cost}")
+            return start_s, (cost.seconds - start_s) / (rows - 10) * 1000
 
         isolated_s, isolated = costs("device process")
         here_s, here = costs("in process", "--in-process")
         plain_file = Path(folder, "test_plain.py")
-        write_plain_test(plain_file, arguments.rows)
-        plain = measure([*pytest, str(plain_file)]).seconds / arguments.rows * 1000
+        write_plain_test(plain_file, rows)
+        plain = measure([*pytest, str(plain_file)]).seconds / rows * 1000
     print(f"{isolated:.2f} ms a row (target: at most {TARGET_MS:g}); collection, write-back and report included")
     print(f"{here:.2f} ms with --in-process; plain pytest takes {plain:.2f} ms for a test that does nothing")
     print(
@@ -59,4 +60,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

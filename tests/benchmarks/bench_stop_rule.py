@@ -9,8 +9,6 @@ of the row. Exits with 1 where the means by the stop rule differ by more than tw
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, quantiles
@@ -18,6 +16,7 @@ from statistics import fmean, median, quantiles
 from opatlas.data import log as history
 from opatlas.data.database import Database
 from opatlas.run.instruments.instrument import LEAST_SAMPLES, StopRule
+from tests.benchmarks.children import run_benchmark
 
 #: Differences in percent, median and 95th percentile: those of two sessions on an H200.
 TARGET = 0.39, 2.74
@@ -56,12 +55,14 @@ def off(ratios: Sequence[float]) -> tuple[float, float, float]:
     return median(found), quantiles(found, n=20)[-1], max(found)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("databases", type=Path, nargs="+", metavar="DATABASE")
-    parser.add_argument("--instruments", nargs="+", default=["cupti"], help="whose samples (default: cupti)")
-    arguments = parser.parse_args()
-    rows = [samples for path in arguments.databases for samples in samples_of(Database(path), arguments.instruments)]
+def main(*databases: Path, instruments: list[str] | None = None) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        databases: with histories.
+        instruments: whose samples (default: cupti).
+    """
+    rows = [samples for path in databases for samples in samples_of(Database(path), instruments or ["cupti"])]
     print(f"{len(rows)} rows; differences from all samples: median, 95th percentile, maximum")
     differences: dict[str, tuple[float, float, float]] = {}
     for name, rule in RULES.items():
@@ -80,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

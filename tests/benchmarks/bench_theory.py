@@ -14,14 +14,13 @@ The tool that this replaces enumerated 111,561 rows in 8.95 s on a machine like 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.children import ROOT
+from tests.benchmarks.children import ROOT, run_benchmark
 
 ORIGINAL_ROWS_PER_S = 12_500
 TARGET_ROWS_PER_S = 60_000
@@ -52,18 +51,20 @@ print(json.dumps([count, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_ma
 """
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capture", type=Path, help="a capture to ingest first (default: an empty database)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
-    arguments = parser.parse_args()
+def main(*, capture: Path | None = None, rounds: int = 3) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        capture: a capture to ingest first (default: an empty database).
+        rounds: rounds, of which the best counts.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        planned = min((run(folder, arguments.capture, 0, write=False) for _ in range(arguments.rounds)), key=seconds_of)
-        written = min((run(folder, arguments.capture, 0, write=True) for _ in range(arguments.rounds)), key=seconds_of)
+        planned = min((run(folder, capture, 0, write=False) for _ in range(rounds)), key=seconds_of)
+        written = min((run(folder, capture, 0, write=True) for _ in range(rounds)), key=seconds_of)
         # As many ways to divide the models as it takes.
-        many = run(folder, arguments.capture, 0, write=True, twins=True)
-        drawn = run(folder, arguments.capture, 1000, write=True)
+        many = run(folder, capture, 0, write=True, twins=True)
+        drawn = run(folder, capture, 1000, write=True)
     rate = planned[0] / planned[1]
     print(
         f"enumerated, with signatures: {told(planned)}: {rate / ORIGINAL_ROWS_PER_S:.1f} times the original tool's "
@@ -113,4 +114,4 @@ def told(result: tuple[int, float, float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

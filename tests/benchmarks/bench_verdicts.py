@@ -15,9 +15,7 @@ than 1 % of definite verdicts without, and 85 % SLOW with extra work, in rows of
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import re
 import subprocess
 import sys
@@ -29,12 +27,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from opatlas.formats import percent
+from opatlas.outer.generation.figures import wilson_interval
 from opatlas.row.rounds import PairVerdict
-from tests.benchmarks.children import ROOT
-from tests.benchmarks.gpu_rows import write_rows
+from tests.benchmarks.children import ROOT, run_benchmark, run_session
+from tests.benchmarks.databases import write_rows
+from tests.benchmarks.gpu_rows import cells_by_type
 
 MOST_FALSE, LEAST_FOUND, MOST_STEPS = 0.01, 0.85, 0.004
 #: Shorter rows are counted apart: the planted wait is coarse beside them.
@@ -109,6 +111,29 @@ def longer(function):
 }
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is measured.
+
+    Attributes:
+        sessions: sessions, or histories.
+        busy: processes that keep a core busy.
+        extra: share of planted extra work, such as 0.1.
+        device: cpu or cuda.
+        rows: rows of each of four kernel types.
+        history: count steps of ten sessions of unchanged code.
+        work: a new folder that keeps the databases (default: none is kept).
+    """
+
+    sessions: int = 1
+    busy: int = 0
+    extra: float = 0.0
+    device: Literal["cpu", "cuda"] = "cpu"
+    rows: int = 6
+    history: bool = False
+    work: Path | None = None
+
+
 def rows_of(device: str, most: int) -> dict[str, list[str]]:
     """Returns rows by kernel type, `most` of each."""
     dtype, products, matrices = _SIZES[device]
@@ -136,23 +161,17 @@ def write_rival(folder: Path, kernel_types: Sequence[str], device: str, extra: f
 
 
 def opatlas(*arguments: object) -> str:
-    """Returns what a command prints. Raises RuntimeError if it fails."""
-    return _run("-m", "opatlas", *arguments)
-
-
-def _run(*arguments: object, statuses: Sequence[int] = (0,)) -> str:
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode not in statuses:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    """Returns what a command prints. Raises CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "opatlas", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def bench(database: Path, implementation: str, device: str, options: Sequence[str]) -> float:
     """Returns the seconds of a session. A row that fails costs itself."""
     start = time.perf_counter()
-    places = ("--implementation", implementation, "--database-path", database, f"--device={device}")
-    _run("-m", "pytest", "bench/", "-q", "-p", "no:cacheprovider", *places, *options, statuses=(0, 1))
+    done = run_session(database, f"--implementation={implementation}", f"--device={device}", *options)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stdout + done.stderr)
     return time.perf_counter() - start
 
 
@@ -191,23 +210,13 @@ def compared(database: Path) -> list[Compared]:
     ]
 
 
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Returns the interval of 95 % of a share (Wilson, 1927)."""
-    if not count:
-        return 0.0, 1.0
-    share, square = hits / count, 1.96**2
-    middle = (share + square / 2 / count) / (1 + square / count)
-    half = math.sqrt(square * share * (1 - share) / count + square**2 / 4 / count**2) / (1 + square / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def told(hits: int, count: int) -> str:
     """Returns `3 of 120, 2.5 % [0.9 %, 7.1 %]`."""
-    low, high = wilson(hits, count)
+    low, high = wilson_interval(hits, count) or (0.0, 1.0)
     return f"{hits} of {count}, {percent(hits / max(count, 1))} [{percent(low)}, {percent(high)}]"
 
 
-def verdicts(work: Path, options: argparse.Namespace, more: Sequence[str]) -> int:
+def verdicts(work: Path, options: Options, more: Sequence[str]) -> int:
     """Prints the verdicts of sessions. Returns the exit status."""
     rows = rows_of(options.device, options.rows)
     rival = work / "same"
@@ -215,7 +224,7 @@ def verdicts(work: Path, options: argparse.Namespace, more: Sequence[str]) -> in
     found, seconds = list[Compared](), list[float]()
     for number in range(options.sessions):
         database = work / f"database{number}"
-        write_rows(database, rows)
+        write_rows(database, cells_by_type(rows))
         with busy(options.busy):
             seconds.append(bench(database, f"torch,{rival}", options.device, more))
         of_session = compared(database)
@@ -244,13 +253,13 @@ def verdicts(work: Path, options: argparse.Namespace, more: Sequence[str]) -> in
     return 0 if known and share <= MOST_FALSE else 1
 
 
-def histories(work: Path, options: argparse.Namespace, more: Sequence[str]) -> int:
+def histories(work: Path, options: Options, more: Sequence[str]) -> int:
     """Prints the steps of ten sessions of unchanged code. Returns the exit status."""
     rows = rows_of(options.device, options.rows)
     stepped = searched = 0
     for number in range(options.sessions):
         database = work / f"database{number}"
-        write_rows(database, rows)
+        write_rows(database, cells_by_type(rows))
         start = time.perf_counter()
         for run in range(RUNS):
             with busy(options.busy if run in BUSY_RUNS else 0):
@@ -268,17 +277,15 @@ def histories(work: Path, options: argparse.Namespace, more: Sequence[str]) -> i
     return 0 if searched and stepped <= MOST_STEPS * searched else 1
 
 
-def main() -> int:
-    """Returns 1 if a target is missed, or nothing was compared."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=1, help="sessions, or histories (default: %(default)s)")
-    parser.add_argument("--busy", type=int, default=0, help="processes that keep a core busy (default: %(default)s)")
-    parser.add_argument("--extra", type=float, default=0.0, help="share of planted extra work, such as 0.1")
-    parser.add_argument("--device", choices=list(_SIZES), default="cpu", help="(default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=6, help="rows of each of four kernel types (default: %(default)s)")
-    parser.add_argument("--history", action="store_true", help="count steps of ten sessions of unchanged code")
-    parser.add_argument("--work", type=Path, help="a new folder that keeps the databases (default: none is kept)")
-    options, more = parser.parse_known_args()
+def main(
+    *more: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    options: Annotated[Options, Parameter(name="*")] = Options(),
+) -> int:
+    """Returns 1 if a target is missed, or nothing was compared.
+
+    Args:
+        more: options of pytest.
+    """
     measure = histories if options.history else verdicts
     if options.work is not None:
         options.work.mkdir(parents=True)
@@ -288,4 +295,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+from cyclopts import App
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +53,19 @@ def measure(command: Sequence[str], checkout: Path = ROOT) -> Cost:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, list(command))
     return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def run_benchmark(main: Callable[..., int]) -> NoReturn:
+    """Runs the function of a script, whose parameters are its options, and exits with its status."""
+    app = App(help=sys.modules["__main__"].__doc__, help_format="plaintext", result_action="return_value")
+    app.default(main)
+    sys.exit(app())
+
+
+def run_session(database: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs `pytest bench/` on a database."""
+    pytest = [sys.executable, "-m", "pytest", "bench", "-q", "-p", "no:cacheprovider", f"--database-path={database}"]
+    return subprocess.run([*pytest, *options], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def apart(function: Callable[..., object], *arguments: object, **named: object) -> None:

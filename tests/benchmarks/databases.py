@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from opatlas.data import log
@@ -30,6 +30,17 @@ def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:
             slots = (f"{n};{n}", "FLOAT;FLOAT", "ND;ND", f"{n}", "FLOAT", "ND")
             writer.writerow(["dynamic", "AI_VECTOR_CORE", *slots, *values])
     return path
+
+
+def write_rows(database: Path, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """Writes the cells of rows by kernel type."""
+    database.mkdir(parents=True, exist_ok=True)
+    for kernel_type, of_type in rows.items():
+        with open(database / f"{kernel_type}.csv", "w", newline="", encoding="utf-8") as file:
+            columns = dict.fromkeys([*BASE, *(column for row in of_type for column in row)])
+            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(of_type)
 
 
 def write_plain_test(path: Path, rows: int) -> None:

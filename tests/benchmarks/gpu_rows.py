@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from opatlas.row.columns import BASE
 from tests.benchmarks.children import ROOT
 
 # pytest does this for tests/bench by itself.
@@ -19,6 +16,11 @@ from sample_rows import flash
 #: (M, K) by (N, K), the set that timers were compared on: decoding to prefill, four megabytes to thirty of weights.
 _M = (1, 8, 64, 256, 1024, 4096)
 _NK = ((4096, 4096), (7168, 2048), (1024, 8192))
+
+
+def cells_by_type(rows: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, str]]]:
+    """Returns the cells of rows by kernel type."""
+    return {kernel_type: list(map(cells_of, of_type)) for kernel_type, of_type in rows.items()}
 
 
 def gemm_rows() -> list[str]:
@@ -41,13 +43,3 @@ def truth_rows() -> list[tuple[str, str]]:
             rows.append(("FlashAttentionScore", flash(q, k, f"1,{heads},{s},8", mask="2048,2048")))
     rows.append(("FlashAttentionScore", flash("4,32,2048,128", "4,8,2048,128", "4,32,2048,8", mask="2048,2048")))
     return rows
-
-
-def write_rows(database: Path, rows: Mapping[str, Sequence[str]]) -> None:
-    """A database of these rows by kernel type."""
-    database.mkdir(parents=True, exist_ok=True)
-    for kernel_type, of_type in rows.items():
-        with open(database / f"{kernel_type}.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, BASE, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(cells_of, of_type))

@@ -8,7 +8,6 @@ visited if one of its functions runs; an import does not count.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.children import ROOT
+from tests.benchmarks.children import ROOT, run_benchmark
 
 _ROW = {
     "OP State": "dynamic", "Accelerator Core": "AI_VECTOR_CORE", "Input Shapes": "8,16;8,16",
@@ -26,10 +25,12 @@ _ROW = {
 TARGET_FILES = 45
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", action="store_true", help="list them")
-    arguments = parser.parse_args()
+def main(*, files: bool = False) -> int:
+    """Returns 1 if a target is missed.
+
+    Args:
+        files: list them.
+    """
     with tempfile.TemporaryDirectory() as name:
         database, settings = Path(name, "database"), Path(name, "coveragerc")
         database.mkdir()
@@ -50,13 +51,13 @@ def main() -> int:
         for file, regions in found.items()
         if not file.startswith("tests")
     }
-    files = sorted(file for file, functions in ran.items() if functions)
-    classes = {f"{file}:{function.rpartition('.')[0]}" for file in files for function in ran[file] if "." in function}
-    if arguments.files:
-        print(*files, sep="\n")
-    print(f"{len(files)} files (target: {TARGET_FILES}), {len(classes)} classes")
-    return 0 if len(files) <= TARGET_FILES else 1
+    visited = sorted(file for file, functions in ran.items() if functions)
+    classes = {f"{file}:{function.rpartition('.')[0]}" for file in visited for function in ran[file] if "." in function}
+    if files:
+        print(*visited, sep="\n")
+    print(f"{len(visited)} files (target: {TARGET_FILES}), {len(classes)} classes")
+    return 0 if len(visited) <= TARGET_FILES else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

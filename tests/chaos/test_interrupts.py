@@ -56,20 +56,3 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     assert sessions.left_behind() == []
     sessions.run_in_process("-k", "Moody-2_2", SIMULATED_DEVICES="2")
     assert sessions.statuses("Moody") == {1: "measured", Mood.SLEEP: "", 2: "measured"}
-
-
-@pytest.mark.parametrize(("number", "devices"), [(signal.SIGTERM, "1"), (signal.SIGHUP, "2")])
-def test_a_signal_that_ends_pytest_tells_which_journal_has_the_records(
-    sessions: Sessions, number: signal.Signals, devices: str
-) -> None:
-    sessions.write("Moody", [row(1), row(Mood.SLEEP)])
-    running = sessions.start("--case-timeout=3000", SIMULATED_DEVICES=devices)
-    running.wait_for_records(1)
-    running.wait_for_body(Mood.SLEEP)
-    running.send(number)
-    done = running.wait()
-    assert done.code == -number
-    assert done.has_line(number.name, "1 record stays", f"{sessions.database}/journal")
-    assert sessions.left_behind() == []
-    sessions.run_in_process("-k", "nothing", SIMULATED_DEVICES=devices)
-    assert sessions.statuses("Moody") == {1: "measured", Mood.SLEEP: ""}

@@ -103,7 +103,7 @@ def test_a_process_that_has_begun_takes_the_first_job_and_ends_where_there_is_no
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody waits so long.
-    monkeypatch.setattr("opatlas.run.process.device_process._END_TIMEOUT_S", 600.0)
+    monkeypatch.setattr("opatlas.run.process.ranks.END_TIMEOUT_S", 600.0)
     device, launcher = odd(devices, "answers_half")
     device.begin()
     device.close()
@@ -128,8 +128,8 @@ def test_a_process_that_cannot_be_started_is_reported_as_a_lost_device(
 def test_a_running_process_that_closed_its_connection_is_not_waited_for_long(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):
-        monkeypatch.setattr(f"opatlas.run.process.device_process.{name}", 0.5)
+    for name in ("END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):
+        monkeypatch.setattr(f"opatlas.run.process.ranks.{name}", 0.5)
     device, _ = odd(devices, "closes_and_goes_on")
     # With ten minutes for the row, it would be a timeout if the connection's end were not seen.
     outcome = device.run(job(ODD, timeout_s=600))

@@ -183,7 +183,6 @@ def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]
 IMPATIENT = """
 from opatlas.run.devices import device_lock
 
-device_lock.ANNOUNCED_AFTER_S = 0.1
 device_lock.LONGEST_WAIT_S = 3.0
 """
 

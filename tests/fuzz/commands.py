@@ -15,7 +15,7 @@ import captures
 from decode_timelines import MOE_LAYER, collective, decode_steps, launches_of, write_timeline
 
 from opatlas.ask.checks import CHECKS
-from opatlas.ask.checks.check import WHOLE_DATABASE, CheckedDatabase, split_findings
+from opatlas.ask.checks.check import CheckedDatabase, split_findings
 from opatlas.capture.cases import Aggregate
 from opatlas.data.database import Database
 from opatlas.data.write_back import recover
@@ -225,7 +225,7 @@ def _checks(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     database = CheckedDatabase(path.parent)
     for check in CHECKS:
-        for kernel_type in [WHOLE_DATABASE] if check.of_database else database.tables:
+        for kernel_type in check.cases(database):
             for finding in split_findings(check, check.find(database, kernel_type), ()).new:
                 expect(not math.isnan(finding.weight), f"{check.name}: a weight that orders nothing")
 

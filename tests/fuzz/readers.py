@@ -206,7 +206,7 @@ def _config(path: Path) -> None:
 
 
 _KNOWN = b"""
-- checks: [monotone, spikes]
+- checks: [monotone, noisy]
   kernel_type: MatMul*
   row: "353,*"
   most: 3
@@ -223,11 +223,11 @@ def _known(path: Path) -> None:
 
 _REQUEST = ChatRequest("small", (ChatMessage("user", "Write ReLU: 写"),), name="tasks/relu/0")
 _ANSWER = ChatAnswer("```python\npass\n```", "stop", 10, 1_000, 2.5)
-_EXCHANGE = {"model": "small", "messages": [{"role": "user", "content": "x"}], "parameters": {"top_p": 0.9}}
+_EXCHANGE = {"request": {"model": "small", "messages": [{"role": "user", "content": "x"}], "top_p": 0.9}}
 
 
 def _exchange(path: Path) -> None:
-    expect(bool(read_exchange(path).key), "neither an exchange nor an error")
+    expect(bool(read_exchange(path).request.key), "neither an exchange nor an error")
     answers = RecordedAnswers(path.parent)
     found = answers.find(_REQUEST)
     answers.record(_REQUEST, _ANSWER)

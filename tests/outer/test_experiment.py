@@ -16,6 +16,7 @@ from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import UnsafePath
 from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt, attempt_line
 from opatlas.outer.generation.figures import (
+    ROUTED,
     Selector,
     Strategy,
     StrategyResult,
@@ -214,13 +215,29 @@ def test_a_complexity_with_one_task_takes_the_model_that_is_best_elsewhere() -> 
     assert (table.models, table.passed.passed) == ({"a": 6}, 5)
 
 
-def test_models_without_prices_are_cheap_by_their_tokens() -> None:
-    attempts = [
+def test_the_cheapest_model_is_that_of_the_lowest_price_of_an_answer() -> None:
+    """Also of the only task, and for a model that asks more often; without prices tokens decide."""
+    attempts = [*loop("cheap", "0", 3, passes=False, cost_usd=0.001), attempt("dear", "0", cost_usd=0.003)]
+    assert results_of(attempts)[Strategy.CHEAPEST].models == {"cheap": 1}
+    free = [
         attempt(model, f"{at}", cost_usd=0.0, tokens_out=tokens)
         for at in range(3)
         for model, tokens in (("many", 900), ("few", 30))
     ]
-    assert results_of(attempts)[Strategy.CHEAPEST].models == {"few": 3}
+    assert results_of(free)[Strategy.CHEAPEST].models == {"few": 3}
+
+
+def test_a_route_is_a_strategy_with_attempts_of_its_own() -> None:
+    attempts = [attempt(model, f"{at}", PASS if model == "b" else FAIL) for at in range(2) for model in ("a", "b")]
+    routed = [attempt(ROUTED, f"{at}", cost_usd=0.5, generation_s=9.0, asked="b") for at in range(2)]
+    found = results_of(attempts + routed)
+    assert set(found) == set(Strategy)
+    route = found[Strategy.ROUTE]
+    assert (route.passed.passed, route.cost_usd, route.generation_s) == (2, 1.0, 18.0)
+    assert route.models == route.passed_by_model == {"b": 2}
+    # No other strategy chooses the route, and it stands alone where nothing else ran.
+    assert all(ROUTED not in each.models for each in found.values())
+    assert results_of(routed) == {Strategy.ROUTE: route}
 
 
 @settings(max_examples=40)

@@ -18,7 +18,6 @@ from opatlas.outer.generation.endpoint import (
     ChatRequest,
     NoRecordedAnswer,
     RecordedAnswers,
-    request_key,
 )
 from opatlas.outer.generation.models_file import (
     Cost,
@@ -150,7 +149,7 @@ def test_an_answer_is_recorded_once_and_given_again_without_an_endpoint(tmp_path
         with pytest.raises(NoRecordedAnswer):
             alone.ask(other)
     (path,) = (tmp_path / "answers").iterdir()
-    assert path.stem == request_key(REQUEST)
+    assert path.stem == REQUEST.key
     assert "写" in path.read_text("utf-8")
 
 
@@ -159,7 +158,8 @@ def test_an_edited_request_is_refused_and_an_edited_answer_is_not(tmp_path: Path
     content = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**content, "answer": {"text": "edited by hand"}}))
     assert RecordedAnswers(tmp_path).ask(REQUEST) == ChatAnswer("edited by hand")
-    path.write_text(json.dumps({**content, "model": "other"}))
+    content["request"]["model"] = "other"
+    path.write_text(json.dumps(content))
     with pytest.raises(OpAtlasError, match=r"\.json"):
         RecordedAnswers(tmp_path).ask(REQUEST)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +11,12 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 from opatlas.plugins.cases import CaseTable, Fate, SessionCase, row_of
+from simulated_attempts import attempt, write_run
 
 from opatlas.errors import OpAtlasError
+from opatlas.outer.generation.attempts import AttemptLog
+from opatlas.outer.generation.figures import ROUTED
+from opatlas.outer.generation.outcomes import TaskName, read_experiment
 from opatlas.outer.generation.session_models import model_settings
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.tasks.task import read_tasks
@@ -63,13 +67,14 @@ class Rows:
         (self.folder / "tasks" / "relu.py").write_text(TASK)
         (task,) = read_tasks(self.folder / "tasks")
         models = model_settings(models_file(self.folder, answers="answers", **given), "cpu")
-        (implementation,) = models.implementations([task.kernel_type])
+        subjects = {task.kernel_type: task}
+        (implementation,) = models.implementations(subjects)
         session = SimpleNamespace(
             models=models,
             models_folder=models.folder(self.folder),
             devices=[SimpleNamespace(name="", kind="cpu")],
             targets=[SimpleNamespace(implementation=implementation)],
-            source=SimpleNamespace(subjects={task.kernel_type: task}),
+            source=SimpleNamespace(subjects=subjects),
         )
         context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
         self.context = context
@@ -90,8 +95,8 @@ class Rows:
             self.context.stop_reason = "Ctrl-C"
         return self.outcomes.pop(0)
 
-    def answer(self, number: int, text: str) -> None:
-        path = self.folder / "answers" / "demo" / "tasks" / "relu" / f"{number}.md"
+    def answer(self, number: int, text: str, model: str = "demo") -> None:
+        path = self.folder / "answers" / model / "tasks" / "relu" / f"{number}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -162,6 +167,53 @@ def test_a_row_that_cannot_run_is_no_attempt(tmp_path: Path) -> None:
     assert rows.ran == [("1", 0), ("1", 0)]
 
 
+BOTH = {"demo": {"request": 0.5}, "large": {"request": 2}}
+
+
+def test_a_route_asks_one_model_in_attempts_of_its_own(tmp_path: Path) -> None:
+    """The models' own attempts stay theirs; another route begins anew."""
+    rows = Rows(tmp_path, [failed(), passed(), passed()])
+    rows.answer(0, block("y = 1"))
+    rows.answer(1, block("y = 2"))
+    rows.answer(0, block("y = 3"), "large")
+    assert rows.run().status is Status.MEASURED
+    route = {"other": "demo", "C1": "large"}
+    assert rows.run(models=BOTH, route=route).status is Status.MEASURED
+    assert [code for code, _ in rows.ran] == ["1", "2", "3"]
+    run = tmp_path / "generated" / "torch"
+    routed = [each for each in AttemptLog(run).all() if each.model == ROUTED]
+    assert [(each.asked, each.number, each.cost_usd, each.passed) for each in routed] == [("large", 0, 2, True)]
+    rows.outcomes += [failed(), passed()]
+    assert rows.run(models=BOTH, route={**route, "C1": "demo"}).status is Status.MEASURED
+    assert [code for code, _ in rows.ran] == ["1", "2", "3", "1", "2"]
+    (outcome,) = read_experiment([run]).outcomes[ROUTED].values()
+    assert ([each.asked for each in outcome.attempts], outcome.cost_usd) == (["demo"] * 2, 1)
+
+
+def test_a_route_is_made_from_attempts_at_other_tasks(tmp_path: Path) -> None:
+    passes = {"demo": ("C1", "C4"), "large": ("C4",), "not in the file": ("C1", "C4"), ROUTED: ("C1", "C4")}
+    found = [
+        attempt(
+            model,
+            f"{complexity}/{at}",
+            ErrorClass.PASS if complexity in of else ErrorClass.OOM,
+            complexity=complexity,
+            cost_usd=cost,
+        )
+        for cost, (model, of) in enumerate(passes.items())
+        for complexity in ("C1", "C4")
+        for at in range(2)
+    ]
+    found[3] = replace(found[3], judgement=WRONG)  # demo at C4/1
+    write_run(tmp_path / "run", found)
+    path = models_file(tmp_path, models=BOTH, answers=".", route="run")
+    route = model_settings(path, "cpu").route
+    assert route is not None
+    assert [route(complexity, TaskName("set", "new")) for complexity in ("C1", "C2", "C4")] == ["demo", "demo", "large"]
+    # The failure of demo at this very task does not count.
+    assert route("C4", TaskName("set", "C4/1")) == "demo"
+
+
 _SERVER = {"endpoint": "http://h"}
 
 
@@ -180,6 +232,16 @@ _SERVER = {"endpoint": "http://h"}
         ({"models": {"demo": {"endpiont": "http://h"}}}, "endpiont"),
         ({"models": {"demo": {"in": -1}}}, "models[...].in"),
         ({"models": [1]}, "models"),
+        *(
+            ({"models": {"demo": _SERVER}, "route": route}, named)
+            for route, named in (
+                ({"C1": "demo"}, "C2"),
+                ({"other": "demo", "C5": "demo"}, "C5"),
+                ({"other": "large"}, "large"),
+                ("no_such_run", "no_such_run"),
+            )
+        ),
+        ({"models": {ROUTED: _SERVER}}, ROUTED),
     ],
 )
 def test_a_file_of_models_that_cannot_work_is_refused(given: dict[str, Any], named: str, tmp_path: Path) -> None:

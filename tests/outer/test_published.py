@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from opatlas.outer.generation.attempts import ModelAttempt
 from opatlas.outer.generation.outcomes import read_experiment
 from opatlas.outer.generation.score_command import ExperimentReport, make_report
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
+from opatlas.outer.tasks.task import read_tasks
 
 PUBLISHED: Mapping[str, Any] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text("utf-8"))
 MODELS: Mapping[str, Mapping[str, Any]] = PUBLISHED["models"]
@@ -99,3 +102,29 @@ def test_errors_in_the_published_groups(tmp_path: Path) -> None:
     assert groups == PUBLISHED["errors"]
     classes = {each.error: each.attempts for each in report.classes if each.model is None}
     assert classes == {"pass": 25, "init-args": 10, "compile": 35, "runtime": 25, "mismatch": 30}
+
+
+CONVOLUTIONS = range(54, 88)
+
+
+@pytest.mark.parametrize(
+    ("rule", "counts"),
+    [("here", {"C1": 26, "C2": 56, "C3": 36, "C4": 48}), ("published", PUBLISHED["complexities"])],
+)
+def test_the_classes_of_the_166_tasks(rule: str, counts: Mapping[str, int]) -> None:
+    found: Counter[str] = Counter()
+    for group in PUBLISHED["groups"]:
+        found[group[rule]] += sum(1 if number in CONVOLUTIONS else 2 for number in group["tasks"])
+    assert found == counts
+    assert sorted(number for group in PUBLISHED["groups"] for number in group["tasks"]) == [*range(1, 101)]
+
+
+@pytest.mark.skipif("OPATLAS_PUBLIC_SETS" not in os.environ, reason="OPATLAS_PUBLIC_SETS names no public sets")
+def test_the_class_of_each_of_the_166_tasks() -> None:
+    expected = {number: group["here"] for group in PUBLISHED["groups"] for number in group["tasks"]}
+    akg = Path(os.environ["OPATLAS_PUBLIC_SETS"], "mindspore-ai+akg")
+    tasks = read_tasks(akg / "akg_agents" / "benchmark" / "kernelbench")
+    assert len(tasks) == 166
+    assert {each: each.complexity for each in tasks} == {
+        each: expected[int(each.name.partition("_")[0])] for each in tasks
+    }

@@ -101,23 +101,23 @@ def rows_of(sessions: Sessions, model: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_answers_that_ship_have_each_class_that_they_are_for(sessions: Sessions) -> None:
+def test_the_answers_that_ship_show_two_models_and_their_route(sessions: Sessions) -> None:
     shutil.copy(ROOT / "bench" / "test_tasks.py", sessions.folder)
-    given = (f"--tasks={ROOT / 'examples' / 'tasks'}", f"--models={ROOT / 'examples' / 'answers' / 'demo.yaml'}")
-    done = sessions.run("test_tasks.py", *given)
-    assert done.code == pytest.ExitCode.OK, done.output
+    examples = ROOT / "examples"
+    for name, passed, xfailed in (("demo", 22, 6), ("routed", 13, 1)):
+        done = sessions.run(
+            "test_tasks.py", f"--tasks={examples / 'tasks'}", f"--models={examples / 'answers' / name}.yaml"
+        )
+        assert done.outcomes() == {"passed": passed, "xfailed": xfailed}, done.output
     attempts = AttemptLog(sessions.database / "generated" / "torch").all()
-    classes: dict[str, list[str]] = {}
+    outcomes: dict[str, dict[str, list[str]]] = {}
     for each in attempts:
-        classes.setdefault(each.task, []).append(str(each.judgement.error_class))
-    assert classes == {
-        "cross_entropy": ["answer", "mismatch", "pass"],
-        "gelu": ["mismatch", "pass"],
-        "matmul": ["import"] * 3,
-        "rms_norm": ["init-args", "answer", "pass"],
-        "softmax": ["pass"],
-    }
-    outcomes = done.outcomes()
-    assert (outcomes["passed"], outcomes["xfailed"]) == (4, 1)
+        outcomes.setdefault(each.model, {}).setdefault(each.task, []).append(str(each.judgement.error_class))
+    assert outcomes["small"]["rms_norm"] == ["init-args", "answer", "pass"]
+    assert outcomes["large"]["cross_entropy"] == ["answer", "mismatch", "pass"]
+    assert outcomes["small"]["matmul"] == ["import"] * 3
+    passed_by = {model: {task for task, each in of.items() if each[-1] == "pass"} for model, of in outcomes.items()}
+    assert {model: len(tasks) for model, tasks in passed_by.items()} == {"small": 7, "large": 11, "routed": 11}
+    assert {each.asked for each in attempts if each.model == "routed"} == {"small", "large"}
     # Nothing was written beside the answers.
-    assert {path.suffix for path in (ROOT / "examples" / "answers" / "demo").rglob("*") if path.is_file()} == {".md"}
+    assert {path.suffix for path in (examples / "answers").rglob("*") if path.is_file()} == {".md", ".yaml"}

@@ -123,6 +123,17 @@ def test_an_interrupted_batch_shifts_no_duration(sessions: Sessions, npus: Stand
     assert measured_right(sessions, "Moody") == {1, 40, 2, 3}
 
 
+def test_ctrl_c_keeps_what_the_session_has_launched(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Moody", [row(1), row(Mood.WAIT_FOR_GO), row(2)])
+    running = npus.start()
+    running.wait_for_body(Mood.WAIT_FOR_GO)
+    running.send(signal.SIGINT)
+    sessions.go()
+    done = running.wait()
+    assert done.ledger() == {"measured": 2, "not run": 1}, done.output
+    assert measured_right(sessions, "Moody") == {1, 40}
+
+
 #: What Sort launches beside itself: indices from int32 to int64, BF16 to FP32 and back.
 HELPERS = [
     {"type": "Cast", "us": 7.0, "cells": {"Input Data Types": "DT_BF16", "Output Data Types": "FLOAT"}},

@@ -79,7 +79,7 @@ def test_ordinary_tests_in_workers_need_no_device(sessions: Sessions) -> None:
     conftest.write_text(conftest.read_text().replace('("opatlas.plugins",)', str(without_fixtures)))
     (sessions.folder / "test_others.py").write_text("def test_other(): pass\n")
     done = sessions.run("-n", "1", "--device=NO_SUCH_DEVICE", "test_others.py")
-    assert (done.code, done.outcomes()) == (0, {"passed": 1})
+    assert (done.code, done.outcomes()) == (0, {"passed": 1}), done.output
     assert "INTERNALERROR" not in done
 
 
@@ -132,26 +132,11 @@ def test_rows_are_benchmarks(sessions: Sessions) -> None:
     assert sessions.statuses("Toy") == {1: "measured"}
 
 
-#: What plugins such as pytest-repeat do: each test several times, by parameters of their own.
+#: The options of pytest-repeat and pytest-forked.
 REPEAT = """
-import pytest
-
-
 def pytest_addoption(parser):
     parser.addoption("--count", type=int, default=1)
     parser.addoption("--forked", action="store_true")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_generate_tests(metafunc):
-    if (count := metafunc.config.option.count) > 1:
-        metafunc.fixturenames.append("step")
-        metafunc.parametrize("step", range(count), indirect=True, ids=lambda i: f"{i + 1}-{count}")
-
-
-@pytest.fixture
-def step(request):
-    return request.param
 """
 
 

@@ -250,7 +250,7 @@ def test_a_profile_that_fits_no_row_changes_nothing_and_fails(bench: Bench) -> N
     assert everything(bench.database) == before
 
 
-def test_read_only_says_what_a_session_then_does(bench: Bench) -> None:
+def test_read_only_looks_up_and_writes_nothing(bench: Bench) -> None:
     bench.write("Mul", cells("9;9", "9") | CAPTURED, cells("5;5", "5", Status="failed"), cells("6;6", "6"))
     bench.write("SomebodysKernel", cells("7,7", "7,7"))
     launches = [launched("Mul", 4.0, cells("9;9", "9")), launched("SomebodysKernel", 5.0, cells("7,7", "7,7"))]
@@ -261,7 +261,8 @@ def test_read_only_says_what_a_session_then_does(bench: Bench) -> None:
     done = bench.run()
     for each in (would, done):
         assert (each.code, each.ledger()) == (0, {"measured": 2, "skipped": 2}), each.output
-    assert would.numbers("would be written ") == done.numbers("written ") == [2, 1, 0, 0]
+    assert "nothing was written" in would
+    assert done.numbers("written ") == [2, 1, 0, 0]
     assert bench.durations("Mul") == {"9;9->9": "4.0000", "5;5->5": "", "6;6->6": ""}
     # Rows that the profile does not have keep their state.
     kept = table(bench.database / "Mul.csv")[1:]

@@ -145,22 +145,6 @@ def test_a_link_out_of_the_database_ends_the_session_before_a_row(sessions: Sess
     assert path.read_bytes() == before
 
 
-def test_a_profile_that_no_session_made_stays(sessions: Sessions, home: Path) -> None:
-    sessions.write("Toy", [row(1)])
-    places = (".", "mine", RUN, f"{RUN[:-1]}b/0001/PROF", f"{RUN[:-1]}c/gw/0001")
-    noted = [sessions.database / "profiles" / place / "launched.jsonl" for place in places]
-    for path in noted:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    done = sessions.run_in_process()
-    _expect_harmless(done)
-    assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert done.ledger() == {"measured": 1}
-    for path in noted:
-        assert done.has_line(path.parent)
-        assert path.exists()
-
-
 def test_files_that_lead_elsewhere_cost_themselves_and_no_other_row(sessions: Sessions, home: Path) -> None:
     sessions.write("Toy", [row(1), row(2)])
     strange = [

@@ -21,7 +21,7 @@ from opatlas.row.columns import (
     QUALITY,
     RUN_ID,
 )
-from opatlas.show.session_report import find_gaps
+from opatlas.show.gaps import find_gaps
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 
@@ -114,7 +114,7 @@ def test_gaps_tell_how_both_durations_were_taken(sessions: Sessions) -> None:
     for column in (RUN_ID, QUALITY, MICROBENCH_SAMPLES, PROFILING_SAMPLES, PROFILING_POPULATIONS, INPUT_DTYPES):
         assert gap[column] == stored[column] != "", column
     ((found,), _) = find_gaps(Database(beside), ["Toy"], Database(sessions.database))
-    assert found.populations == two_kinds
+    assert found.cells[PROFILING_POPULATIONS] == two_kinds
 
 
 def test_a_comparison_is_in_the_line_and_in_ci_and_slower_rows_fail_it(sessions: Sessions) -> None:

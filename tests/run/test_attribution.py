@@ -18,7 +18,6 @@ from opatlas.row.columns import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.row.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from opatlas.run.instruments.attribution import (
     BEGIN_MARK,
-    BY_ORDER,
     END_MARK,
     MARK_TYPE,
     MOST_ROWS,
@@ -67,7 +66,7 @@ class Profile:
 
 def asked(number: int, samples: int) -> ProfiledRow:
     cells = {INPUT_SHAPES: str(number), INPUT_DTYPES: "FLOAT", INPUT_FORMATS: "ND"}
-    return ProfiledRow("Add", cells, PendingSamples(number, samples, samples + 1))
+    return ProfiledRow("Add", cells, PendingSamples(number, samples))
 
 
 def durations_of(found: object) -> list[list[float]]:
@@ -155,32 +154,6 @@ def test_inconsistent_records_are_not_a_measurement() -> None:
     profile.row(2, [[1.0], [1.0, 1.0]])
     assert "Add and Add+Add" in reason(profile, asked(2, 2))
     assert reason(Profile(), asked(0, 1)) == nothing
-
-
-def without_marks(profile: Profile) -> list[Launch]:
-    return [launch for launch in profile.launches if launch.kernel_type != MARK_TYPE]
-
-
-def test_without_marks_the_last_calls_count_where_their_number_is_right() -> None:
-    profile = Profile()
-    profile.row(0, [[5.0], [6.0]])
-    profile.row(1, [[7.0]])
-    first, second = attribute(without_marks(profile), [asked(0, 2), asked(1, 1)])
-    assert (durations_of(first), durations_of(second)) == ([[5.0], [6.0]], [[7.0]])
-    assert first.assumption == BY_ORDER
-    (wrong,) = attribute(without_marks(profile), [asked(0, 3)])
-    assert isinstance(wrong, NoSamples)
-    assert "3 kernels" in wrong.reason
-
-
-def test_without_marks_rows_of_one_signature_are_distinguished_by_their_order() -> None:
-    profile = Profile()
-    for us in (5.0, 8.0):
-        profile.kernel("Add", "4", 999.0)
-        profile.kernel("Add", "4", us)
-    rows = [ProfiledRow("Add", asked(4, 1).cells, PendingSamples(number, 1, 2)) for number in (0, 1)]
-    found = attribute(profile.launches, rows)
-    assert [durations_of(row) for row in found if isinstance(row, ProfiledSamples)] == [[[5.0]], [[8.0]]]
 
 
 def test_marks_of_older_stacks_have_another_name() -> None:

@@ -16,7 +16,7 @@ from opatlas.row.errors import DeviceGone, GroupTimeout
 from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes, GroupPool
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
 from opatlas.run.scheduler import ExcludedDevices, InTurn
@@ -32,7 +32,7 @@ BROKEN = """
 import os
 import signal
 
-from opatlas.run.collectives.topology import collective
+from opatlas.run.collectives.plan import collective
 from opatlas.row.communication import ALL_REDUCE
 
 

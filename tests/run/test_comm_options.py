@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 
 from opatlas.options import add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
-from opatlas.run.collectives import options
-from opatlas.run.collectives.topology import Grid, ImpossibleGroup, default_grid, message_group
-from opatlas.run.devices import nvml
+from opatlas.run.collectives import plan as options
+from opatlas.run.collectives.plan import Grid, ImpossibleGroup, default_grid, message_group
 from opatlas.run.devices.device import DeviceSpec
-from opatlas.run.devices.nvml import group_islands
 from opatlas.run.group import NODE_OPTIONS, GroupSpec
-from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.group_pool import GroupNodes
 
 GRIDS = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple).map(Grid).filter(lambda grid: grid.size > 1)
 
@@ -75,7 +73,7 @@ NPUS = [DeviceSpec("npu", index=index, name="ATLAS_800_A3_752T_128G_DIE") for in
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opatlas.run.groups.pool.available_cores", lambda: 2)
+    monkeypatch.setattr("opatlas.run.group_pool.available_cores", lambda: 2)
     for name in [name for name in os.environ if name.startswith(("NCCL_", "HCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)
 
@@ -121,32 +119,11 @@ def test_defaults_of_a_cpu() -> None:
     assert len(options.collective_plan(parsed(), GroupNodes(CPU)).rows) == 5
 
 
-def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        nvml, "nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
-    )
+def test_defaults_of_gpus_are_all_of_them() -> None:
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
-    assert default_grid(GPUS, 4, 1).shape == (1, 2, 2)
-    # A pair that NVLink joins, and one across.
-    assert messages(parsed("--num-devices", "2"), GPUS)[0][3] == 2
-    option = parsed("--num-devices", "2", "--topology-tier", "1")
-    assert messages(option, GPUS)[0][3] == 1
-    assert of_group(option, GPUS, "2", "1").members == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("count", "joined", "size"),
-    [
-        (1, lambda one, other: True, None),
-        (4, lambda one, other: False, 1),
-        (4, lambda one, other: True, 4),
-        (8, lambda one, other: one // 4 == other // 4, 4),
-        (4, lambda one, other: (one, other) in ((0, 2), (1, 3)), None),
-        (3, lambda one, other: (one, other) == (0, 1), None),
-    ],
-)
-def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
-    assert group_islands(count, joined).size == size
+    assert default_grid(GPUS, 4, 1).shape == (1, 4)
+    option = parsed("--num-devices", "2", "--topology-tier", "2", "--grid-shape", "1,2,2")
+    assert of_group(option, GPUS, "2", "2").members == (0, 1)
 
 
 def test_sizes_are_rounded_up_and_not_repeated() -> None:

@@ -7,7 +7,7 @@ import pytest
 from opatlas.outer.cluster.ray_actor import in_order
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes
+from opatlas.run.group_pool import GroupNodes
 
 GPUS = [DeviceSpec("cuda", index=index) for index in range(8)]
 CPU = [DeviceSpec("cpu")]

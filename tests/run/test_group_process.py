@@ -26,10 +26,10 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import RANK_SPREAD, GroupSpec
-from opatlas.run.groups import ranks as module
-from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job
+from opatlas.run.process import ranks as module
+from opatlas.run.process.device_process import GroupProcess
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc"),
@@ -86,7 +86,7 @@ def test_a_rank_that_hangs_is_named_and_its_stack_shown(group: GroupProcess, cap
 
 def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
     first = group.run(job(group_replays.GOOD))
-    ranks = {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line}
+    ranks = {line for line in marked(f"{MARK}={os.getpid()}") if "--meeting=" in line and "keeper" not in line}
     assert (group.describe().facts["ranks"], group.describe().facts["threads"], len(ranks)) == (2, 1, 2)
     again = group.run(job(group_replays.OTHER_GOOD))
     assert [outcome.status for outcome in (first, again)] == [Status.MEASURED] * 2
@@ -95,7 +95,7 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
     assert first.measurement.counters[RANK_SPREAD] >= 0
     # Both ranks have checked all of their own results.
     assert first.measurement.checked_elements == 2 * group_replays.GOOD
-    assert {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line} == ranks
+    assert {line for line in marked(f"{MARK}={os.getpid()}") if "--meeting=" in line and "keeper" not in line} == ranks
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
 def test_a_rank_costs_its_row_and_no_other(
     group: GroupProcess, monkeypatch: pytest.MonkeyPatch, mood: int, status: Status, words: str
 ) -> None:
-    monkeypatch.setattr("opatlas.run.groups.process._OTHERS_FAIL_WITHIN_S", 0.5)
+    monkeypatch.setattr("opatlas.run.process.device_process._OTHERS_FAIL_WITHIN_S", 0.5)
     outcome = group.run(job(mood))
     assert (outcome.status, outcome.measurement) == (status, None)
     assert re.search(words, outcome.reason)
@@ -229,20 +229,14 @@ def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opene
     assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=300)
 
 
-def npus_that_meet(opener: str) -> GroupProcess:
-    """Two stand-ins for NPUs, each of which its rank is to see alone."""
+def test_the_ranks_of_npus_see_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, "meeting")
     specs = [
-        DeviceSpec("npu", index, pinned=("ASCEND_RT_VISIBLE_DEVICES", str(index)), opener=f"broken_ranks:{opener}")
+        DeviceSpec("npu", index, pinned=("ASCEND_RT_VISIBLE_DEVICES", str(index)), opener="broken_ranks:sees_all")
         for index in range(2)
     ]
-    return GroupProcess(TWO, specs, SETTINGS)
-
-
-def test_ranks_that_do_not_meet_with_one_npu_visible_are_shown_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(MARK, "meeting")
-    group = npus_that_meet("meets_where_all_are_visible")
+    group = GroupProcess(TWO, specs, SETTINGS)
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
-    assert "HcclGetRootInfo" in str(group.describe().facts["all_devices_visible"])
     group.close()
     assert wait_for(lambda: not marked(f"{MARK}=meeting"), seconds=300)
 

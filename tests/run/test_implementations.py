@@ -78,7 +78,7 @@ def test_a_misspelt_name_is_told_from_folders_and_from_what_ships(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rivals").mkdir()
-    with pytest.raises(OpAtlasError, match=rf"^--implementation {name}: .*\b{meant}\?"):
+    with pytest.raises(OpAtlasError, match=rf"^{name}: .*\b{meant}\?"):
         find_implementations([name], "cpu")
 
 

@@ -25,10 +25,10 @@ from opatlas.run.collectives.message import Message, TimedCollective
 from opatlas.run.devices.cpu import CpuDevice
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.group import RANK_SPREAD, Group, SynchronizedInstrument
-from opatlas.run.groups.rank_main import combine_ranks
 from opatlas.run.instruments.attribution import NoSamples
 from opatlas.run.instruments.instrument import MeasureSettings, Samples, StopRule, WallClock
 from opatlas.run.job import RowOutcome
+from opatlas.run.process.device_main import combine_ranks
 
 DTYPES = ["DT_BF16", "DT_FLOAT16", "DT_FLOAT", "DT_INT8"]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
 import sys
 from pathlib import Path
 
 import pytest
-from sessions import ROOT, Finished, Sessions, wait_for
+from sessions import ROOT, Finished, Sessions
 from stand_in_npu import collective_us
 from stand_in_npus import SAMPLES, StandInNpus
 
@@ -22,7 +20,7 @@ import os
 import signal
 from pathlib import Path
 
-from opatlas.run.collectives.topology import collective
+from opatlas.run.collectives.plan import collective
 from opatlas.row.communication import ALL_REDUCE
 
 
@@ -77,22 +75,3 @@ def test_a_rank_that_dies_costs_its_message_and_one_that_crashes_at_its_end_no_p
     # Two groups, and nothing ran again: the profiles of the other rank were whole, and no later msprof can parse them.
     assert done.output.count("Start profiling") == 4, done.output
     assert not sessions.left_behind()
-
-
-def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
-    npus: StandInNpus, sessions: Sessions, module: Path
-) -> None:
-    module.write_text(BROKEN)
-    options = ("--ops=all_reduce", "--bytes-grid=1024,4096,8192", "--num-devices=2")
-    running = npus.start(NAME, *options, npus=2)
-    (sessions.folder / "pytest-pid").write_text(str(running.process.pid))
-    assert running.process.wait(300) == -signal.SIGKILL
-    assert wait_for(lambda: not sessions.left_behind())
-    assert len(list(sessions.database.glob("profiles/*/*/launched.jsonl"))) == 1
-    # Measurements from the profile have an origin, though no record was made yet.
-    (manifest,) = sessions.database.glob("runs/*.json")
-    assert json.loads(manifest.read_text())["device"]["facts"]["ranks"] == 2
-    # It measures nothing itself.
-    again = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", "--update-mode=missing-only")
-    assert again.code == 0, again.output
-    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}

@@ -11,7 +11,7 @@ import torch
 
 from opatlas.errors import OpAtlasError
 from opatlas.run.devices.device import DeviceSpec, device_states, open_device
-from opatlas.run.devices.nvml import Nvml, nvlink_islands
+from opatlas.run.devices.nvml import Nvml
 from opatlas.run.instruments.instrument import MeasureSettings
 
 UUID = "GPU-f89c029f-2a4a-0051-75af-431226ec9b55"
@@ -133,12 +133,3 @@ def test_processes_of_others_and_throttling_disturb_a_gpu(library):
 def test_a_torch_without_cuda_is_an_error_with_a_remedy():
     with pytest.raises(OpAtlasError, match=r"--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())
-
-
-@pytest.mark.parametrize("names", [("0", "1"), ("GPU-0", UUID[:8]), ("GPU-0", UUID)])
-def test_nvlink_is_found_for_any_visible_names(library, names):
-    library.nvmlShutdown = lambda: None
-    library.NVML_P2P_CAPS_INDEX_NVLINK, library.NVML_P2P_STATUS_OK = 2, 0
-    library.nvmlDeviceGetP2PStatus = lambda one, other, caps: 0 if {one, other} == {"another", "handle"} else 1
-    devices = [DeviceSpec("cuda", index, ("CUDA_VISIBLE_DEVICES", name)) for index, name in enumerate(names)]
-    assert nvlink_islands(devices).size == 2

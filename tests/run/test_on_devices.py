@@ -12,10 +12,10 @@ from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.run.devices.device import available_devices, kind_named
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.process import GroupProcess
 from opatlas.run.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.run.job import Job
 from opatlas.run.msprof_sessions import msprof_on_group
+from opatlas.run.process.device_process import GroupProcess
 from opatlas.run.scheduler import Scheduler
 
 DEVICES = [device for device in available_devices(None) if device.kind != "cpu"]

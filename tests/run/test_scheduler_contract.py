@@ -21,7 +21,7 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes, GroupPool
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.instruments.attribution import PendingSamples
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, ProcessDied, RanTooLong, RowOutcome

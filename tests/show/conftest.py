@@ -13,7 +13,7 @@ from decode_timelines import decode_steps, write_timeline
 import opatlas
 from opatlas.show.site.pages import write_site
 from tests.ask.tables import product_rows, write_table
-from tests.show.small_databases import HOSTILE, SIZES, STEP, small_databases
+from tests.show.small_databases import HOSTILE, SIZES, small_databases
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def start(database: Path) -> Path:
     kernels = decode_steps(layers=4, steps=2)
     kernels[5] = kernels[5].of(kernel_type=HOSTILE, core="AI_CPU")
     capture = write_timeline(database.parents[3] / "kernel_details.csv", kernels)
-    site = write_site(database, database.parents[3] / "site", against=str(other), costs=[(STEP, cost)], capture=capture)
+    site = write_site(database, database.parents[3] / "site", against=str(other), costs=[cost], capture=capture)
     assert all(HOSTILE in problem for problem in site.problems)
     return site.start
 

@@ -14,7 +14,6 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 ENTITIES = "&lt;img src=x onerror=alert(1)&gt;"
 SIZES = [(m, 256, k) for m in range(1, 71) for k in (512, 1024)]
 FAILED, COMPOSED = 3, 5
-STEP = "Qwen/Qwen3-32B,batch=8,context=512"
 
 
 def small_databases(root: Path) -> Path:

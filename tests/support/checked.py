@@ -92,9 +92,7 @@ def check_named(name: str) -> Check:
 def findings(name: str, database: CheckedDatabase) -> list[Finding]:
     """All findings of a check."""
     check = check_named(name)
-    if check.of_database:
-        return check.find(database, "database")
-    return [finding for kernel_type in database.tables for finding in check.find(database, kernel_type)]
+    return [finding for case in check.cases(database) for finding in check.find(database, case)]
 
 
 def message(size: int, us: float, std: float = 0.1) -> dict[str, str]:

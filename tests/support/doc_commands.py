@@ -287,7 +287,7 @@ def _of_script(path: Path, words: Sequence[str]) -> str:
     if not path.is_file():
         return f"no such module or file: {path.relative_to(ROOT)}"
     source = path.read_text(encoding="utf-8")
-    if "parse_known_args" in source:
+    if "parse_known_args" in source or "allow_leading_hyphen" in source:
         # It hands unknown arguments to another program.
         return ""
     nodes = list(ast.walk(ast.parse(source)))

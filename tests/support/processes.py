@@ -84,7 +84,7 @@ def _role_of(pid: int) -> Role | None:
         return None
     if "opatlas.run.process.keeper" in command:
         return Role.KEEPER
-    if "opatlas.run.process.device_main" in command:
+    if "opatlas.run.process.device_main" in command and not any(word.startswith("--meeting=") for word in command):
         return Role.DEVICE
     if any("sys.stdin.readline" in argument for argument in command):
         # The line that execnet sends to the Python that it starts.

@@ -47,18 +47,6 @@ def test_moody(row, replay):
         replay((lambda x, y: x + y + 1) if wrong else impl.add, *row.inputs(), expected=formulas.add)
 """
 
-#: Says that it waits, in the row of length 8, and waits for ever.
-WAITING_KERNEL = """
-import pathlib
-import time
-
-def kernel(x, y):
-    if len(x) == 8:
-        pathlib.Path(__file__).with_suffix(".waits").touch()
-        time.sleep(3600)
-    return x + y
-"""
-
 CONFTEST = """
 import os
 
@@ -66,11 +54,12 @@ import simulated
 from opatlas.run.devices.device import pin_devices
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.outer.cluster import dealer
+from opatlas.run.process import ranks
 from opatlas.run.process import device_process
 from opatlas.run import msprof_sessions as sessions
 
 # Exit codes are reported only if a process ends in time: on a loaded machine that takes longer than a user would wait.
-device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
+ranks.END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
 # A device that is cut off from its head ends soon.
 dealer.LONELY_S = float(os.environ.get("LONELY_S", dealer.LONELY_S))
 sessions.SESSION_ROWS = int(os.environ.get("SESSION_ROWS", sessions.SESSION_ROWS))

@@ -42,7 +42,7 @@ _MOST_DESCRIPTORS = 250
 #: Descriptors that a fork was sent are kept above those that its program may have.
 _ABOVE = 512
 #: Modules whose processes start no others, or do so by `os.posix_spawn` alone.
-_WITHOUT_SERVER = ("keeper", "device_main", "rank_main")
+_WITHOUT_SERVER = ("keeper", "device_main")
 #: Bytes for the command lines and the environments that /proc shows of forks.
 _ROOM = 1 << 15
 _REAL_POPEN = subprocess.Popen

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from opatlas.data.database import Database
 from opatlas.data.origin import Provenance
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_safely
+from opatlas.row.communication import is_communication
 from opatlas.row.roofline import PEAKS, Peak
 from opatlas.row.table import FIRST_LINE, RowTable
 from opatlas.text import exception_line, suggest
@@ -32,6 +33,7 @@ from opatlas.yaml_file import YamlError, parse_yaml
 #: The kernel type of a check that looks at the whole database.
 WHOLE_DATABASE = "database"
 KNOWN_FINDINGS = "known_findings.yaml"
+_KINDS = {False: "kernels", True: "messages"}
 #: The pattern that every kernel type and every row matches.
 ANY = "*"
 _LARGEST_BYTES = 4 << 20
@@ -130,14 +132,14 @@ class Check:
         function: finds rows or runs, by the database and the table of a kernel type, or by the database alone. Its
             name is that of the check, and its first line says what it finds.
         remedy: what a user can do about a finding.
-        of_database: whether it looks at the whole database at once.
+        of: what it looks at: the whole database at once, or the rows of each kernel type, of kernels, of messages.
         advisory: whether findings fail only with --strict.
         why_skipped: says why the check does not apply to a database; "" if it applies.
     """
 
     function: Callable[..., Iterable[Finding]]
     remedy: str
-    of_database: bool = False
+    of: Literal["database", "rows", "kernels", "messages"] = "rows"
     advisory: bool = False
     why_skipped: Callable[[CheckedDatabase], str] = lambda database: ""
 
@@ -151,9 +153,19 @@ class Check:
         """What the findings are: "rows that take clearly longer than both neighbours in M"."""
         return (self.function.__doc__ or "").partition("\n")[0].removeprefix("Finds ").rstrip(".")
 
+    def cases(self, database: CheckedDatabase) -> list[str]:
+        """Returns the kernel types that it looks at; WHOLE_DATABASE alone for the database."""
+        if self.of == "database":
+            return [WHOLE_DATABASE]
+        return [name for name in database.tables if self.of in ("rows", _KINDS[is_communication(name)])]
+
+    def skipped(self, database: CheckedDatabase) -> str:
+        """Returns why the check does not apply to a database; "" if it applies."""
+        return self.why_skipped(database) if self.cases(database) else f"no {self.of} in the database"
+
     def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
-        """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
-        subjects = (database,) if self.of_database else (database, database.tables[kernel_type])
+        """Returns the findings of a case, the worst first. Raises OpAtlasError."""
+        subjects = (database,) if self.of == "database" else (database, database.tables[kernel_type])
         return sorted(self.function(*subjects), key=lambda each: -each.weight)
 
 
@@ -281,14 +293,13 @@ class CheckResults:
         self.problems: list[str] = []
         self._ran: set[tuple[str, str]] = set()
 
-    def kernel_types_of(self, check: Check) -> Sequence[str]:
-        """Returns the names of a check's cases."""
-        of_whole = check.of_database or check.why_skipped(self.database)
-        return [WHOLE_DATABASE] if of_whole else list(self.database.tables)
+    def cases_of(self, check: Check) -> Sequence[str]:
+        """Returns the names of a check's cases; one for a check that does not apply."""
+        return [WHOLE_DATABASE] if check.skipped(self.database) else check.cases(self.database)
 
     def why_skipped(self, check: Check) -> str:
         """Returns why a check does not apply to the database; "" if it applies."""
-        self.tallies[check.name].skipped = check.why_skipped(self.database)
+        self.tallies[check.name].skipped = check.skipped(self.database)
         return self.tallies[check.name].skipped
 
     def run(self, check: Check, kernel_type: str) -> tuple[SortedFindings, list[Finding]]:
@@ -315,4 +326,4 @@ class CheckResults:
 
     def _all_ran(self, entry: KnownFinding) -> bool:
         checks = [self.tallies[name].check for name in entry.checks]
-        return all((check.name, kind) in self._ran for check in checks for kind in self.kernel_types_of(check))
+        return all((check.name, kind) in self._ran for check in checks for kind in self.cases_of(check))

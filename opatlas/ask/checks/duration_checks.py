@@ -1,13 +1,18 @@
 """Checks of durations: against the peaks of the device, against rows with another M, and within their samples.
 
+Kernels are compared with the roofline, messages with a model of their links. opatlas/row/roofline.py has the peaks;
+what it lacks is not checked.
+
 Durations of compositions of torch operators are left out. Rows that differ in M alone are a family. M is the leading
 dimension of the first input, or the bytes of a message.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +32,171 @@ from opatlas.row.columns import (
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
-from opatlas.row.communication import is_communication
-from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, Durations, Floats, Quality, judge
-from opatlas.row.roofline import PRODUCTS, bound_us, row_work
+from opatlas.row.communication import ALL_REDUCE, BY_KERNEL_TYPE, Collective, is_communication
+from opatlas.row.quality import NOISE_LIMIT, NOISE_WIDTHS, ROOFLINE_SLACK, Durations, Floats, Quality, judge
+from opatlas.row.roofline import PRODUCTS, Link, bound_us, row_work
 from opatlas.row.slots import base_type, optional_inputs, optional_outputs, slot_words
 from opatlas.row.table import FIRST_LINE, RowTable
-from opatlas.text import parse_whole
+from opatlas.text import Word, parse_whole
+
+_COLD = "cold"
+#: The share of its bandwidth that a link carries in practice (msmodeling's comm_efficiency).
+EFFICIENCY = 0.7
+#: A message agrees with the model, and a captured one with a measured one, within this factor.
+TOLERANCE = 2.0
+
+
+def least_us(database: CheckedDatabase, table: RowTable, durations: Durations) -> Floats:
+    """Returns for each row the least duration that the peaks allow; NaN where they, or its work, are not known.
+
+    A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
+    bounds it. A message has to cross its links.
+    """
+    found = np.full(len(table), np.nan)
+    peak = database.peak
+    if is_communication(table.kernel_type):
+        for aligned in alignments(database, table):
+            found[aligned.position] = np.nan if aligned.least_us is None else aligned.least_us
+    elif peak is not None:
+        columns = {name: table.cells(name) for name in BASE}
+        for index in np.flatnonzero(durations.of_kernel).tolist():
+            work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
+            if work is not None:
+                least = bound_us(work, peak, cold=durations.cache[index].strip() == _COLD)
+                found[index] = np.nan if least is None else least
+    return found
+
+
+def without_peak(database: CheckedDatabase) -> str:
+    """Returns why no duration can be too short; "" if the peaks are known."""
+    return "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
+
+
+def below_roofline(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds durations that are shorter than the peaks of the device allow.
+
+    opatlas/row/quality.py has the tolerance.
+    """
+    for durations in (table.replayed, table.captured):
+        bounds = least_us(database, table, durations)
+        for index in np.flatnonzero(durations.of_kernel & ~np.isnan(bounds)).tolist():
+            us, least = durations.median_us[index], bounds[index]
+            verdict = judge([us], bound_us=least)
+            if verdict.quality is Quality.ABOVE_ROOFLINE:
+                yield finding(table, index, formats.duration(us), verdict.reason, least / us)
+
+
+class AlignmentVerdict(Word):
+    """A message against the model of its links, the worst last."""
+
+    NOT_RUN = "not run"
+    PASS = "PASS"
+    WARN = "WARN"  # slower than the model, or captured and measured differ
+    FAIL = "FAIL"  # faster than its links allow
+
+
+class Alignment(NamedTuple):
+    """A message, and what its links allow.
+
+    Attributes:
+        row: the message.
+        measured_us, captured_us: the durations of a replay and of captures; None if there is none.
+        model_us: the duration by the model; None if the links are not known.
+        least_us: of the same bytes at the peak of the link, without latencies.
+        reason: why the verdict is not PASS.
+        position: of the row in its table.
+    """
+
+    verdict: AlignmentVerdict
+    kernel_type: str
+    row: str
+    measured_us: float | None
+    captured_us: float | None
+    model_us: float | None
+    least_us: float | None
+    reason: str
+    position: int
+
+
+def alignments(database: CheckedDatabase, table: RowTable) -> Iterator[Alignment]:
+    """Yields the messages of a table that have a duration; none of a table of kernels."""
+    collective, peak = BY_KERNEL_TYPE.get(table.kernel_type), database.peak
+    if collective is None:
+        return
+    columns = (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)
+    numbers = [[parse_whole(cell.strip()) for cell in table.cells(name)] for name in columns]
+    for index, (size, devices, tier) in enumerate(zip(*numbers, strict=True)):
+        found = [durations[index] for durations in (table.replayed, table.captured)]
+        measured, captured = (None if each is None else each.median_us for each in found)
+        if measured is None and captured is None:
+            continue
+        link = peak.links.get(tier) if peak is not None and tier is not None else None
+        model = least = None
+        if link is None or not size or not devices or devices < 2:
+            verdict, reason = AlignmentVerdict.NOT_RUN, "the links of its tier, its bytes or its devices are not known"
+        else:
+            model, least = model_us(collective, size, devices, link), shortest_us(collective, size, devices, link)
+            verdict, reason = _verdict([us for us in (measured, captured) if us is not None], model, least, link)
+        yield Alignment(
+            verdict, table.kernel_type, table.titles[index], measured, captured, model, least, reason, index
+        )
+
+
+def model_us(collective: Collective, message_bytes: int, devices: int, link: Link) -> float:
+    """Returns the duration of a message by latency and bytes over bandwidth, of a ring or a tree, whichever is shorter.
+
+    A ring has a step for each other device, a tree one for each doubling; all_reduce passes either twice.
+    """
+    passes = 2 if collective is ALL_REDUCE else 1
+    share, rate = collective.bus_share(devices), link.gbps * 1e3 * EFFICIENCY
+    ring = passes * (devices - 1) * link.latency_us + share * message_bytes / rate
+    tree = passes * math.log2(devices) * link.latency_us + max(share, passes) * message_bytes / rate
+    return link.launch_us + min(ring, tree)
+
+
+def shortest_us(collective: Collective, message_bytes: int, devices: int, link: Link) -> float:
+    """Returns the time in which the busiest link carries what it has to at its peak."""
+    # Where switches add up, each device sends its tensor once.
+    share = 1.0 if collective is ALL_REDUCE and link.adds_up else collective.bus_share(devices)
+    return share * message_bytes / (link.gbps * 1e3)
+
+
+def _verdict(us: Sequence[float], model: float, least: float, link: Link) -> tuple[AlignmentVerdict, str]:
+    if min(us) < ROOFLINE_SLACK * least:
+        rates = f"{link.gbps * least / min(us):,.0f} GB/s over a link of {link.gbps:,.0f} GB/s"
+        return AlignmentVerdict.FAIL, f"{rates}: {formats.duration(least)} or more"
+    if max(us) > TOLERANCE * model:
+        return AlignmentVerdict.WARN, f"{formats.ratio(max(us) / model)} the {formats.duration(model)} of the model"
+    if max(us) > TOLERANCE * min(us):
+        return AlignmentVerdict.WARN, f"captured {formats.duration(us[1])}, measured {formats.duration(us[0])}"
+    return AlignmentVerdict.PASS, ""
+
+
+def without_links(database: CheckedDatabase) -> str:
+    """Returns why no message can be compared with its links; "" if they are known."""
+    known = database.peak is not None and database.peak.links
+    return "" if known else f"the links of {database.device or 'an unknown device'} are not known"
+
+
+def links(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds messages that are faster than the links of the device allow."""
+    yield from _of_verdict(database, table, AlignmentVerdict.FAIL)
+
+
+def link_model(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+    """Finds messages that take more than twice what a model of their links says, or than the captured ones take."""
+    yield from _of_verdict(database, table, AlignmentVerdict.WARN)
+
+
+def _of_verdict(database: CheckedDatabase, table: RowTable, verdict: AlignmentVerdict) -> Iterator[Finding]:
+    for each in alignments(database, table):
+        if each.verdict is verdict and each.least_us is not None and each.model_us is not None:
+            known = [us for us in (each.measured_us, each.captured_us) if us is not None]
+            us, weight = min(known), each.least_us / min(known)
+            if verdict is AlignmentVerdict.WARN:
+                us, weight = max(known), max(known) / each.model_us
+            yield finding(table, each.position, formats.duration(us), each.reason, weight)
+
 
 _M = "M"
 
@@ -55,18 +219,22 @@ class Family:
     high_us: Floats
 
 
-def families(table: RowTable, *, least: int) -> Iterator[Family]:
-    """Yields the families of at least `least` rows, first of replayed durations, then of captured ones."""
+def families(database: CheckedDatabase, table: RowTable) -> Iterator[Family]:
+    """Yields the families of two rows or more, first of replayed durations, then of captured ones.
+
+    Durations that are shorter than the peaks of the device allow are left out: no other row is at fault for them.
+    """
     keyed = list(_message_keys(table) if is_communication(table.kernel_type) else _tensor_keys(table))
     for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
-        for index in np.flatnonzero(durations.of_kernel).tolist():
+        possible = ~(durations.median_us < ROOFLINE_SLACK * least_us(database, table, durations))
+        for index in np.flatnonzero(durations.of_kernel & possible).tolist():
             key, m = keyed[index]
             if m is not None:
                 conditions = durations.cache[index], durations.instrument[index]
                 of_key.setdefault((*conditions, *key), {}).setdefault(m, index)
         for rows in of_key.values():
-            if len(rows) >= least:
+            if len(rows) >= 2:
                 yield _family(rows, durations)
 
 
@@ -109,50 +277,16 @@ def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:
     return (f"{_M},{others}", slot[1], slot[2]) if leading == m else slot
 
 
-_COLD = "cold"
-
-
-def without_peak(database: CheckedDatabase) -> str:
-    """Returns why no duration can be too short; "" if the peaks are known."""
-    return "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
-
-
-def below_roofline(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds durations that are shorter than the peaks of the device allow.
-
-    A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
-    bounds it. opatlas/row/roofline.py has the peaks, opatlas/row/quality.py the tolerance.
-    """
-    peak = database.peak
-    if peak is None:
-        return
-    columns = {name: table.cells(name) for name in BASE}
-    cold = [cell.strip() == _COLD for cell in table.replayed.cache]
-    replayed, captured = table.replayed, table.captured
-    for index in np.flatnonzero(replayed.of_kernel | captured.known).tolist():
-        work = row_work(table.kernel_type, {name: cells[index] for name, cells in columns.items()})
-        if work is None:
-            continue
-        for durations, is_cold in ((replayed, cold[index]), (captured, False)):
-            least = bound_us(work, peak, cold=is_cold)
-            if not durations.of_kernel[index] or least is None:
-                continue
-            us = durations.median_us[index]
-            verdict = judge([us], bound_us=least)
-            if verdict.quality is Quality.ABOVE_ROOFLINE:
-                yield finding(table, index, formats.duration(us), verdict.reason, least / us)
-
-
 ALLOWED_RATIO = 1.25
 
 
-def monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
+def monotone(database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     """Finds rows that take clearly longer than a row with a larger M.
 
     "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the other duration
     plus two standard deviations.
     """
-    for family in families(table, least=2):
+    for family in families(database, table):
         fastest_later = np.minimum.accumulate(family.high_us[::-1])[::-1]
         for i in np.flatnonzero(family.low_us[:-1] > ALLOWED_RATIO * fastest_later[1:]).tolist():
             fastest = i + 1 + int(np.argmin(family.high_us[i + 1 :]))
@@ -161,27 +295,6 @@ def monotone(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
                 f"{ratio:.2f} times the {formats.duration(family.us[fastest])} of M {family.m[fastest]:,.0f} "
                 f"(line {family.places[fastest] + FIRST_LINE}), which is more work than M {family.m[i]:,.0f}"
             )
-            yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
-
-
-def spikes(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
-    """Finds rows that take clearly longer than both neighbours in M.
-
-    "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the longer neighbour
-    plus two standard deviations. The first row of a step, as tiles cause it, exceeds one neighbour only.
-    """
-    for family in families(table, least=3):
-        allowed = np.maximum(family.high_us[:-2], family.high_us[2:])
-        for i in (np.flatnonzero(family.low_us[1:-1] > ALLOWED_RATIO * allowed) + 1).tolist():
-            # The neighbours are joined by a straight line on logarithmic axes.
-            fraction = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
-            between = family.us[i - 1] ** (1 - fraction) * family.us[i + 1] ** fraction
-            ratio = family.us[i] / between
-            before, after = (
-                f"{formats.duration(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
-            )
-            likely = formats.duration(between)
-            reason = f"{ratio:.2f} times the {likely} between its neighbours: {before}, {after}"
             yield finding(table, family.places[i], formats.duration(family.us[i]), reason, ratio)
 
 
@@ -195,7 +308,7 @@ def noisy(_database: CheckedDatabase, table: RowTable) -> Iterator[Finding]:
     for index in np.flatnonzero(durations.of_kernel & durations.noisy).tolist():
         quality, share = durations.quality[index], durations.noise[index]
         if quality is Quality.ABOVE_ROOFLINE:
-            continue  # the check below-roofline finds these
+            continue  # the checks below-roofline and links find these
         if quality is not None:
             reason = f"{quality}: {table.cells(QUALITY_REASON)[index]}".removesuffix(": ")
         else:

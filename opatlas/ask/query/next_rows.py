@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import merge
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from opatlas.ask.query.features import RowFeatures, row_features
@@ -37,17 +39,17 @@ _MEAN_ERROR = math.sqrt(2 / math.pi)
 _LAUNCH_US, _BYTE_US, _OPERATION_US, _FACTOR = 5.0, 1e-6, 1e-8, 10.0
 #: Without a model, rows twice as large are correlated by 1/e for each as many octaves.
 _OCTAVES = 3.0
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A step of a model; see `opatlas.theory.model_calls.model_calls`."""
 
     model: str
-    batch: int
-    context: int
-    tp: int = 1
-    ep: int = 1
+    batch: _Count
+    context: _Count
+    tp: _Count = 1
+    ep: _Count = 1
     phase: Phase = "decode"
     dtype: str = ""
 

@@ -26,12 +26,11 @@ from opatlas.outer.cluster.dealer import BATCH_S, BEAT_S, DeviceAnswer
 from opatlas.row.errors import DeviceGone
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec, Islands, available_devices, kind_named
+from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named
 from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.run.devices.system import available_cores, processor
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes
-from opatlas.run.groups.ranks import Ranks, RanksDied, UnexpectedMessage
+from opatlas.run.group_pool import GroupNodes
 from opatlas.run.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, RowOutcome
@@ -40,6 +39,7 @@ from opatlas.run.process.device_process import DeviceProcess
 from opatlas.run.process.fresh_python import import_paths
 from opatlas.run.process.keeper import die_with_parent
 from opatlas.run.process.messages import TO_PYTEST, NotReady, Ready, Start, decode, encode
+from opatlas.run.process.ranks import Ranks, RanksDied, UnexpectedMessage
 
 #: Longest time in which a host waits for messages of its ranks, in seconds: meanwhile it takes no other call.
 HEAR_S = 0.5
@@ -237,11 +237,6 @@ class DeviceActor(HostActor):
             return HostFacts(self._host, known, problem=str(error))
         driver = kind_named(self._spec.kind).driver_version() or ""
         return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
-
-    @sent
-    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Islands:
-        """Returns the islands of GPUs of this host."""
-        return kind_named(devices[0].kind).islands(devices)
 
     @sent
     def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:

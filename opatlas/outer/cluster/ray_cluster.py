@@ -27,8 +27,8 @@ from opatlas.outer.cluster.ray_actor import (
 )
 from opatlas.outer.cluster.ray_group import GroupHost, HostRanks, RayGroup
 from opatlas.row.location import device_kind
-from opatlas.run.devices.device import DeviceSpec, Islands, device_kinds
-from opatlas.run.groups.pool import GroupNodes, GroupPool
+from opatlas.run.devices.device import DeviceSpec, device_kinds
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.scheduler import ExcludedDevices, Scheduler, SingleOrGroup
 from opatlas.text import pluralize
@@ -67,10 +67,6 @@ class RayDevice:
     def look(self) -> Future[HostFacts]:
         """Returns the facts of the host."""
         return future(self._actor.look.remote(), HostFacts)
-
-    def nvlink_islands(self, devices: Sequence[DeviceSpec]) -> Future[Islands]:
-        """Returns the islands of GPUs of the same host."""
-        return future(self._actor.nvlink_islands.remote(devices), Islands)
 
     def accept(self, facts: HostFacts, settings: MeasureSettings) -> None:
         """Takes the name of the device, and how rows are measured."""
@@ -180,12 +176,6 @@ class RayCluster:
         first = self.group_hosts[0]
         cores = min(facts.cores for _, facts in self._used)
         return GroupNodes(first.devices, cores, len(self.group_hosts))
-
-    def nvlink_islands(self) -> Islands:
-        """Returns how the devices of a host for groups are linked."""
-        devices = self.group_hosts[0].devices
-        islands: Islands = self._used[0][0].nvlink_islands(devices).result(_START_S)
-        return islands
 
     def close(self) -> None:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""

@@ -32,12 +32,12 @@ from opatlas.row.errors import DeviceGone
 from opatlas.run.devices.device import DeviceDescription, DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec, communication_variables
-from opatlas.run.groups.pool import GroupNodes
-from opatlas.run.groups.process import GroupProcess
-from opatlas.run.groups.ranks import RanksDied, UnexpectedMessage
+from opatlas.run.group_pool import GroupNodes
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job, ProcessDied, RowOutcome
+from opatlas.run.process.device_process import GroupProcess
 from opatlas.run.process.messages import Finished, NotReady, Ready, Start
+from opatlas.run.process.ranks import RanksDied, UnexpectedMessage
 
 #: Longest time in which hosts become free, and in which an actor gives its first sign of life, in seconds.
 _START_S = 300.0
@@ -117,6 +117,8 @@ class HostRanks:
     hosts: Sequence[GroupHost]
     device: str | None
     tell: Callable[[str], None]
+    #: As of `Ranks`: hosts tell it in words only.
+    exit_code: int | None = field(default=None, init=False)
     members: list[_Member] = field(default_factory=list, init=False)
     _reservation: Any = field(default=None, init=False)
     _starts: Sequence[Start] = field(default=(), init=False)

@@ -35,7 +35,7 @@ from opatlas.row.status import Status
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name, kind_named
 from opatlas.run.group import GroupSpec
-from opatlas.run.groups.pool import GroupNodes, GroupPool
+from opatlas.run.group_pool import GroupNodes, GroupPool
 from opatlas.run.inputs.experts import hccl_buffer_mib, needed_bytes
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.job import Job

@@ -7,7 +7,6 @@ Several processes of a session share the file. A line is written in one step und
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import math
 import os
@@ -16,20 +15,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
 from opatlas.data.csv_files import write_text
+from opatlas.data.journal import write_whole
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_safely, safe_file
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
 from opatlas.text import Word, cut_middle
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
-from .endpoint import ChatAnswer, ChatModel, ChatRequest, NoRecordedAnswer
+from .endpoint import ChatAnswer, ChatMessage, ChatModel, ChatRequest, NoRecordedAnswer
 from .models_file import LoopLimits, Price, cost_of
-from .prompt import Prompts, error_text, read_answer, without_places
+from .prompt import error_text, read_answer, without_places
 
 #: The name of the file in the folder of a run.
 ATTEMPTS = "attempts.jsonl"
@@ -45,7 +45,7 @@ class ModelAttempt:
         task: the name of the task ("level1/19_ReLU").
         task_set: the set that the task belongs to ("kernelbench").
         complexity: the class of the task, C1 to C4.
-        model: the name of the model.
+        model: the name of the model; that of the route for a model that a route chose.
         number: 0 for the first answer, then one more for each repair.
         judgement: what was found of the candidate, or of an answer without one.
         generation_s: seconds until the answer was there.
@@ -55,6 +55,7 @@ class ModelAttempt:
         cost_usd: the price of the exchange in US dollars.
         candidate: path of the judged file, relative to the folder; "" if the answer held no code.
         task_digest: stands for the content of the task's file; a changed task is begun anew.
+        asked: the model that a route chose; "" without a route.
     """
 
     task: str
@@ -71,6 +72,7 @@ class ModelAttempt:
     cost_usd: _Amount = 0.0
     candidate: str = ""
     task_digest: str = ""
+    asked: str = ""
 
     @property
     def passed(self) -> bool:
@@ -88,35 +90,27 @@ class AttemptLog:
 
     Attributes:
         path: the file; it need not exist.
-        torn: whether the last line that was read is cut off, as a killed session leaves it.
+        torn: whether the last line that was read has no end, as a killed session leaves it. It does not count.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ATTEMPTS
         self.torn = False
 
-    def all(self) -> Sequence[ModelAttempt]:
-        """Returns all attempts in their order; a last line without an end counts where it is whole.
+    def all(self) -> list[ModelAttempt]:
+        """Returns all attempts in their order.
 
         Raises:
             OpAtlasError: the file cannot be read, or a line of it is no attempt: the error names line and field.
         """
-        attempts, rest = self._read()
-        with contextlib.suppress(DecodeError):
-            attempts += [decode(rest, ModelAttempt, str(self.path))] if rest.strip() else []
-            rest = b""
-        self.torn = bool(rest.strip())
-        return attempts
-
-    def _read(self) -> tuple[list[ModelAttempt], bytes]:
-        """Returns the attempts of whole lines, and the beginning of one without an end."""
         try:
             with open_safely(self.path) as file:
                 *lines, rest = file.read().split(b"\n")
         except FileNotFoundError:
-            return [], b""
+            return []
         except OSError as error:
             raise OpAtlasError(f"{self.path}: cannot be read ({error.strerror}): check its permissions") from None
+        self.torn = bool(rest.strip())
         attempts = []
         for number, line in enumerate(lines, 1):
             place = f"{self.path}:{number}"
@@ -124,45 +118,29 @@ class AttemptLog:
                 attempts += [decode(line, ModelAttempt, place)] if line.strip() else []
             except DecodeError as error:
                 raise DecodeError(place, f"{error.problem}: delete the line, or move the folder away") from None
-        return attempts, rest
+        return attempts
 
     def attempts(self, task_set: str, task: str, model: str) -> list[ModelAttempt]:
         """Returns the attempts of a model at a task, in their order. Raises OpAtlasError as `all` does."""
         wanted = (task_set, task, model)
-        return [each for each in self._read()[0] if (each.task_set, each.task, each.model) == wanted]
-
-    def tasks_of(self, model: str) -> list[list[ModelAttempt]]:
-        """Returns the attempts of a model at each task. Raises OpAtlasError as `all` does."""
-        found: dict[tuple[str, str], list[ModelAttempt]] = {}
-        for each in self._read()[0]:
-            if each.model == model:
-                found.setdefault((each.task_set, each.task), []).append(each)
-        return list(found.values())
-
-    def cost_usd(self) -> float:
-        """Returns what all attempts of the run cost. Raises OpAtlasError as `all` does."""
-        return sum(attempt.cost_usd for attempt in self._read()[0])
+        return [each for each in self.all() if (each.task_set, each.task, each.model) == wanted]
 
     def append(self, attempt: ModelAttempt) -> None:
         """Adds a line, and returns once it is on the disk. Raises OpAtlasError if it cannot be written."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(safe_file(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
+            with open(safe_file(self.path), "a+b", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                whole = os.pread(file, os.fstat(file).st_size, 0).rfind(b"\n") + 1
+                file.seek(0)
+                whole = file.read().rfind(b"\n") + 1
                 # A killed process left a part of a line, whose attempt is made again.
-                os.ftruncate(file, whole)
+                file.truncate(whole)
                 try:
-                    rest = memoryview(attempt_line(attempt).encode())
-                    while rest:
-                        rest = rest[os.write(file, rest) :]
+                    write_whole(file, attempt_line(attempt).encode())
                 except OSError:
-                    os.ftruncate(file, whole)
+                    file.truncate(whole)
                     raise
-                os.fsync(file)
-            finally:
-                os.close(file)
+                os.fsync(file.fileno())
         except OSError as error:
             raise OpAtlasError(
                 f"{self.path} was not written ({error.strerror}): make room, or name another folder"
@@ -175,6 +153,18 @@ Judge = Callable[[Path], Judgement]
 _MOST_TEXT = 16_000
 _CANDIDATE = re.compile(r"\b\d+\.py\b")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:nan|inf)\b")
+
+
+class LoopPrompts(Protocol):
+    """Writes the messages about one subject."""
+
+    def first(self) -> tuple[ChatMessage, ...]:
+        """Returns the messages that ask for the kernel."""
+        ...
+
+    def repair(self, number: int, code: str, judgement: Judgement) -> tuple[ChatMessage, ...]:
+        """Returns the messages that ask for a repair of `code` ("" for none), after `number` attempts."""
+        ...
 
 
 class StopReason(Word):
@@ -195,9 +185,11 @@ class LoopTask:
         task_set: the set that the task belongs to.
         task: the name of the task.
         complexity: the class of the task, C1 to C4.
-        model: the name of the model.
+        model: the name of the model, or of the route.
         folder: the folder of the model's candidates, below that of the run.
         digest: stands for the content of the task. Attempts at another content do not count.
+        asked: the model that the route chose; "" without a route. Attempts of another one do not count.
+        defines: the class or function that a candidate has.
     """
 
     task_set: str
@@ -206,6 +198,8 @@ class LoopTask:
     model: str
     folder: Path
     digest: str = ""
+    asked: str = ""
+    defines: str = "ModelNew"
 
 
 class RepairLoop:
@@ -217,7 +211,7 @@ class RepairLoop:
     def __init__(
         self,
         task: LoopTask,
-        prompts: Prompts,
+        prompts: LoopPrompts,
         log: AttemptLog,
         prices: Mapping[str, Price],
         limits: LoopLimits,
@@ -231,8 +225,8 @@ class RepairLoop:
         self.task = task
         self._prompts, self._log, self._prices, self._limits = prompts, log, prices, limits
         made = log.attempts(task.task_set, task.task, task.model)
-        self._attempts = [attempt for attempt in made if attempt.task_digest == task.digest]
-        #: The number of attempts at other contents of the task, whose candidates stay.
+        self._attempts = [each for each in made if (each.task_digest, each.asked) == (task.digest, task.asked)]
+        #: The number of attempts at other contents of the task or by other models, whose candidates stay.
         self._others = len(made) - len(self._attempts)
         self._code = self.last_candidate.read_text("utf-8-sig") if self.last_candidate is not None else ""
 
@@ -257,7 +251,7 @@ class RepairLoop:
             return StopReason.SAME_FAILURE
         if len(self._attempts) >= limits.attempts:
             return StopReason.ATTEMPTS
-        if limits.cost_usd is not None and self._log.cost_usd() >= limits.cost_usd:
+        if limits.cost_usd is not None and sum(each.cost_usd for each in self._log.all()) >= limits.cost_usd:
             return StopReason.COST
         return None
 
@@ -278,15 +272,15 @@ class RepairLoop:
 
     def request(self) -> ChatRequest:
         """Returns the question of the next attempt."""
-        number, limits = len(self._attempts), self._limits
-        name = f"{self.task.task_set}/{self.task.task}/{number}"
-        if not number:
-            return ChatRequest(self.task.model, self._prompts.first(), max_tokens=limits.max_tokens, name=name)
-        judgement = self._attempts[-1].judgement
-        messages = self._prompts.repair(number, self._code, judgement)
-        # Inputs are drawn anew in each run, so that the numbers in an error differ.
+        task, number, last = self.task, len(self._attempts), self._attempts[-1:]
+        messages = self._prompts.repair(number, self._code, last[0].judgement) if last else self._prompts.first()
         return ChatRequest(
-            self.task.model, messages, max_tokens=limits.max_tokens, name=name, varying=error_text(judgement)
+            task.asked or task.model,
+            messages,
+            max_tokens=self._limits.max_tokens,
+            name=f"{task.task_set}/{task.task}/{number}",
+            # Inputs are drawn anew in each run, so that the numbers in an error differ.
+            varying=error_text(last[0].judgement) if last else "",
         )
 
     def take(self, request: ChatRequest, answer: ChatAnswer, judge: Judge) -> ModelAttempt:
@@ -295,40 +289,35 @@ class RepairLoop:
         Raises:
             OpAtlasError: a file cannot be written.
         """
-        start, path = time.monotonic(), None
-        read = read_answer(answer.text, self._code or None)
-        if isinstance(read, Judgement):
-            judgement = read
-            if answer.finish_reason == "length":
-                judgement = replace(read, text=f"{read.text} (it reached max_tokens)")
-        else:
-            path = self.task.folder / self.task.task_set / self.task.task / f"{self._others + len(self._attempts)}.py"
-            write_text(path, read)
-            self._code = read
-            judgement = judge(path)
-        return self._record(request, answer, judgement, path, time.monotonic() - start)
-
-    def _record(
-        self, request: ChatRequest, answer: ChatAnswer, judgement: Judgement, path: Path | None, run_s: float
-    ) -> ModelAttempt:
+        task, run_folder = self.task, self._log.path.parent
+        start, candidate = time.monotonic(), ""
+        judged = read_answer(answer.text, self._code or None, task.defines)
+        if isinstance(judged, str):
+            path = task.folder / task.task_set / task.task / f"{self._others + len(self._attempts)}.py"
+            write_text(path, judged)
+            candidate, self._code = path.relative_to(run_folder).as_posix(), judged
+            judged = judge(path)
+        elif answer.finish_reason == "length":
+            judged = replace(judged, text=f"{judged.text} (it reached max_tokens)")
+        if judged.max_error is not None and not math.isfinite(judged.max_error):
+            judged = replace(judged, max_error=None)
         cost = cost_of(self._prices, request, answer)
-        max_error = judgement.max_error
-        is_finite = max_error is not None and math.isfinite(max_error)
         attempt = ModelAttempt(
-            self.task.task,
-            self.task.task_set,
-            self.task.complexity,
-            self.task.model,
+            task.task,
+            task.task_set,
+            task.complexity,
+            task.model,
             len(self._attempts),
-            replace(judgement, text=cut_middle(judgement.text, _MOST_TEXT), max_error=max_error if is_finite else None),
+            replace(judged, text=cut_middle(judged.text, _MOST_TEXT)),
             answer.seconds,
-            run_s,
+            time.monotonic() - start,
             cost.tokens_in,
             cost.tokens_out,
             cost.estimated,
             cost.usd,
-            path.relative_to(self._log.path.parent).as_posix() if path is not None else "",
-            self.task.digest,
+            candidate,
+            task.digest,
+            task.asked,
         )
         self._log.append(attempt)
         self._attempts.append(attempt)

@@ -8,7 +8,6 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -90,14 +89,23 @@ class ChatRequest:
     varying: str = ""
 
     @property
-    def parameters(self) -> Mapping[str, float]:
-        """The parameters besides model and messages, by name."""
-        return {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
-
-    @property
     def body(self) -> dict[str, Any]:
         """The JSON value that is posted."""
-        return {"model": self.model, "messages": [asdict(message) for message in self.messages], **self.parameters}
+        return {
+            "model": self.model,
+            "messages": [asdict(message) for message in self.messages],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+
+    @property
+    def key(self) -> str:
+        """The sha256 of model, messages and parameters, without what varies, in hexadecimal digits."""
+        fixed = self.body
+        for message in fixed["messages"] if self.varying else ():
+            message["content"] = message["content"].replace(self.varying, "")
+        return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -306,33 +314,10 @@ class NoRecordedAnswer(OpAtlasError):
 
 @dataclass(frozen=True)
 class RecordedExchange:
-    """A request and its answer: the content of a file.
+    """A request and its answer: the content of a file."""
 
-    Attributes:
-        model: the name of the model.
-        messages: the messages of the request.
-        parameters: the other parameters of the request, by name.
-        answer: the answer.
-        name: what the question is about.
-        varying: the part of the messages that is not in the key; "" for none.
-    """
-
-    model: str
-    messages: tuple[ChatMessage, ...]
-    parameters: Mapping[str, float]
+    request: ChatRequest
     answer: ChatAnswer
-    name: str = ""
-    varying: str = ""
-
-    @property
-    def key(self) -> str:
-        """The sha256 of the request, in hexadecimal digits."""
-        return _key(self.model, self.messages, self.parameters, self.varying)
-
-
-def request_key(request: ChatRequest) -> str:
-    """Returns the sha256 of a request, in hexadecimal digits."""
-    return _key(request.model, request.messages, request.parameters, request.varying)
 
 
 def model_folder(model: str) -> str:
@@ -363,12 +348,11 @@ class RecordedAnswers:
 
     def find(self, request: ChatRequest) -> ChatAnswer | None:
         """Returns the recorded answer of a request; None if it is not recorded. Raises OpAtlasError."""
-        key = request_key(request)
-        path = self._folder / f"{key}.json"
+        path = self._folder / f"{request.key}.json"
         if path.exists():
             exchange = read_exchange(path)
-            if exchange.key != key:
-                raise OpAtlasError(f"{path}: its request was edited: rename it to {exchange.key}.json, or remove it")
+            if (key := exchange.request.key) != request.key:
+                raise OpAtlasError(f"{path}: its request was edited: rename it to {key}.json, or remove it")
             return exchange.answer
         written = self._folder / model_folder(request.model) / f"{request.name}.md"
         if request.name and written.is_file():
@@ -387,8 +371,7 @@ class RecordedAnswers:
             return answer
         if self._endpoint is None:
             raise NoRecordedAnswer(
-                f"{self._folder} has no answer of {request.model} to {request.name or 'request'} "
-                f"({request_key(request)}): "
+                f"{self._folder} has no answer of {request.model} to {request.name or 'request'} ({request.key}): "
                 "give the model an endpoint in the file of --models, or choose tasks that are recorded"
             )
         answer = self._endpoint.ask(request)
@@ -397,11 +380,8 @@ class RecordedAnswers:
 
     def record(self, request: ChatRequest, answer: ChatAnswer) -> Path:
         """Writes an exchange in one step, and returns its file. Raises OpAtlasError."""
-        exchange = RecordedExchange(
-            request.model, request.messages, request.parameters, answer, request.name, request.varying
-        )
-        path = self._folder / f"{exchange.key}.json"
-        write_text(path, json.dumps(asdict(exchange), indent=1, ensure_ascii=False) + "\n")
+        path = self._folder / f"{request.key}.json"
+        write_text(path, json.dumps(asdict(RecordedExchange(request, answer)), indent=1, ensure_ascii=False) + "\n")
         return path
 
 
@@ -410,14 +390,3 @@ def _read(path: Path) -> bytes:
         return read_safely(path, _MOST_BYTES)
     except OSError as error:
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
-
-
-def _key(model: str, messages: tuple[ChatMessage, ...], parameters: Mapping[str, float], varying: str) -> str:
-    # A number is the same number in the file of another program, which may write 1 for 1.0.
-    numbers = {name: float(number) for name, number in parameters.items()}
-    fixed = [asdict(message) for message in messages]
-    if varying:
-        fixed = [{**each, "content": each["content"].replace(varying, "")} for each in fixed]
-    request = {"model": model, "messages": fixed, "parameters": numbers}
-    canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

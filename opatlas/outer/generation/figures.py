@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from math import fsum
 from statistics import NormalDist
-from typing import NamedTuple
 
 from opatlas.ask.compare.comparison import FAST
-from opatlas.outer.generation.attempts import ModelAttempt
 from opatlas.outer.judging.judgement import ErrorClass
 from opatlas.row.rounds import mean_of
 from opatlas.text import Word
 
+from .attempts import ModelAttempt
 from .outcomes import Experiment, TaskName, TaskOutcome
 
 #: The confidence level of the intervals of pass rates.
@@ -65,6 +64,11 @@ def pass_rate(passed: int, of: int) -> PassRate:
     return PassRate(passed, of, _share(passed, of), *(interval or (None, None)))
 
 
+def passed_of(outcomes: Sequence[TaskOutcome]) -> PassRate:
+    """Returns the pass rate of outcomes."""
+    return pass_rate(sum(outcome.passed for outcome in outcomes), len(outcomes))
+
+
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
@@ -95,7 +99,6 @@ class ModelFigures(Spent):
         group: a set of tasks, or a complexity; None for all tasks.
         passed: the tasks that passed, of those that the model tried.
         passed_first: the tasks whose first answer passed.
-        missing: tasks of the group that other models tried and this one did not.
         fixes: attempts after the first ones.
         tokens: of all attempts.
     """
@@ -104,7 +107,6 @@ class ModelFigures(Spent):
     group: str | None
     passed: PassRate
     passed_first: int
-    missing: int
     fixes: int
     tokens: int
 
@@ -124,9 +126,8 @@ def figures_by(
                     **vars(spent(outcomes)),
                     model=model,
                     group=group,
-                    passed=pass_rate(sum(outcome.passed for outcome in outcomes), len(outcomes)),
+                    passed=passed_of(outcomes),
                     passed_first=sum(outcome.passed_first for outcome in outcomes),
-                    missing=len(tasks) - len(outcomes),
                     fixes=sum(outcome.fixes for outcome in outcomes),
                     tokens=sum(outcome.tokens for outcome in outcomes),
                 )
@@ -254,38 +255,18 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
 # outcomes from which its own model is chosen.
 #: The confidence level of the interval whose lower bound decides.
 CHOICE_LEVEL = 0.8
+#: The model of the attempts that a route made (route.py). It is never chosen.
+ROUTED = "routed"
 
 
 class Strategy(Word):
     """Ways to choose models."""
 
     BEST = "A"  # one model for all tasks: the named one, or that of the highest lower bound
-    CHEAPEST = "B"  # the model with the lowest cost of a task
+    CHEAPEST = "B"  # the model with the cheapest answers
     TABLE = "C"  # for each complexity the model of the highest lower bound
     ORACLE = "O"  # the cheapest model that passes, known in advance: the ceiling
-
-
-class _Record(NamedTuple):
-    """Outcomes of a model in a group of tasks. Costs are whole numbers of 1e-9 dollars, so that sums are exact."""
-
-    passed: int = 0
-    tasks: int = 0
-    cost: int = 0
-    tokens: int = 0
-
-    @property
-    def lower_bound(self) -> float:
-        interval = wilson_interval(self.passed, self.tasks, CHOICE_LEVEL)
-        return 0.0 if interval is None else interval[0]
-
-    @property
-    def price(self) -> tuple[float, float]:
-        """Cost and tokens of a task: of models without prices the tokens decide."""
-        return (self.cost / self.tasks, self.tokens / self.tasks) if self.tasks else (float("inf"), 0.0)
-
-
-def _whole_cost(outcome: TaskOutcome) -> int:
-    return sum(round(attempt.cost_usd * 1e9) for attempt in outcome.attempts)
+    ROUTE = "R"  # C as a route ran it, with attempts of its own
 
 
 @dataclass(frozen=True)
@@ -312,48 +293,52 @@ class Selector:
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
-        #: Complexity and record of each task, by model.
-        self._records = {
-            model: {
-                task: (experiment.complexities[task], _Record(each.passed, 1, _whole_cost(each), each.tokens))
-                for task, each in tried.items()
-            }
-            for model, tried in experiment.outcomes.items()
-        }
+        self._models = [model for model in experiment.models if model != ROUTED]
 
     def best(self, complexity: str | None = None, without: TaskName | None = None) -> str:
         """Returns the model of the highest lower bound for a complexity, or for all tasks; of equal ones the cheapest.
 
         A complexity that no other task has is that of all tasks.
         """
-        models = self._experiment.models
-        known = any(self._of(model, complexity, without).tasks for model in models)
+        known = any(self._of(model, complexity, without) for model in self._models)
 
-        def rank(model: str) -> tuple[float, tuple[float, float], str]:
-            record = self._of(model, complexity if known else None, without)
-            return (-record.lower_bound, record.price, model)
+        def rank(model: str) -> tuple[float, float, float, float, str]:
+            outcomes = self._of(model, complexity if known else None, without)
+            cost = fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
+            return (-_lower_bound(outcomes), cost, *self._price(model))
 
-        return min(models, key=rank)
+        return min(self._models, key=rank)
 
-    def cheapest(self, without: TaskName | None = None) -> str:
-        """Returns the model with the lowest mean cost of a task."""
-        return min(self._experiment.models, key=lambda model: (self._of(model, None, without).price, model))
+    def cheapest(self) -> str:
+        """Returns the model with the cheapest answers, as the prices are known before any task is tried."""
+        return min(self._models, key=self._price)
 
     def table(self) -> list[Selection]:
-        """Returns the choices from all outcomes: for each complexity, then for all tasks."""
+        """Returns the choices from all outcomes: for each complexity, then for all tasks; none of a single model."""
         lines = []
-        for complexity in [*sorted(set(self._experiment.complexities.values())), None]:
+        groups = [*sorted(set(self._experiment.complexities.values())), None] if len(self._models) > 1 else []
+        for complexity in groups:
             model = self.best(complexity)
-            record = self._of(model, complexity, None)
-            rate, cost_usd = pass_rate(record.passed, record.tasks), record.cost / record.tasks / 1e9
-            lines.append(Selection(complexity, model, rate, record.lower_bound, cost_usd))
+            outcomes = self._of(model, complexity, None)
+            cost_usd = fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
+            lines.append(Selection(complexity, model, passed_of(outcomes), _lower_bound(outcomes), cost_usd))
         return lines
 
-    def _of(self, model: str, group: str | None, without: TaskName | None) -> _Record:
-        """Returns the record of a model at the tasks of a complexity, or of all, but for one task."""
-        of_task = self._records[model].items()
-        own = [record for task, (complexity, record) in of_task if group in (None, complexity) and task != without]
-        return _Record(*map(sum, zip(*own, strict=True)))
+    def _price(self, model: str) -> tuple[float, float, str]:
+        """Returns the mean cost of an answer, and its tokens, which decide among models without prices."""
+        attempts = [each for outcome in self._of(model, None, None) for each in outcome.attempts]
+        tokens = sum(each.tokens_in + each.tokens_out for each in attempts)
+        return fsum(each.cost_usd for each in attempts) / len(attempts), tokens / len(attempts), model
+
+    def _of(self, model: str, group: str | None, without: TaskName | None) -> list[TaskOutcome]:
+        """Returns the outcomes of a model at the tasks of a complexity, or of all, but for one task."""
+        of, tried = self._experiment.complexities, self._experiment.outcomes[model]
+        return [each for task, each in tried.items() if group in (None, of[task]) and task != without]
+
+
+def _lower_bound(outcomes: Sequence[TaskOutcome]) -> float:
+    interval = wilson_interval(sum(outcome.passed for outcome in outcomes), len(outcomes), CHOICE_LEVEL)
+    return 0.0 if interval is None else interval[0]
 
 
 @dataclass(frozen=True)
@@ -364,11 +349,13 @@ class StrategyResult(Spent):
         strategy: the strategy.
         passed: the tasks that it passes.
         models: the number of tasks by the chosen model.
+        passed_by_model: those of them that passed.
     """
 
     strategy: Strategy
     passed: PassRate
     models: Mapping[str, int]
+    passed_by_model: Mapping[str, int]
 
 
 def strategy_results(experiment: Experiment, baseline: str = "") -> list[StrategyResult]:
@@ -377,22 +364,37 @@ def strategy_results(experiment: Experiment, baseline: str = "") -> list[Strateg
     Args:
         baseline: the model of Strategy.BEST; "" for the model that the other tasks choose.
     """
-    selector = Selector(experiment)
+    chosen = experiment.of_models([model for model in experiment.models if model != ROUTED])
+    if not chosen.models:
+        return [_result(Strategy.ROUTE, list(experiment.all_outcomes()))]
+    selector = Selector(chosen)
 
     def oracle(task: TaskName) -> str:
-        outcomes = [experiment.outcomes[model][task] for model in experiment.models]
-        return min(outcomes, key=lambda each: (not each.passed, _whole_cost(each), each.tokens)).model
+        outcomes = [chosen.outcomes[model][task] for model in chosen.models]
+        return min(outcomes, key=lambda each: (not each.passed, each.cost_usd, each.tokens)).model
 
-    model_of: Mapping[Strategy, Callable[[TaskName], str]] = {
+    model_of: dict[Strategy, Callable[[TaskName], str]] = {
         Strategy.BEST: lambda task: baseline or selector.best(None, task),
-        Strategy.CHEAPEST: selector.cheapest,
+        Strategy.CHEAPEST: lambda task: selector.cheapest(),
         Strategy.TABLE: lambda task: selector.best(experiment.complexities[task], task),
         Strategy.ORACLE: oracle,
     }
-    results = []
-    for strategy, choose in model_of.items():
-        tried = [experiment.outcomes[choose(task)][task] for task in experiment.common_tasks]
-        passed = pass_rate(sum(outcome.passed for outcome in tried), len(tried))
-        models = dict(Counter(outcome.model for outcome in tried).most_common())
-        results.append(StrategyResult(**vars(spent(tried)), strategy=strategy, passed=passed, models=models))
-    return results
+    if ROUTED in experiment.outcomes:
+        model_of[Strategy.ROUTE] = lambda task: ROUTED
+    return [
+        _result(strategy, [experiment.outcomes[choose(task)][task] for task in experiment.common_tasks])
+        for strategy, choose in model_of.items()
+    ]
+
+
+def _result(strategy: Strategy, outcomes: Sequence[TaskOutcome]) -> StrategyResult:
+    models = Counter(outcome.final.asked or outcome.model for outcome in outcomes)
+    passed = Counter(outcome.final.asked or outcome.model for outcome in outcomes if outcome.passed)
+    by_model = dict(models.most_common())
+    return StrategyResult(
+        **vars(spent(outcomes)),
+        strategy=strategy,
+        passed=passed_of(outcomes),
+        models=by_model,
+        passed_by_model={model: passed[model] for model in by_model},
+    )

@@ -136,33 +136,25 @@ def shipped_prices() -> Mapping[str, Price]:
     return msgspec.yaml.decode(resources.files(__package__).joinpath("prices.yaml").read_bytes(), type=dict[str, Price])
 
 
-class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    models: dict[str, NamedModel | None]
-    language: KernelLanguage | None = None
-    attempts: _Count = LoopLimits.attempts
-    cost_limit: _Dollars | None = None
-    answers: str = ""
-
-
-@dataclass(frozen=True)
-class ModelsFile:
+class ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of a file of models.
 
     Attributes:
-        path: the file.
         models: the models, by the names that their servers know.
         language: what kernels are written in; None: what suits the device.
         attempts: the most attempts of a model at a task, the first answer included.
         cost_limit: no request is sent once the recorded attempts cost as many dollars; None: no limit.
-        answers: the folder of recorded answers; None: the one beside the attempts.
+        answers: the folder of recorded answers; "": the one beside the attempts.
+        route: the model that is asked about a task, by the complexity of the task, or the folder of attempts that tell
+            it (route.py); "": each model is asked about each task.
     """
 
-    path: Path
-    models: Mapping[str, NamedModel]
+    models: dict[str, NamedModel]
     language: KernelLanguage | None = None
-    attempts: int = LoopLimits.attempts
-    cost_limit: float | None = None
-    answers: Path | None = None
+    attempts: _Count = LoopLimits.attempts
+    cost_limit: _Dollars | None = None
+    answers: str = ""
+    route: dict[str, str] | str = ""
 
     def prices(self) -> Mapping[str, Price]:
         """Returns the prices of the file, and those that ship for models without one."""
@@ -175,30 +167,24 @@ class ModelsFile:
 
 
 def read_models(path: Path) -> ModelsFile:
-    """Returns the content of a file of models. A relative path of answers begins at the folder of the file.
+    """Returns the content of a file of models. Relative paths begin at the folder of the file.
 
     Raises:
         OpAtlasError: the file cannot be read, holds something else, or has a cost limit and a model without a price.
     """
     try:
-        content = read_yaml(path, _Content)
+        file = read_yaml(path, ModelsFile)
     except OpAtlasError as error:
-        keys = ", ".join(dict.fromkeys((*_Content.__struct_encode_fields__, *NamedModel.__struct_encode_fields__)))
+        keys = ", ".join(dict.fromkeys((*ModelsFile.__struct_encode_fields__, *NamedModel.__struct_encode_fields__)))
         raise OpAtlasError(f"{error}: the keys are {keys}; write {_EXAMPLE}") from None
-    if not content.models:
+    if not file.models:
         raise OpAtlasError(f"{path}: names no model: write {_EXAMPLE}")
-    found = ModelsFile(
-        absolute_path(path),
-        {name: model or NamedModel() for name, model in content.models.items()},
-        content.language,
-        content.attempts,
-        content.cost_limit,
-        absolute_path(path.parent / content.answers) if content.answers else None,
-    )
-    unpriced = [name for name in found.models if name not in found.prices()]
-    if found.cost_limit is not None and unpriced:
+    prices = file.prices()
+    if file.cost_limit is not None and (unpriced := file.models.keys() - prices):
         raise OpAtlasError(
-            f"{path}: cost_limit: no price of {', '.join(unpriced)} is known: add `in` and `out` ($ for a million "
-            "tokens), or `request` ($)"
+            f"{path}: cost_limit: no price of {', '.join(sorted(unpriced))} is known: add `in` and `out` ($ for a "
+            "million tokens), or `request` ($)"
         )
-    return found
+    answers = str(absolute_path(path.parent / file.answers)) if file.answers else ""
+    route = str(absolute_path(path.parent / file.route)) if file.route and isinstance(file.route, str) else file.route
+    return msgspec.structs.replace(file, answers=answers, route=route)

@@ -5,10 +5,10 @@ Of a task that a model tried in several runs, the outcome of the last run counts
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from math import fsum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +16,10 @@ from opatlas.ask.compare.calls import replayed_call
 from opatlas.data.database import Database
 from opatlas.errors import UsageError
 from opatlas.files import expect_folder, files_below
-from opatlas.outer.generation.attempts import ATTEMPTS, AttemptLog, ModelAttempt
 from opatlas.outer.judging.judgement import Level
 from opatlas.outer.tasks.task import kernel_type_of
+
+from .attempts import ATTEMPTS, AttemptLog, ModelAttempt
 
 _LEVELS = tuple(Level)
 #: A session writes attempts to generated/LANGUAGE in the folder of the database.
@@ -65,18 +66,18 @@ class TaskOutcome:
         """The number of attempts after the first answer."""
         return len(self.attempts) - 1
 
-    @property
+    @cached_property
     def cost_usd(self) -> float:
         """The price of all attempts in US dollars."""
-        return math.fsum(attempt.cost_usd for attempt in self.attempts)
+        return fsum(attempt.cost_usd for attempt in self.attempts)
 
     @property
     def generation_s(self) -> float:
-        return math.fsum(attempt.generation_s for attempt in self.attempts)
+        return fsum(attempt.generation_s for attempt in self.attempts)
 
     @property
     def run_s(self) -> float:
-        return math.fsum(attempt.run_s for attempt in self.attempts)
+        return fsum(attempt.run_s for attempt in self.attempts)
 
     @property
     def tokens(self) -> int:
@@ -115,53 +116,49 @@ class ExperimentRun:
     torn: bool
 
 
-@dataclass
 class Experiment:
-    """The runs that are evaluated together, in the order in which later ones replace the outcomes of earlier ones."""
+    """Runs that are evaluated together.
 
-    runs: Sequence[ExperimentRun]
-    #: By model and task: the outcome of the last run that has one.
-    outcomes: dict[str, dict[TaskName, TaskOutcome]] = field(init=False, default_factory=dict)
+    Attributes:
+        runs: in the order in which later ones replace the outcomes of earlier ones.
+        outcomes: by model and task, the outcome of the last run that has one.
+        models: the models, in alphabetical order.
+        tasks: the tasks that a model tried, in alphabetical order.
+        complexities: the complexity of each task: of several that its attempts have, the highest.
+    """
 
-    def __post_init__(self) -> None:
-        for run in self.runs:
-            for (model, task), outcome in run.outcomes.items():
-                self.outcomes.setdefault(model, {})[task] = outcome
+    def __init__(self, runs: Sequence[ExperimentRun]) -> None:
+        self.runs = runs
+        self.outcomes: dict[str, dict[TaskName, TaskOutcome]] = {}
+        self.complexities: dict[TaskName, str] = {}
+        for (model, task), outcome in (each for run in runs for each in run.outcomes.items()):
+            self.outcomes.setdefault(model, {})[task] = outcome
+        for outcome in self.all_outcomes():
+            classes = [self.complexities.get(outcome.task, ""), *(each.complexity for each in outcome.attempts)]
+            self.complexities[outcome.task] = max(classes)
+        self.models = tuple(sorted(self.outcomes))
+        self.tasks = tuple(sorted(self.complexities))
 
-    @cached_property
-    def models(self) -> tuple[str, ...]:
-        """The models, in alphabetical order."""
-        return tuple(sorted(self.outcomes))
+    def of_models(self, models: Collection[str]) -> Experiment:
+        """Returns the same experiment with some of the models alone."""
+        kept = [
+            replace(run, outcomes={key: outcome for key, outcome in run.outcomes.items() if key[0] in models})
+            for run in self.runs
+        ]
+        return Experiment(kept)
 
-    @cached_property
-    def tasks(self) -> tuple[TaskName, ...]:
-        """The tasks that a model tried, in alphabetical order."""
-        return tuple(sorted(set().union(*self.outcomes.values())))
-
-    @cached_property
+    @property
     def common_tasks(self) -> tuple[TaskName, ...]:
         """The tasks that every model tried."""
         return tuple(task for task in self.tasks if all(task in of_model for of_model in self.outcomes.values()))
 
-    @cached_property
+    @property
     def task_sets(self) -> tuple[str, ...]:
         return tuple(sorted({task.task_set for task in self.tasks}))
 
-    @cached_property
-    def complexities(self) -> Mapping[TaskName, str]:
-        """The complexity of each task: of several that its attempts have, the highest."""
-        found: dict[TaskName, str] = {}
-        for outcome in self.all_outcomes():
-            found[outcome.task] = max([found.get(outcome.task, ""), *(each.complexity for each in outcome.attempts)])
-        return found
-
-    def missing(self, model: str) -> int:
-        """Returns the number of tasks that other models tried and this one did not."""
-        return len(self.tasks) - len(self.outcomes[model])
-
     def all_outcomes(self) -> Iterator[TaskOutcome]:
         """Yields the outcomes that count, by model."""
-        for model in self.models:
+        for model in sorted(self.outcomes):
             yield from self.outcomes[model].values()
 
 
@@ -185,16 +182,16 @@ def read_experiment(folders: Sequence[Path]) -> Experiment:
     real = [path.resolve() for path in files]
     if twice := next((path for at, path in enumerate(real) if path in real[:at]), None):
         raise UsageError(f"{twice}: named twice: name each run once")
-    experiment = Experiment([_read_run(path) for path in files])
+    experiment = Experiment([_read_run(path.parent) for path in files])
     if not experiment.outcomes:
         raise UsageError(f"{', '.join(map(str, folders))}: no attempt to evaluate: name a run that tried a task")
     return experiment
 
 
-def _read_run(path: Path) -> ExperimentRun:
-    log = AttemptLog(path.parent)
+def _read_run(folder: Path) -> ExperimentRun:
+    log = AttemptLog(folder)
     attempts = log.all()
-    return run_of(path.parent, _with_baselines(path.parent, attempts), torn=log.torn)
+    return run_of(folder, _with_baselines(folder, attempts), torn=log.torn)
 
 
 def _with_baselines(folder: Path, attempts: Iterable[ModelAttempt]) -> Iterator[ModelAttempt]:
@@ -215,8 +212,8 @@ def _with_baselines(folder: Path, attempts: Iterable[ModelAttempt]) -> Iterator[
         judgement = attempt.judgement
         if judgement.duration_us is not None and judgement.baseline_us is None:
             baseline_us = stored_us(kernel_type_of(attempt.task_set, attempt.task))
-            judgement = replace(judgement, baseline_us=baseline_us)
-        yield replace(attempt, judgement=judgement)
+            attempt = replace(attempt, judgement=replace(judgement, baseline_us=baseline_us))
+        yield attempt
 
 
 def run_of(folder: Path, attempts: Iterable[ModelAttempt], *, torn: bool = False) -> ExperimentRun:
@@ -225,7 +222,8 @@ def run_of(folder: Path, attempts: Iterable[ModelAttempt], *, torn: bool = False
     counted = list(dict.fromkeys(attempts))
     for attempt in counted:
         of_task = loops.setdefault((attempt.model, TaskName(attempt.task_set, attempt.task)), [])
-        same = next((loop for loop in reversed(of_task) if loop[-1].task_digest == attempt.task_digest), None)
+        subject = (attempt.task_digest, attempt.asked)
+        same = next((loop for loop in reversed(of_task) if (loop[-1].task_digest, loop[-1].asked) == subject), None)
         if same is not None and attempt.number > same[-1].number:
             # A task whose file has its former content again goes on with the former loop, which is then the last one.
             of_task.append(of_task.pop(of_task.index(same)))

@@ -37,15 +37,16 @@ _FOLDERS = re.compile(
 
 @dataclass(frozen=True)
 class Prompts:
-    """Writes the messages about one task.
+    """Writes the messages about one task, or about one operator.
 
     Attributes:
         task: the name of the task ("level1/19_ReLU").
-        source: the text of its file.
+        source: the text of its file, or what an operator computes, with some of its calls.
         device: the name of the device that the kernel is for ("NVIDIA_H100_80GB_HBM3"); "" if it has none.
         kind: the kind of the device.
         language: what the kernel is to be written in.
         attempts: the number of attempts that the model has.
+        function: the function that computes an operator; "" for a task, which is a class.
     """
 
     task: str
@@ -54,6 +55,7 @@ class Prompts:
     kind: str
     language: KernelLanguage
     attempts: int
+    function: str = ""
 
     def first(self) -> tuple[ChatMessage, ...]:
         """Returns the messages that ask for the kernel."""
@@ -89,11 +91,12 @@ class Prompts:
 
     def _messages(self, last: str) -> tuple[ChatMessage, ...]:
         texts = _texts()
+        of = texts.operator if self.function else texts.task
         parts = [
-            texts.request.format(language=texts.languages[self.language]["name"]),
-            f"Task {self.task}:\n```python\n{self.source.rstrip()}\n```",
+            of["request"].format(language=texts.languages[self.language]["name"], function=self.function).rstrip(),
+            f"{of['subject']} {self.task}:\n```python\n{self.source.rstrip()}\n```",
             "\n".join(["Hardware:", *self._hardware()]),
-            f"Rules:\n{texts.rules.rstrip()}\n{texts.languages[self.language]['rules'].rstrip()}",
+            f"Rules:\n{of['rules'].rstrip()}\n{texts.rules.rstrip()}\n{texts.languages[self.language]['rules'].rstrip()}",
             last.rstrip(),
         ]
         return ChatMessage("system", texts.system.rstrip()), ChatMessage("user", "\n\n".join(parts) + "\n")
@@ -104,7 +107,8 @@ class _Texts:
     """The sentences of prompts, from `prompts.yaml`."""
 
     system: str
-    request: str
+    task: Mapping[str, str]
+    operator: Mapping[str, str]
     rules: str
     answer_with_code: str
     answer_with_modifications: str
@@ -143,7 +147,6 @@ def _texts() -> _Texts:
 _FENCE = re.compile(r"^[ \t]*(`{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PYTHON = ("", "python", "py", "python3", "triton")
-_MODEL = re.compile(r"^(?:class ModelNew\b|ModelNew\s*=)", re.MULTILINE)
 
 
 class _Modification(msgspec.Struct):
@@ -167,20 +170,21 @@ class _Refused(Exception):
     """The answer holds no code that can be judged: the sub-class, and why."""
 
 
-def read_answer(text: str, former_source: str | None = None) -> str | Judgement:
+def read_answer(text: str, former_source: str | None = None, name: str = "ModelNew") -> str | Judgement:
     """Returns the source of the candidate that an answer holds, or a judgement of class `answer`.
 
-    Of several code blocks it is the one that defines ModelNew. Thoughts between <think> and </think> are left out.
+    Of several code blocks it is the one that defines `name`. Thoughts between <think> and </think> are left out.
 
     Args:
         text: the answer.
         former_source: the code that modifications change; None for a first answer.
+        name: the class or function that a candidate has.
     """
     text = _THOUGHTS.sub("", text)
     blocks = list(_blocks(text))
     try:
         changes = _modifications(text, blocks)
-        found = _code(blocks) if changes is None else _modified(former_source, changes)
+        found = _code(blocks, name) if changes is None else _modified(former_source, changes)
     except _Refused as error:
         sub_class, why = error.args
         return Judgement(ErrorClass.ANSWER, sub_class, None, why)
@@ -200,16 +204,18 @@ def _blocks(text: str) -> Iterator[_Block]:
         yield _Block(opened[2].lower(), text[opened.end() + 1 :], False)
 
 
-def _code(blocks: Sequence[_Block]) -> str:
+def _code(blocks: Sequence[_Block], name: str) -> str:
     sources = {block.body: block.ends for block in blocks if block.language in _PYTHON and block.body.strip()}
     if not sources:
         raise _Refused("no_code", "the answer holds neither a code block nor modifications")
     if len(sources) > 1:
-        models = [source for source in sources if _MODEL.search(source)]
-        if len(models) != 1:
-            why = f"{len(sources)} code blocks, of which {len(models)} define ModelNew: one has to"
+        defining = [
+            each for each in sources if re.search(rf"^(?:(?:class|def) {name}\b|{name}\s*=)", each, re.MULTILINE)
+        ]
+        if len(defining) != 1:
+            why = f"{len(sources)} code blocks, of which {len(defining)} define {name}: one has to"
             raise _Refused("several_blocks", why)
-        sources = {models[0]: sources[models[0]]}
+        sources = {defining[0]: sources[defining[0]]}
     [(source, ends)] = sources.items()
     if not ends:
         raise _Refused("cut", "the code block does not end: the answer was cut")

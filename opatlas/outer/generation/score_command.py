@@ -45,6 +45,7 @@ _STRATEGIES = {
     Strategy.CHEAPEST: "cheapest",
     Strategy.TABLE: "by complexity",
     Strategy.ORACLE: "oracle",
+    Strategy.ROUTE: "routed: C as it ran",
 }
 
 #: The columns of the tables, by what they show of a line: its attributes, with those of the pass rate.
@@ -232,20 +233,21 @@ def _parts(experiment: Experiment, report: ExperimentReport) -> Iterator[Part]:
         yield _table(title, found, "error attempts attempts_share tasks tasks_share")
     fast = " ".join(f"{p:g}" for p in FAST)
     yield _table("speed-ups of the passed tasks", report.speed_ups, f"model passed timed own geometric_mean {fast}")
-    if len(experiment.models) > 1:
+    if report.selection:
         yield _table(
             "model to choose, with the mean cost of a task",
             report.selection,
             "complexity model passed of rate lower_bound cost_usd",
         )
+    if report.strategies:
         title = f"strategies, at the {len(experiment.common_tasks):,} tasks that all models tried"
         yield _table(title, report.strategies, f"strategy passed of rate low high {costs}")
         chosen = [
-            (each.strategy, model, tasks, tasks / each.passed.of)
+            (each.strategy, model, tasks, tasks / each.passed.of, each.passed_by_model[model])
             for each in report.strategies
             for model, tasks in each.models.items()
         ]
-        columns = (_COLUMNS["strategy"], "model", "tasks", Column("share", percent))
+        columns = (_COLUMNS["strategy"], "model", "tasks", Column("share", percent), "passed")
         yield Table(columns, chosen, title="models that they choose")
 
 
@@ -268,7 +270,7 @@ def _counts(experiment: Experiment) -> dict[str, Any]:
         "attempts with estimated tokens": sum(
             each.tokens_estimated for outcome in outcomes for each in outcome.attempts
         ),
-        **{f"not tried by {model}": experiment.missing(model) for model in experiment.models},
+        **{f"not tried by {model}": len(experiment.tasks) - len(of) for model, of in experiment.outcomes.items()},
     }
     return {
         "runs": len(experiment.runs),

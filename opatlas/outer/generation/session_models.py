@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.files import expect_folder
-from opatlas.outer.generation.attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
-from opatlas.outer.generation.endpoint import (
-    ChatAnswer,
-    ChatRequest,
-    Endpoint,
-    EndpointError,
-    RecordedAnswers,
-    model_folder,
-)
-from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, NamedModel, read_models
-from opatlas.outer.generation.prompt import Prompts
+from opatlas.files import expect_folder, safe_lock
 from opatlas.outer.judging.judgement import ErrorClass, Judgement
-from opatlas.outer.tasks.task import MODEL_NEW, Task, complexity_of_task
+from opatlas.outer.tasks.task import MODEL_NEW
 from opatlas.outer.tasks.task_rows import candidate_function
 from opatlas.row.location import implementation_label
 from opatlas.row.status import Status
@@ -34,10 +20,45 @@ from opatlas.run.job import RowOutcome
 from opatlas.show.result import Column, Table
 from opatlas.text import first_line
 
+from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
+from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
+from .figures import ROUTED, figures_by
+from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
+from .outcomes import Experiment, TaskName, run_of
+from .prompt import Prompts
+from .route import Route, route_of
+
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"
 #: The folder of recorded answers beside the attempts, without another in the file of models.
 ANSWERS = "answers"
+
+
+class LoopSubject(Protocol):
+    """A task or an operator that models write kernels for, as a source of rows has it by kernel type.
+
+    Attributes:
+        task_set, name, full_name: the set, its name in there, and both ("opinfo/add.Tensor").
+        source: the text that a model gets.
+        complexity: its class, C1 to C4.
+        digest: stands for its content. Attempts at another content do not count.
+        candidate: the function that a candidate defines; "" for a task, whose candidates may have several forms.
+    """
+
+    @property
+    def task_set(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def full_name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def complexity(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def candidate(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -45,28 +66,35 @@ class ModelSettings:
     """What a session knows about models.
 
     Attributes:
-        models: the names of the models, by the name of their implementation.
+        models: the names under which attempts are recorded, those of the models or ROUTED, by the name of their
+            implementation.
         language: what kernels are written in.
-        file: the file that names them.
+        file: the content of the file that names the models.
+        route: chooses a model for each task; None: each model tries each task.
     """
 
     models: Mapping[str, str]
     language: KernelLanguage
     file: ModelsFile
+    route: Route | None
 
     def folder(self, database: Path) -> Path:
         """Returns the folder of attempts and candidates in a database of tasks."""
         return database / GENERATED / self.language.value
 
-    def implementations(self, kernel_types: Iterable[str]) -> list[Implementation]:
-        """Returns the implementation of each model, for the kernel types of the tasks.
+    def implementations(self, subjects: Mapping[str, LoopSubject | None]) -> list[Implementation]:
+        """Returns the implementation of each model, for the kernel types whose subject is a task or an operator.
 
         Its sources have no file: a candidate is made when its row runs.
         """
         found = []
         for name, model in self.models.items():
             label = implementation_label(name, self.language.value)
-            sources = {kernel_type: KernelSource(label, "", "", MODEL_NEW) for kernel_type in kernel_types}
+            sources = {
+                kernel_type: KernelSource(label, "", "", subject.candidate or MODEL_NEW)
+                for kernel_type, subject in subjects.items()
+                if subject is not None
+            }
             about = f"kernels in {self.language} that {model} writes"
             found.append(Implementation(name, self.language.value, about, sources))
         return found
@@ -77,14 +105,18 @@ class ModelSettings:
 
     def scores(self, folder: Path) -> Iterator[Table]:
         """Yields what the attempts in a folder achieved, in all sessions, for each model. Raises OpAtlasError."""
-        log = AttemptLog(folder)
-        rows = []
-        for model in self.models.values():
-            if tasks := log.tasks_of(model):
-                passed = [attempts for attempts in tasks if attempts[-1].passed]
-                first = sum(attempts[0].passed for attempts in passed)
-                usd = sum(attempt.cost_usd for attempts in tasks for attempt in attempts)
-                rows.append((str(model), len(tasks), len(passed), first, sum(map(len, tasks)), usd))
+        experiment = Experiment([run_of(folder, AttemptLog(folder).all())]).of_models(self.models.values())
+        rows = [
+            (
+                each.model,
+                each.passed.of,
+                each.passed.passed,
+                each.passed_first,
+                each.passed.of + each.fixes,
+                each.cost_usd,
+            )
+            for each in figures_by(experiment, [None], str)
+        ]
         if rows:
             cost = Column("cost($)", "{:.4f}".format)
             columns = ("model", "tasks", "passed", "at the first attempt", "attempts", cost)
@@ -94,15 +126,15 @@ class ModelSettings:
         """Returns what a manifest records."""
         file = self.file
         return {
-            "file": file.path.name,
             "models": {
                 name: {"endpoint": model.endpoint, "max_tokens": model.max_tokens}
                 for name, model in file.models.items()
             },
             "language": self.language.value,
-            "answers": file.answers.name if file.answers is not None else None,
+            "answers": Path(file.answers).name or None,
             "attempts": file.attempts,
             "cost_limit": file.cost_limit,
+            "route": Path(file.route).name or None if isinstance(file.route, str) else file.route,
         }
 
 
@@ -129,16 +161,17 @@ def model_settings(path: Path, kind: str) -> ModelSettings:
                 Endpoint(entry.endpoint, entry.api_key_variable)
             except EndpointError as error:
                 raise UsageError(f"{path}: {model}: {error}") from None
-        elif file.answers is None:
+        elif not file.answers:
             raise UsageError(
                 f"{path}: {model}: name its server with `endpoint: URL`, or recorded answers with `answers: DIR`"
             )
         else:
-            expect_folder(file.answers, "name a folder with recorded answers", option=f"{path}: answers")
-    if taken := models.keys() & {ALL, *default_devices(), *shipped()}:
-        raise UsageError(f"{path}: {min(taken)} is the name of an implementation of OpAtlas")
+            expect_folder(Path(file.answers), "name a folder with recorded answers", option=f"{path}: answers")
+    if taken := models.keys() & {ALL, ROUTED, *default_devices(), *shipped()}:
+        raise UsageError(f"{path}: {min(taken)} is the name of an implementation of OpAtlas: rename the model")
+    route = route_of(path, file)
     language = file.language or LANGUAGE_OF_KIND.get(kind, KernelLanguage.TORCH)
-    return ModelSettings(models, language, file)
+    return ModelSettings(models if route is None else {ROUTED: ROUTED}, language, file, route)
 
 
 #: Statuses of an endpoint that are about one request. Any other error would meet the next request, too.
@@ -176,15 +209,15 @@ class ModelRuns:
         self._device = settings.devices[0]
         file = settings.models.file
         self._log, self._prices = AttemptLog(self._folder), file.prices()
+        answers = Path(file.answers) if file.answers else self._folder / ANSWERS
+        # The time and the cost of a route are those of its own questions.
+        asked = answers if self._settings.route is None else answers / ROUTED
         self._answers = {
-            name: RecordedAnswers(file.answers or self._folder / ANSWERS, self._endpoint(model))
+            name: RecordedAnswers(asked, Endpoint(model.endpoint, model.api_key_variable))
+            if model.endpoint
+            else RecordedAnswers(answers)
             for name, model in file.models.items()
         }
-
-    def _endpoint(self, model: NamedModel) -> Endpoint | None:
-        if not model.endpoint:
-            return None
-        return Endpoint(model.endpoint, model.api_key_variable)
 
     def writes(self, item: Any) -> bool:
         """Returns whether a model writes the candidate of a row."""
@@ -205,11 +238,11 @@ class ModelRuns:
         """
         row = self._row_of(item)
         assert row is not None
-        name, task = self._name(row), self._session.source.subjects[row.kernel_type]
+        name, task = self._name(row), self._subject(row)
         outcomes: dict[Path, RowOutcome] = {}
 
         def run_own(path: Path) -> RowOutcome:
-            outcomes[path] = run(item, self._source(name, path))
+            outcomes[path] = run(item, self._source(row, path))
             return outcomes[path]
 
         def judge(path: Path) -> Judgement:
@@ -217,11 +250,14 @@ class ModelRuns:
             for other in self._other_rows(item):
                 if not judgement.passed:
                     break
-                found = _judgement(run(other, self._source(name, path)))
+                found = _judgement(run(other, self._source(row, path)))
                 judgement = judgement if found.passed else found
             return judgement
 
-        with self._alone(name, task):
+        # Several rows of a task share its attempts, and processes of the session have a part of the rows each.
+        folder = self._folder / name / task.full_name
+        folder.mkdir(parents=True, exist_ok=True)
+        with safe_lock(folder / "loop.lock"):
             loop = self._loop(name, task)
             before = len(loop.attempts)
             try:
@@ -249,9 +285,13 @@ class ModelRuns:
     def _name(self, row: Any) -> str:
         return str(self._session.targets[row.target].implementation.name)
 
-    def _source(self, name: str, path: Path) -> KernelSource:
-        label = implementation_label(name, self._settings.language.value)
-        function = candidate_function(path) or MODEL_NEW
+    def _subject(self, row: Any) -> LoopSubject:
+        subject: LoopSubject = self._session.source.subjects[row.kernel_type]
+        return subject
+
+    def _source(self, row: Any, path: Path) -> KernelSource:
+        label = implementation_label(self._name(row), self._settings.language.value)
+        function = self._subject(row).candidate or candidate_function(path) or MODEL_NEW
         return KernelSource(label, "", str(path), function, digest=content_digest([path]))
 
     def _other_rows(self, item: Any) -> Iterator[Any]:
@@ -265,33 +305,20 @@ class ModelRuns:
             if (its.kernel_type, its.target) == (row.kernel_type, row.target):
                 yield other
 
-    def _loop(self, name: str, task: Task) -> RepairLoop:
-        settings, source = self._settings, task.source
-        model = settings.models[name]
-        limits = settings.file.limits(model)
-        device, attempts = self._device, limits.attempts
-        prompts = Prompts(task.full_name, source, device.name, device.kind, settings.language, attempts)
-        subject = LoopTask(
-            task.task_set,
-            task.name,
-            complexity_of_task(source, task.name),
-            model,
-            self._folder / name,
-            task.digest,
+    def _loop(self, name: str, subject: LoopSubject) -> RepairLoop:
+        settings, device = self._settings, self._device
+        model, task = settings.models[name], TaskName(subject.task_set, subject.name)
+        asked = "" if settings.route is None else settings.route(subject.complexity, task)
+        limits = settings.file.limits(asked or model)
+        prompts = Prompts(
+            *(subject.full_name, subject.source, device.name, device.kind, settings.language, limits.attempts),
+            function=subject.candidate,
         )
-        return RepairLoop(subject, prompts, self._log, self._prices, limits)
-
-    @contextmanager
-    def _alone(self, name: str, task: Task) -> Iterator[None]:
-        """Keeps other processes of the session out of the loop: several rows of a task share its attempts."""
-        folder = self._folder / name / task.full_name
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
+        loop_task = LoopTask(
+            *(*task, subject.complexity, model, self._folder / name, subject.digest, asked),
+            defines=subject.candidate or MODEL_NEW,
+        )
+        return RepairLoop(loop_task, prompts, self._log, self._prices, limits)
 
 
 class _NotJudged(Exception):
@@ -334,5 +361,8 @@ def _section(attempt: ModelAttempt) -> str:
     level = f", passed {judgement.level}" if judgement.level is not None else ""
     spent = f"{attempt.tokens_in + attempt.tokens_out:,} tokens, ${attempt.cost_usd:.4f}"
     where = attempt.candidate or "no code"
-    head = f"{judgement.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
+    asked = f"{attempt.asked}: " if attempt.asked else ""
+    head = (
+        f"{asked}{judgement.error_class}{level}; {spent}, {attempt.generation_s:.1f} s + {attempt.run_s:.1f} s; {where}"
+    )
     return f"{head}\n{judgement.text[:_MOST_SECTION]}".rstrip()

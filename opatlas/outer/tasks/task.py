@@ -66,6 +66,7 @@ class Task:
         kind: the library whose arrays the inputs are.
         digest: hexadecimal digits that stand for the content of the file.
         is_dynamic: whether the file has inputs of several shapes (`get_inputs_dyn_list`).
+        candidate: the name of a candidate's function; "": a candidate may have any form of those of docs/candidates.md.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Task:
     kind: TaskKind
     digest: str
     is_dynamic: bool = False
+    candidate: str = ""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -95,6 +97,11 @@ class Task:
             return bool(self.source)
         except OpAtlasError:
             return False
+
+    @property
+    def complexity(self) -> str:
+        """The class of the task, C1 to C4. Raises OpAtlasError as `source` does."""
+        return complexity_of_task(self.source, self.name)
 
     @property
     def source(self) -> str:

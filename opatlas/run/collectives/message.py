@@ -248,7 +248,7 @@ class TimedCollective:
         checked = Checked(compared, result.numel())
         self.outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
         if self.outcome.measurement is None:
-            # The other ranks, which combine their samples (opatlas/run/groups/rank_main.py), learn that it has none.
+            # The other ranks, which combine their samples (`combine_ranks`), learn that it has none.
             with suppress(ReplayError):
                 self._group.gather_samples(())
 

@@ -20,7 +20,6 @@ from opatlas.run.devices.device import (
     DeviceKind,
     DeviceSpec,
     DeviceState,
-    Islands,
     is_hidden,
     pin_devices,
     visible_ids,
@@ -176,11 +175,6 @@ class Cuda(DeviceKind):
         from opatlas.run.devices.nvml import gpu_state
 
         return gpu_state(spec.pinned[1], own, opened) if spec.pinned is not None else None
-
-    def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
-        from opatlas.run.devices.nvml import nvlink_islands
-
-        return nvlink_islands(devices)
 
 
 KIND = Cuda()

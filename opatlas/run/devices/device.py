@@ -84,20 +84,6 @@ class DeviceState:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Islands:
-    """Groups of devices with a fast link between them.
-
-    Attributes:
-        size: number of neighbouring devices in each island, if all islands have the same size; 1: there is no link;
-            None: not known, or islands of different sizes.
-        why: description of the found connections; "" where nobody tells them.
-    """
-
-    size: int | None
-    why: str
-
-
 class InstrumentMissing(OpAtlasError):
     """An instrument cannot work on this machine; the message contains the remedy."""
 
@@ -210,10 +196,6 @@ class DeviceKind(Kind):
         """
         return None
 
-    def islands(self, devices: Sequence[DeviceSpec]) -> Islands:
-        """Returns how the devices of a node are linked."""
-        return Islands(None, "")
-
     def communicator_name(self, rank: int) -> str:
         """Returns the name of a communicator of all ranks for kernels that communicate (torch.distributed is up)."""
         from torch import distributed
@@ -298,7 +280,7 @@ class Device:
         return nullcontext()
 
     def locked(
-        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         """Returns a context that holds the device's lock while a row runs.
 

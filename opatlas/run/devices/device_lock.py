@@ -24,8 +24,6 @@ from opatlas.typed_json import DecodeError, decode, json_line
 
 #: Environment variable with the session (JSON of a `SessionHolder`) of a process and its children, for lock files.
 SESSION_VARIABLE = "OPATLAS_SESSION"
-#: Total wait of the rows after which the user sees which session holds the device.
-ANNOUNCED_AFTER_S = 2.0
 #: Longest wait of a row. Rows of an hour are rare; an abandoned process may hold the lock for days.
 LONGEST_WAIT_S = 3600.0
 #: Interval between attempts to take the lock during a wait with a limit.
@@ -65,7 +63,7 @@ class DeviceLock:
 
     @contextmanager
     def held(
-        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], object], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> Iterator[None]:
         """Holds the lock.
 
@@ -119,7 +117,7 @@ class DeviceLock:
 
 
 class DeviceWaits:
-    """Measures how long the rows of a process wait for their device, and shows the user which session holds it.
+    """Measures how long the rows of a process wait for their device, and shows the user once which session holds it.
 
     Used as a context around each job: the end of a job also ends its wait.
 
@@ -144,7 +142,7 @@ class DeviceWaits:
     def __exit__(self, *_: object) -> None:
         self.interrupted = bool(self._going_on)
         for wait in list(self._going_on):
-            wait.end()
+            self.end(wait)
 
     @property
     def current(self) -> LockWait | None:
@@ -153,27 +151,21 @@ class DeviceWaits:
 
     def begin(self, holder: LockHolder) -> LockWait:
         """Begins a wait."""
-        wait = LockWait(holder, self)
+        if not holder.own_session and holder not in self._shown:
+            self._shown.add(holder)
+            self.tell(f"waiting for the device, at most {formats.seconds(LONGEST_WAIT_S)}: it is used by {holder.name}")
+        wait = LockWait(holder)
         self._going_on.append(wait)
         return wait
 
-    def is_announced(self, holder: LockHolder) -> bool:
-        """Returns whether the user already knows of a holder, or the holder belongs to the same session."""
-        return holder.own_session or holder in self._shown
-
-    def announce(self, holder: LockHolder) -> None:
-        """Shows the user once which session holds the device."""
-        if not self.is_announced(holder):
-            self._shown.add(holder)
-            self.tell(f"waiting for the device, at most {formats.seconds(LONGEST_WAIT_S)}: it is used by {holder.name}")
-
-    def end(self, wait: LockWait) -> None:
-        """Ends a wait and adds its duration to the totals."""
-        self._going_on.remove(wait)
-        if wait.holder.own_session:
-            self.own_s += wait.seconds
-        else:
-            self.others_s += wait.seconds
+    def end(self, wait: LockWait | None = None) -> None:
+        """Ends a wait, by default that which goes on, whether or not the row has its device."""
+        for each in [wait] if wait is not None else list(self._going_on):
+            self._going_on.remove(each)
+            if each.holder.own_session:
+                self.own_s += each.seconds
+            else:
+                self.others_s += each.seconds
 
 
 class LockWait:
@@ -183,9 +175,8 @@ class LockWait:
         holder: the holder of the lock when the wait began.
     """
 
-    def __init__(self, holder: LockHolder, waits: DeviceWaits) -> None:
+    def __init__(self, holder: LockHolder) -> None:
         self.holder = holder
-        self._waits = waits
         self._began = time.monotonic()
 
     @property
@@ -194,21 +185,10 @@ class LockWait:
         return time.monotonic() - self._began
 
     def left_s(self) -> float:
-        """Returns the seconds until `check_limit` must be called."""
-        limit_s = LONGEST_WAIT_S
-        if not self._waits.is_announced(self.holder):
-            limit_s = min(ANNOUNCED_AFTER_S - self._waits.others_s, limit_s)
-        return max(limit_s - self.seconds, 0.0)
-
-    def check_limit(self) -> None:
-        """Shows the user which session the row waits for. Raises DeviceGone after `LONGEST_WAIT_S`."""
+        """Returns the seconds that the row may still wait. Raises DeviceGone after `LONGEST_WAIT_S`."""
         if self.seconds >= LONGEST_WAIT_S:
             raise lock_timeout(LONGEST_WAIT_S, self.holder)
-        self._waits.announce(self.holder)
-
-    def end(self) -> None:
-        """Ends the wait, whether or not the row has its device."""
-        self._waits.end(self)
+        return LONGEST_WAIT_S - self.seconds
 
 
 def lock_timeout(limit_s: float, holder: LockHolder) -> DeviceGone:

@@ -1,4 +1,4 @@
-"""The state of NVIDIA GPUs, from NVML: driver, clocks, power, throttling, processes, NVLink.
+"""The state of NVIDIA GPUs, from NVML: driver, clocks, power, throttling, processes.
 
 NVML comes with the driver, its Python package (nvidia-ml-py) with the extra "cuda". Without the package GPUs are
 measured with fewer facts, and throttling is not detected.
@@ -6,12 +6,12 @@ measured with fewer facts, and throttling is not detected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from opatlas.run.devices.device import DeviceSpec, DeviceState, Facts, Islands
+from opatlas.run.devices.device import DeviceState, Facts
 from opatlas.text import parse_whole
 
 _Answer = TypeVar("_Answer")
@@ -185,37 +185,3 @@ def gpu_state(name: str, own: Collection[int], opened: bool) -> GpuState:
         if process.pid not in own and (not opened or Path("/proc", str(process.pid)).exists())
     ]
     return GpuState(name, nvml.state(), tuple(others), nvml.throttles())
-
-
-def nvlink_islands(devices: Sequence[DeviceSpec]) -> Islands:
-    """Finds the NVLink islands of some GPUs."""
-    library = _library()
-    if library is None:
-        return Islands(None, "a guess: nvidia-ml-py, which reports NVLink, is not installed")
-    try:
-        library.nvmlInit()
-        gpus = [_handle(library, device.pinned[1] if device.pinned else str(device.index)) for device in devices]
-        linked = library.NVML_P2P_STATUS_OK, library.NVML_P2P_CAPS_INDEX_NVLINK
-        return group_islands(
-            len(gpus), lambda one, other: library.nvmlDeviceGetP2PStatus(gpus[one], gpus[other], linked[1]) == linked[0]
-        )
-    except library.NVMLError as error:
-        return Islands(None, f"a guess: NVML does not report NVLink ({error})")
-
-
-def group_islands(count: int, joined: Callable[[int, int], bool]) -> Islands:
-    """Returns the islands of GPUs 0 ... count - 1; `joined` says whether NVLink connects two GPUs."""
-    if count < 2:
-        return Islands(None, "one GPU")
-    pairs = {(one, other): joined(one, other) for one in range(count) for other in range(one + 1, count)}
-    if not any(pairs.values()):
-        return Islands(1, "no NVLink: PCIe")
-    if all(pairs.values()):
-        return Islands(count, "NVLink between all GPUs")
-    size = 1 + sum(are_joined for (one, _), are_joined in pairs.items() if one == 0)
-    is_even = count % size == 0 and all(
-        are_joined == (one // size == other // size) for (one, other), are_joined in pairs.items()
-    )
-    if is_even:
-        return Islands(size, "islands of NVLink")
-    return Islands(None, "a guess: NVLink joins some GPUs, unevenly")

@@ -1,4 +1,4 @@
-"""Assigns the kernels of a profile to the samples of rows, by marks or else by order and number.
+"""Assigns the kernels of a profile to the samples of rows by marks.
 
 A profile lists all kernels in the order in which the device ran them, including those of set-up, warm-up, cache flush
 and check. Before each row, and before and after each sample, the measuring process launches a mark: the negation of a
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from msgspec import Meta
 
-from opatlas.row.columns import BASE, INPUT_SHAPES
+from opatlas.row.columns import INPUT_SHAPES
 from opatlas.row.communication import is_communication
 from opatlas.row.record import LaunchedCase
 from opatlas.row.same_case import LaunchComparison, compare_launch
-from opatlas.row.signature import normalized_kernel_type, signature
+from opatlas.row.signature import normalized_kernel_type
 from opatlas.row.slots import base_type, siblings, split_cell
 from opatlas.text import parse_whole
 from opatlas.typed_json import Count
@@ -111,8 +111,6 @@ def _carries(launch: Launch) -> bool:
 
 
 _BEGIN, _END = (",".join(map(str, shape)) for shape in (BEGIN_MARK, END_MARK))
-#: Assumption of samples that were assigned without marks.
-BY_ORDER = "the profile holds no marks: their order and number separates samples from warm-up"
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,10 @@ class PendingSamples:
     Attributes:
         number: number of the row in the profile, which its mark encodes.
         samples: number of calls between marks.
-        calls: number of all calls, including warm-up before them; 0 if not known.
     """
 
     number: Count
     samples: Annotated[int, Meta(ge=1, le=2**63 - 1)]
-    calls: Count = 0
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ class ProfiledSamples:
 
     Attributes:
         calls: the launches of each sample in their order: the row's kernel and helper kernels.
-        assumption: assumption under which the samples were found; "" with marks.
+        assumption: assumption under which the samples were found; "" mostly.
     """
 
     calls: tuple[tuple[Launch, ...], ...]
@@ -173,9 +169,7 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
     """
     unmarked_row = _row_without_mark(launches, rows)
     launches_by_row = _launches_of_samples(launches, unmarked_row)
-    if launches_by_row or not launches:
-        return [_checked_samples(row, launches_by_row.get(row.pending.number), unmarked_row) for row in rows]
-    return _by_order(launches, rows)
+    return [_checked_samples(row, launches_by_row.get(row.pending.number), unmarked_row) for row in rows]
 
 
 def _row_without_mark(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
@@ -262,35 +256,6 @@ def _checked_samples(
         several = " and ".join(sorted("+".join(kind) for kind in kinds))
         return NoSamples(f"samples of the same call launched different kernels: {several}")
     return ProfiledSamples(tuple(map(tuple, found)), assumption)
-
-
-def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
-    """Returns the samples of rows without marks, if each call launched one kernel of the row's signature."""
-    alike: dict[tuple[str, str], list[Launch]] = defaultdict(list)
-    types = {row.kernel_type for row in rows}
-    for launch in launches:
-        kernel_type = normalized_kernel_type(launch.kernel_type)
-        if kernel_type in types:
-            alike[kernel_type, signature(kernel_type, launch.cells)].append(launch)
-    # Profiles have no run-time values.
-    base = [{column: row.cells.get(column, "") for column in BASE} for row in rows]
-    keys = [(row.kernel_type, signature(row.kernel_type, cells)) for row, cells in zip(rows, base, strict=True)]
-    wanted: dict[tuple[str, str], int] = defaultdict(int)
-    for key, row in zip(keys, rows, strict=True):
-        wanted[key] += row.pending.calls
-    results: list[ProfiledSamples | NoSamples] = []
-    for key, row in zip(keys, rows, strict=True):
-        own, calls = alike[key], row.pending.calls
-        if not calls or len(own) != wanted[key]:
-            results.append(
-                NoSamples(f"the profile has no marks, and {len(own)} kernels like it for {wanted[key]} calls")
-            )
-            continue
-        # Rows that differ only in run-time values share a signature; their launches follow each other.
-        before = sum(r.pending.calls for k, r in zip(keys, rows[: len(results)], strict=False) if k == key)
-        mine = own[before : before + calls][-row.pending.samples :]
-        results.append(ProfiledSamples(tuple((launch,) for launch in mine), BY_ORDER))
-    return results
 
 
 @dataclass(frozen=True)

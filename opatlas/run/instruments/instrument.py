@@ -188,8 +188,9 @@ class StopRule:
 
     def again(self) -> StopRule | None:
         left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
-        if left_s <= 0:
-            return None
+        return self._with_limit(left_s) if left_s > 0 else None
+
+    def _with_limit(self, left_s: float) -> StopRule:
         return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
 
     def _begin(self) -> float:

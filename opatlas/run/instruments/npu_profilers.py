@@ -104,19 +104,13 @@ class TorchNpuProfiler:
         self._kind, self._metrics = kind, metrics
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        with TemporaryFolder("profile") as folder:
-            return self.sample_in(folder, call, before_each, rule)
-
-    def sample_in(
-        self, folder: Path, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule
-    ) -> Samples:
-        """Takes samples of a call in one session of the profiler, whose files remain in `folder`."""
         marked = marked_launches(TORCH_NPU_PROFILER, self._kind)
-        # Without a schedule, because kernels are lost between the profiler's warm-up and its recording.
-        with profiling(str(folder), self._metrics):
-            marked.launch_padding()
-            samples = marked.sample(call, before_each, rule)
-        return replace(samples, profiled=_read_samples(folder, samples))
+        with TemporaryFolder("profile") as folder:
+            # Without a schedule, because kernels are lost between the profiler's warm-up and its recording.
+            with profiling(str(folder), self._metrics):
+                marked.launch_padding()
+                samples = marked.sample(call, before_each, rule)
+            return replace(samples, profiled=_read_samples(folder, samples))
 
 
 def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:

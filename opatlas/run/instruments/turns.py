@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from opatlas.row.rounds import LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_AT_ONCE, PairVerdict, ratio_interval
+from opatlas.run.instruments.instrument import StopRule
 
 
 class Turns:
@@ -63,7 +64,7 @@ class Varying:
         self._call()
 
 
-class RoundsRule:
+class RoundsRule(StopRule):
     """The rule of an instrument for `Turns`: ends the rounds when they have an answer, or their time is over.
 
     The kernel is the first of the calls, the baseline the second.
@@ -77,18 +78,9 @@ class RoundsRule:
         time_limit_s: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """
-        Args:
-            turns: the calls.
-            repeat_count: exact number of rounds; None: until they have an answer.
-            time_limit_s: wall time for all samples.
-            clock: returns seconds; replaced in tests.
-        """
+        """`repeat_count` is the exact number of rounds; None: until they have an answer."""
+        super().__init__(repeat_count=repeat_count, time_limit_s=time_limit_s, clock=clock)
         self._turns = turns
-        self._repeat_count = repeat_count
-        self._time_limit_s = time_limit_s
-        self._clock = clock
-        self._deadline: float | None = None
 
     def enough(self, samples_us: Sequence[float]) -> bool:
         deadline = self._begin()
@@ -110,13 +102,5 @@ class RoundsRule:
         rounds = self._repeat_count or ROUNDS_AT_ONCE * math.ceil((count // len(self._turns) + 1) / ROUNDS_AT_ONCE)
         return max(1, rounds * len(self._turns) - count)
 
-    def again(self) -> RoundsRule | None:
-        left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
-        if left_s <= 0:
-            return None
+    def _with_limit(self, left_s: float) -> RoundsRule:
         return RoundsRule(self._turns, repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
-
-    def _begin(self) -> float:
-        if self._deadline is None:
-            self._deadline = self._clock() + self._time_limit_s
-        return self._deadline

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from opatlas.run.devices.system import read_text
 from opatlas.run.process.fresh_python import import_environment, module_command, remove_changed_caches
@@ -130,6 +130,9 @@ PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
 #: Last word on the command line of a process whose parent is not its keeper, but a launcher such as msprof.
 UNDER_LAUNCHER = "--under-launcher"
+#: Begins the word with the place where the ranks of a group meet: a file, or the variable of the first node's port.
+MEETING = "--meeting="
+MASTER_PORT = "MASTER_PORT"
 #: Time that a keeper may take to end on a loaded machine, besides that of its descendants.
 _KEEPER_TIMEOUT_S = 10.0
 #: Asks a process for its stacks, which takes faulthandler so many seconds to write.
@@ -261,6 +264,20 @@ class Child:
         return f"died: {whose}{describe_exit(code)}" + (
             ", killed by the system for lack of memory" if for_memory else ""
         )
+
+
+class Launcher(Protocol):
+    """A program under which a device process runs, such as a profiler.
+
+    Attributes:
+        patience_s: maximum time in seconds between the end of the process and the end of the launcher.
+    """
+
+    patience_s: float
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Returns the command that runs `words` under the launcher; called at each start. Raises DeviceGone."""
+        ...
 
 
 class EndIfInterrupted:

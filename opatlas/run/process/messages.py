@@ -90,13 +90,11 @@ class NotReady(ProcessMessage, frozen=True):
     """Sent by a process that cannot run jobs.
 
     Attributes:
-        unhealthy: whether the device exists, but fails its probe.
-        did_not_meet: whether the device works, but its rank did not meet the other ranks of its group.
+        may_recover: whether a new process may be able to: the device exists, but fails its probe.
     """
 
     reason: str
-    unhealthy: bool = False
-    did_not_meet: bool = False
+    may_recover: bool = False
 
 
 class OfJob(ProcessMessage, frozen=True):

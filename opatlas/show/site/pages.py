@@ -126,10 +126,11 @@ def _figures(figures: RivalFigures) -> dict[str, Any]:
     }
 
 
-def _model_page(cost: ModelCost, question: str) -> dict[str, Any]:
+def _model_page(cost: ModelCost) -> dict[str, Any]:
     """Returns the cost of a step of a model: the sum, its interval, and its parts."""
+    sizes = ("tp", "ep", "batch", "context", "phase", "dtype")
     return {
-        "question": question,
+        "question": ", ".join([cost.model, *(f"{name} {getattr(cost, name)}" for name in sizes)]),
         "model": cost.model,
         "differs": cost.differs,
         "us": cost.us,
@@ -165,14 +166,14 @@ def write_site(
     folder: Path,
     *,
     against: str = "",
-    costs: Sequence[tuple[str, ModelCost]] = (),
+    costs: Sequence[ModelCost] = (),
     capture: Path | None = None,
 ) -> WrittenSite:
     """Writes the site of a database into a folder. A failure leaves the folder as it was.
 
     Args:
         against: the baseline that the database is compared with, as `opatlas compare` names it; "" for none.
-        costs: costs of models, each with the question that it answers.
+        costs: costs of models.
         capture: a capture for the pages that show one; None for none.
 
     Raises:
@@ -219,7 +220,7 @@ def write_site(
         "types": types,
         "pages": comparisons,
         **{name: page.content(tables, capture) for name, page in pages.items()},
-        "models": [_model_page(cost, question) for question, cost in costs],
+        "models": list(map(_model_page, costs)),
         "problems": list(dict.fromkeys(problems)),
         "version": _version(),
     }

@@ -1,0 +1,132 @@
+"""The rows with a replayed and a captured duration, and how far apart these are: a table, and duration_gap_*.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from opatlas.data.csv_files import write_rows
+from opatlas.data.database import Database
+from opatlas.errors import OpAtlasError
+from opatlas.formats import microseconds, ratio
+from opatlas.row.columns import (
+    AVERAGE,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MICROBENCH_HELPER_KERNELS,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    OUTPUT_SHAPES,
+    PROFILING_AVERAGE,
+    PROFILING_POPULATIONS,
+    PROFILING_RUN_ID,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
+    QUALITY,
+    RUN_ID,
+)
+from opatlas.show.result import Column, Table
+
+#: A replay within 20 % of the capture agrees with it.
+LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
+_ROW = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
+#: Columns that say how the two durations of a gap were measured, and their quality.
+_HOW_TAKEN = (
+    *(INSTRUMENT, QUALITY, MICROBENCH_STD, MICROBENCH_SAMPLES, MICROBENCH_HELPER_KERNELS, RUN_ID),
+    *(PROFILING_STD, PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID),
+)
+_RATIO = "Ratio (microbench/profiling)"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A row with a replayed and a captured duration.
+
+    Attributes:
+        cells: the cells of `_ROW` and `_HOW_TAKEN`; "" for a missing column.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    microbench_us: float
+    profiling_us: float
+
+    @property
+    def ratio(self) -> float:
+        """The replayed duration / the captured one."""
+        return self.microbench_us / self.profiling_us
+
+    @property
+    def outside(self) -> bool:
+        return not LOWEST_RATIO <= self.ratio <= HIGHEST_RATIO
+
+
+def find_gaps(
+    database: Database, kernel_types: Iterable[str], captures: Database | None = None
+) -> tuple[list[Gap], list[str]]:
+    """Returns the rows of some kernel types with both durations, largest difference first, and unreadable files.
+
+    Args:
+        database: has the replayed durations.
+        captures: the database with the captured durations; None: `database`.
+    """
+    gaps, problems = [], []
+    for kernel_type in kernel_types:
+        try:
+            table = database.read(kernel_type)
+            if captures is not None:
+                table = table.with_captured(captures.read_or_empty(kernel_type))
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        microbench, profiling = table.durations_us(AVERAGE), table.durations_us(PROFILING_AVERAGE)
+        cells = {name: table.cells(name) for name in (*_ROW, *_HOW_TAKEN)}
+        gaps += [
+            Gap(
+                kernel_type,
+                table.signatures[i],
+                {name: column[i] for name, column in cells.items()},
+                float(microbench[i]),
+                float(profiling[i]),
+            )
+            for i in np.flatnonzero(np.isfinite(microbench) & np.isfinite(profiling)).tolist()
+        ]
+    return sorted(gaps, key=lambda gap: -max(gap.ratio, 1 / gap.ratio)), problems
+
+
+def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
+    """Writes the rows with a ratio outside 0.8 to 1.2, largest difference first. Raises OpAtlasError."""
+    header = ("Kernel Type", *_ROW, AVERAGE, PROFILING_AVERAGE, _RATIO, *_HOW_TAKEN, "Signature")
+    rows = [
+        (
+            *(gap.kernel_type, *(gap.cells[name] for name in _ROW)),
+            *(f"{value:.4f}" for value in (gap.microbench_us, gap.profiling_us, gap.ratio)),
+            *(*(gap.cells[name] for name in _HOW_TAKEN), gap.signature),
+        )
+        for gap in gaps
+        if gap.outside
+    ]
+    write_rows(path, header, rows)
+
+
+def gap_table(gaps: Sequence[Gap], most: int) -> Table:
+    """Returns the first `most` rows whose replayed and captured durations differ by 20 % or more."""
+    outside = [gap for gap in gaps if gap.outside]
+    columns = (
+        *(Column("replayed / captured", ratio), "kernel type", "input shapes"),
+        *(Column("replayed(us)", microseconds), Column("captured(us)", microseconds), "captured modes"),
+    )
+    rows = [
+        (
+            *(gap.ratio, gap.kernel_type, gap.cells[INPUT_SHAPES]),
+            *(gap.microbench_us, gap.profiling_us, gap.cells[PROFILING_POPULATIONS]),
+        )
+        for gap in outside[:most]
+    ]
+    title = f"Replayed durations 20 % or more off the captured ones: {len(outside):,} of {len(gaps):,} rows"
+    return Table(columns, rows, title, left_out=len(outside) - len(rows))
