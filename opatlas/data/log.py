@@ -350,11 +350,11 @@ class Log:
             found = self._loaded[run_id] = {}
             with suppress(OpAtlasError), gc_paused():
                 for record in read(self.database, run_id).records:
-                    launched = record.launched_record()
-                    for each in (record, launched) if launched is not None else (record,):
-                        samples_us = None if record.measurement is None else record.measurement.samples_us
+                    requested = record.requested_record()
+                    for each in filter(None, (requested, record.launched_record())):
+                        samples_us = None if each.measurement is None else each.measurement.samples_us
                         name = RowName(intern(each.kernel_type), each.signature)
-                        row = LoggedRow(record.status, record.finished_at, samples_us, each is record)
+                        row = LoggedRow(each.status, each.finished_at, samples_us, each is requested)
                         found.setdefault(name, []).append(row)
             for of_row in found.values():
                 of_row.sort(key=lambda each: each.finished_at)

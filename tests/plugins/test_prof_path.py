@@ -93,8 +93,8 @@ def test_every_row_that_has_samples_gets_exactly_those(bench: Bench) -> None:
     assert done.ledger() == {"measured": 9, "skipped": 2}
     assert bench.durations(V2) == {
         "16,32;64,32->16,64": "12.0000",
-        "8,32;64,32->8,64": "5.0000",
-        "16,48;64,48->16,64": "6.0000",
+        "8,32;64,32->8,64": "",
+        "16,48;64,48->16,64": "",
         "32,32;32,32->32,32": "",
     }
     assert bench.durations(V3) == {"8,32;64,32->8,64": "5.0000", "16,48;48,64->16,64": "6.0000"}

@@ -136,7 +136,7 @@ def read_run(database: Database, run_id: str) -> dict[str, dict[str, RowCall]]:
     """
     records: dict[str, dict[str, Record]] = {}
     for record in log.read(database, run_id).records:
-        for each in filter(None, (record, record.launched_record())):
+        for each in filter(None, (record.requested_record(), record.launched_record())):
             of_type = records.setdefault(each.kernel_type, {})
             there = of_type.get(each.signature)
             if there is None or each.measurement is not None or there.measurement is None:
