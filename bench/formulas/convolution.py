@@ -23,11 +23,7 @@ from opatlas.run.formula import At, each, per_element, to_float64
 _PIECE = 1 << 21
 
 
-def _taps(x: Tensor, weight: Tensor, *_: Any) -> int:
-    return weight[0].numel()
-
-
-@per_element(terms=_taps)
+@per_element(terms=lambda x, weight, *_: weight[0].numel())
 def conv2d(
     at: At,
     x: Tensor,
@@ -50,11 +46,7 @@ def conv2d(
     return total if bias is None else total + to_float64(bias[o])
 
 
-def _taps_backward(gradient: Tensor, x: Tensor, weight: Tensor, *_: Any) -> int:
-    return weight[:, 0].numel()
-
-
-@per_element(terms=_taps_backward)
+@per_element(terms=lambda gradient, x, weight, *_: weight[:, 0].numel())
 def conv2d_image_gradient(at: At, gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: None, *how: Any) -> Tensor:
     """Computes dx[n, c, h, w] = sum over o, u, v of dy[n, o, i, j] w[o, c, u, v].
 
@@ -109,17 +101,13 @@ def _range(size: int, like: Tensor) -> Tensor:
     return torch.arange(size, device=like.device)
 
 
-def _kernel_size(x: Tensor, kernel: Sequence[int], *_: object) -> int:
-    return kernel[0] * kernel[1]
-
-
-@per_element(exact=True, terms=_kernel_size)
+@per_element(exact=True, terms=lambda x, kernel, *_: kernel[0] * kernel[1])
 def max_pool2d_values(at: At, x: Tensor, *windows: Any) -> Tensor:
     """Computes y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
     return _largest(at, x, *windows)[0].to(x.dtype)
 
 
-@per_element(exact=True, terms=_kernel_size)
+@per_element(exact=True, terms=lambda x, kernel, *_: kernel[0] * kernel[1])
 def max_pool2d_positions(at: At, x: Tensor, *windows: Any) -> Tensor:
     """Returns the position of the largest number in its plane, counted along the lines; numbers of a window differ."""
     return _largest(at, x, *windows)[1]
@@ -128,11 +116,7 @@ def max_pool2d_positions(at: At, x: Tensor, *windows: Any) -> Tensor:
 max_pool2d = each(max_pool2d_values, max_pool2d_positions)
 
 
-def _squared_kernel_size(gradient: Tensor, x: Tensor, kernel: Sequence[int], *_: object) -> int:
-    return (kernel[0] * kernel[1]) ** 2
-
-
-@per_element(terms=_squared_kernel_size)
+@per_element(terms=lambda gradient, x, kernel, *_: (kernel[0] * kernel[1]) ** 2)
 def max_pool2d_backward(
     at: At, gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
 ) -> Tensor:
@@ -148,11 +132,7 @@ def max_pool2d_backward(
     return (to_float64(gradient[windows]) * chosen).sum(dim=(1, 2))
 
 
-def _volume(x: Tensor, output_size: Sequence[int]) -> int:
-    return x[0, 0].numel()
-
-
-@per_element(terms=_volume)
+@per_element(terms=lambda x, *_: x[0, 0].numel())
 def adaptive_average_pool3d(at: At, x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Computes along each axis result i, the mean of the source from floor(i S / R) to below ceil((i + 1) S / R)."""
     n, c, *spatial = at
@@ -161,11 +141,7 @@ def adaptive_average_pool3d(at: At, x: Tensor, output_size: Sequence[int]) -> Te
     return torch.einsum("sdhw,sd,sh,sw->s", to_float64(x[n, c]), d, h, w)
 
 
-def _volume_of_gradient(gradient: Tensor, x: Tensor) -> int:
-    return gradient[0, 0].numel()
-
-
-@per_element(terms=_volume_of_gradient)
+@per_element(terms=lambda gradient, *_: gradient[0, 0].numel())
 def adaptive_average_pool3d_backward(at: At, gradient: Tensor, x: Tensor) -> Tensor:
     """Computes dx = sum over the results of dy times the weight of x in the mean."""
     n, c, *spatial = at

@@ -92,11 +92,7 @@ def moe_token_unpermute(at: At, permuted_tokens: Tensor, sorted_indices: Tensor,
     return total
 
 
-def _depth(x: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    return x[0].shape[1]
-
-
-@per_element(terms=_depth, steps=steps_of_product)
+@per_element(terms=lambda x, *_, **__: x[0].shape[1], steps=steps_of_product)
 def grouped_matmul(
     at: At,
     x: Sequence[Tensor],

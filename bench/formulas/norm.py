@@ -36,11 +36,7 @@ def _x_gradient(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> Tensor:
     return rstd * gamma * dy - rstd**3 * x * common / x.shape[-1]
 
 
-def _rows(dy: Tensor, *_: object) -> int:
-    return dy.shape[:-1].numel()
-
-
-@per_element(terms=_rows)
+@per_element(terms=lambda dy, *_: dy.shape[:-1].numel())
 def _gamma_gradient(at: At, dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> Tensor:
     """Computes dg_j = sum over all rows of dy_j x_j r."""
     (j,) = at
@@ -65,11 +61,7 @@ def add_rms_norm_bias(
     return y + (0 if beta is None else beta), rstd, x1 + x2
 
 
-def _norm_size(x: Tensor, sizes: Sequence[int], *_: object) -> int:
-    return len(sizes)
-
-
-@per_row("x", axes=_norm_size)
+@per_row("x", axes=lambda x, sizes, *_: len(sizes))
 def layer_norm(
     x: Tensor, sizes: Sequence[int], gamma: Tensor, beta: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,11 +109,7 @@ def gate_halves(x: Tensor) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
-def _row_length(x: Tensor, *_: object) -> int:
-    return x.shape[-1]
-
-
-@per_element(terms=_row_length)
+@per_element(terms=lambda x, *_: x.shape[-1])
 def scaled_masked_softmax(at: At, x: Tensor, mask: Tensor, scale: float, fixed_triu_mask: bool = False) -> Tensor:
     """Returns softmax(z) along the last axis; z = -10000 where the mask holds, else scale x."""
     z = to_float64(x[at[:-1]]) * scale

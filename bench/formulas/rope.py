@@ -170,12 +170,8 @@ def _normalize_and_rotate(
 _STEPS = 2
 
 
-def _head_size(fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> int:
-    return int(rest[4])
-
-
 def _split(number: int) -> Formula:
-    @per_element(terms=_head_size, steps=_STEPS)
+    @per_element(terms=lambda fused, table, positions, *rest: rest[4], steps=_STEPS)
     def qkv_rmsnorm_rope(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
         q, kv, head, eps = rest[2:]
         part = fused[:, q : q + kv] if number else fused[:, :q]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from opatlas.row import columns as col
 from opatlas.row.communication import BY_KERNEL_TYPE, RowKind, bandwidth_gbps, row_kind
-from opatlas.row.record import Measurement, Record, RowName
+from opatlas.row.record import Measurement, Record, RowName, ran_as
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
 from opatlas.text import parse_whole
@@ -101,13 +101,9 @@ def _average_cells(record: Record, median_us: float) -> dict[str, str]:
 
 def status_cells(record: Record) -> dict[str, str]:
     """Returns the cells about the status of a row, and the largest error of a judged kernel."""
-    launched, remark = record.launched_record(), ""
-    if launched is not None:
-        other = launched.signature != record.signature
-        remark = f"ran as {launched.kernel_type}" + (f" on {launched.cells.get(col.INPUT_SHAPES, '')}" if other else "")
     return {
         col.STATUS: record.status.value,
-        col.STATUS_REASON: "; ".join(filter(None, (remark, record.reason))),
+        col.STATUS_REASON: ran_as(record),
         col.STATUS_RUN_ID: record.run_id,
         **{name: record.judged.get(name, "") for name in (*col.JUDGED, col.MAX_ERROR)},
     }
@@ -179,6 +175,7 @@ class Candidate:
         others: cells of columns that no run measures; they fill empty ones.
         appends: whether the row is appended where it is missing.
         launched: whether the row was launched for another one, and not requested itself.
+        by_product: whether it was, in a run that adds no other rows: it fills only a row without any duration.
         record: the record of the run; None for a row of another table.
     """
 
@@ -191,12 +188,8 @@ class Candidate:
     others: Mapping[str, str] = field(default_factory=dict)
     appends: bool = False
     launched: bool = False
+    by_product: bool = False
     record: Record | None = None
-
-    @property
-    def by_product(self) -> bool:
-        """Whether a run that appends no rows launched it for another row: it fills only a row without any duration."""
-        return self.launched and not self.appends
 
     @property
     def run_id(self) -> str:
@@ -228,9 +221,10 @@ class FoldChanges:
 def candidates_of_records(records: Iterable[Record], appending: Container[str] | None) -> dict[str, list[Candidate]]:
     """Returns what records have of rows, by kernel type.
 
-    Samples of a sibling type (opatlas/row/slots.py) belong to the launched row. They also fill the requested row,
-    whose Status Reason names the launched type; the requested row is never appended for them. What a run measured of
-    the row itself counts before samples of the row that were taken for another one.
+    Samples of another type (opatlas/row/slots.py) belong to the launched row alone, which is appended in any run; the
+    Status Reason of the requested row names the type. Those of another name of the type, or of other cells, also fill
+    the requested row, which is never appended for them. What a run measured of the row itself counts before samples of
+    the row that were taken for another one.
 
     Args:
         appending: the runs that append rows with samples; None: all rows are appended.
@@ -247,19 +241,19 @@ def candidates_of_records(records: Iterable[Record], appending: Container[str] |
             own.setdefault(RowName(record.kernel_type, record.signature), []).append(record)
         own = {name: _counting(records) for name, records in own.items()}
         # A later record of the requested row does not take back what an earlier one measured of the launched row.
-        siblings = [sibling for record in in_time if (sibling := record.launched_record()) is not None]
-        launched = {RowName(sibling.kernel_type, sibling.signature): sibling for sibling in siblings}
+        siblings = [(sibling, record) for record in in_time if (sibling := record.launched_record()) is not None]
+        launched = {RowName(sibling.kernel_type, sibling.signature): (sibling, asked) for sibling, asked in siblings}
         for name in launched:
             # The row's own record may have samples of a sibling; these are samples of the row itself.
             own[name] = [record for record in own.get(name, ()) if record.launched_record() is None]
         for record in (record for records in own.values() for record in records):
             is_own = record.measurement is not None and record.measurement.ran_as is None
-            one = _candidate(record, appends=appends and (appending is None or is_own))
+            one = _candidate(record.requested_record(), appends=appends and (appending is None or is_own))
             found.setdefault(record.kernel_type, []).append(one)
-        for name, record in launched.items():
+        for name, (record, asked) in launched.items():
             if not own[name]:
-                one = _candidate(record, appends=appends, launched=True)
-                found.setdefault(record.kernel_type, []).append(one)
+                one = _candidate(record, appends=appends or asked.ran_as_another_type)
+                found.setdefault(record.kernel_type, []).append(replace(one, launched=True, by_product=not appends))
     return found
 
 
@@ -273,7 +267,7 @@ def _counting(records: Sequence[Record]) -> list[Record]:
     return measured[-1:] * (ran[-1].measurement is None) + [ran[-1]]
 
 
-def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Candidate:
+def _candidate(record: Record, *, appends: bool) -> Candidate:
     def part(cells: Mapping[str, str]) -> RunCells:
         return RunCells(record.run_id, cells, record.finished_at, is_record=True)
 
@@ -284,7 +278,6 @@ def _candidate(record: Record, *, appends: bool, launched: bool = False) -> Cand
         None if record.measurement is None else part(duration_cells(record)),
         part(status_cells(record)),
         appends=appends,
-        launched=launched,
         record=record,
     )
 

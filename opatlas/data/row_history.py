@@ -98,7 +98,7 @@ def _tables(
     """Yields where durations are kept, and the rows there; of the log with their records."""
     by_type: dict[str, list[Record]] = {}
     for requested in log.records(database, problems):
-        for record in filter(None, (requested, requested.launched_record())):
+        for record in filter(None, (requested.requested_record(), requested.launched_record())):
             if chosen.holds(record.kernel_type, record.signature):
                 by_type.setdefault(record.kernel_type, []).append(record)
     for kernel_type, records in by_type.items():

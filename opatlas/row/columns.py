@@ -170,7 +170,7 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
     },
     ColumnGroup.STATUS: {
         "Status": "the result of the last run, see below; empty if the row never ran",
-        "Status Reason": "the reason, in a line; for a measured row a remark about the duration (`ran as MatMulV3`)",
+        "Status Reason": "the reason, in a line; for a measured row a remark about the duration (`ran as Add`)",
         "Crashes In A Row": "number of consecutive crashes and timeouts; after two it runs only with `--runxfail`",
         "Status Run ID": "the run of the status, as in `Run ID`; empty in files of earlier versions",
     },
@@ -199,14 +199,6 @@ class RowColumn:
     meaning: str
     group: ColumnGroup
 
-    @property
-    def unit(self) -> str:
-        """The unit, which is in the name: `us`, `s`, `%`; "" for a column without one."""
-        found = _UNIT.search(self.name)
-        return found[1] if found else ""
-
-
-_UNIT = re.compile(r"\(([^()]+)\)$")
 
 #: All columns that OpAtlas may write, in their order in a new file.
 COLUMNS = tuple(RowColumn(name, text, group) for group, columns in _MEANINGS.items() for name, text in columns.items())

@@ -13,11 +13,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from opatlas.row.columns import MESSAGE_BYTES, NUM_DEVICES, is_file_name
+from opatlas.row.columns import INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES, is_file_name
 from opatlas.row.communication import BY_KERNEL_TYPE, is_communication
 from opatlas.row.quality import QualityVerdict, Summary, judge, judge_composition, summarize
 from opatlas.row.rounds import RatioInterval, of_processes, ratio_interval
 from opatlas.row.signature import signature
+from opatlas.row.slots import base_type
 from opatlas.row.status import Status
 from opatlas.typed_json import Count, DecodeError, decode, json_line
 
@@ -190,6 +191,18 @@ class Record:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
             raise ValueError(f"a record with status {self.status} and measurement {self.measurement}")
 
+    @property
+    def ran_as_another_type(self) -> bool:
+        """Whether the samples are those of another kernel type; AddAiCore and Add are names of one."""
+        ran_as = self.measurement.ran_as if self.measurement is not None else None
+        return ran_as is not None and base_type(ran_as.kernel_type) != base_type(self.kernel_type)
+
+    def requested_record(self) -> Record:
+        """Returns what the record says of the row itself: no samples, if those are of another type."""
+        if not self.ran_as_another_type:
+            return self
+        return replace(self, status=Status.UNSUPPORTED, reason=ran_as(self), measurement=None)
+
     def launched_record(self) -> Record | None:
         """Returns the same samples as a record of the case that was launched; None if this row was launched."""
         if self.measurement is None or self.measurement.ran_as is None:
@@ -248,6 +261,15 @@ class Record:
         yield self.kernel_type, self.cells
         if self.measurement is not None and self.measurement.ran_as is not None:
             yield self.measurement.ran_as.kernel_type, self.measurement.ran_as.cells or self.cells
+
+
+def ran_as(record: Record) -> str:
+    """Returns the reason of a record, with a remark about what was launched if it was not the row."""
+    launched = record.launched_record()
+    if launched is None:
+        return record.reason
+    shapes = f" on {launched.cells.get(INPUT_SHAPES, '')}" if launched.signature != record.signature else ""
+    return "; ".join(filter(None, (f"ran as {launched.kernel_type}{shapes}", record.reason)))
 
 
 def new_run_id() -> str:

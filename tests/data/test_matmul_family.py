@@ -1,4 +1,4 @@
-"""Samples of a sibling: to the CSV of the type that ran, and into the row that was asked for."""
+"""Samples of a sibling: to the CSV of the type that ran alone; the row that was asked for says so."""
 
 from __future__ import annotations
 
@@ -39,18 +39,29 @@ def database(tmp_path: Path) -> Database:
     return Database(tmp_path / "database")
 
 
-def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_asked_for(database: Database) -> None:
+def durations(database: Database, *kernel_types: str) -> list[str]:
+    return [read(database, name)[0].get("Average Duration(us)", "") for name in kernel_types]
+
+
+def test_a_sample_is_appended_to_the_type_that_ran_alone(database: Database) -> None:
     write(database, V2, cells())
     write(database, V3, cells("8,8;8,8", "8,8"))
     result = write_back(database, [record()], UpdateMode.ALL, prune=False)
     (asked,), (_, own) = read(database, V2), read(database, V3)
-    for row in (asked, own):
-        assert (row["Average Duration(us)"], row["MicroBench Samples"], row["Status"]) == ("6.0000", "2", "measured")
-        assert row["MicroBench aic_mac_ratio"] == "0.5"
+    assert (own["Average Duration(us)"], own["MicroBench Samples"], own["Status"]) == ("6.0000", "2", "measured")
+    assert own["MicroBench aic_mac_ratio"] == "0.5"
+    assert (asked.get("Average Duration(us)", ""), asked["Status"]) == ("", "unsupported")
     assert V3 in asked["Status Reason"]
     assert not own.get("Status Reason")
     assert own["Input Shapes"] == "16,32;64,32"
-    assert (result.updated, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
+    assert (result.marked, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
+
+
+def test_another_name_of_the_type_that_ran_is_filled_too(database: Database) -> None:
+    write(database, "AddAiCore", cells())
+    write_back(database, [record("AddAiCore", "Add")], UpdateMode.ALL, prune=False)
+    assert durations(database, "AddAiCore", "Add") == ["6.0000", "6.0000"]
+    assert read(database, "AddAiCore")[0]["Status Reason"] == "ran as Add"
 
 
 def test_a_later_record_of_the_requested_row_leaves_the_launched_row_its_samples(database: Database) -> None:
@@ -60,24 +71,29 @@ def test_a_later_record_of_the_requested_row_leaves_the_launched_row_its_samples
         write(database, V3, cells())
         for records in groups:
             write_back(database, records, UpdateMode.ALL, prune=False)
-        found = [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)]
-        assert found == ["51.0000", "6.0000"]
+        assert durations(database, V2, V3) == ["51.0000", "6.0000"]
 
 
-def test_missing_only_reports_what_it_would_append_and_fills_only_rows_without_a_duration(database: Database) -> None:
+def test_missing_only_appends_the_row_that_ran_and_fills_only_rows_without_a_duration(database: Database) -> None:
     write(database, V2, cells())
     write(database, V3, {**cells(), "Average Duration(us)": "", "Profiling Average Duration(us)": "9"})
     write(database, "MatMulCommon", {**cells(), "Average Duration(us)": ""})
     write_back(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
-    assert read(database, V2)[0]["Average Duration(us)"] == "6.0000"
-    assert read(database, V3)[0]["Average Duration(us)"] == ""
+    assert durations(database, V2, V3) == ["", ""]
     write_back(database, [record(ran_as="MatMulCommon")], UpdateMode.MISSING_ONLY, prune=False)
-    assert read(database, "MatMulCommon")[0]["Average Duration(us)"] == "6.0000"
+    assert durations(database, "MatMulCommon") == ["6.0000"]
     (database.path / "MatMulV3.csv").unlink()
     result = write_back(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
-    assert result.of_siblings == [RowName(V3, signature(V3, cells()))]
+    assert (result.added[V3], result.unmatched) == (1, [])
+    assert durations(database, V2, V3) == ["", "6.0000"]
+
+
+def test_missing_only_appends_no_other_name_of_a_type(database: Database) -> None:
+    write(database, "AddAiCore", cells())
+    result = write_back(database, [record("AddAiCore", "Add")], UpdateMode.MISSING_ONLY, prune=False)
+    assert result.of_siblings == [RowName("Add", signature("Add", cells()))]
     assert result.unmatched == [], "the sample filled the row that was asked for"
-    assert not (database.path / "MatMulV3.csv").exists()
+    assert not (database.path / "Add.csv").exists()
 
 
 def test_what_a_row_was_measured_itself_counts_before_what_a_sibling_brought(database: Database) -> None:
@@ -85,14 +101,14 @@ def test_what_a_row_was_measured_itself_counts_before_what_a_sibling_brought(dat
         write(database, V2, cells())
         write(database, V3, cells())
         write_back(database, order, UpdateMode.ALL, prune=False)
-        assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "101.0000"]
+        assert durations(database, V2, V3) == ["", "101.0000"]
     write(database, V2, cells())
     write(database, V3, cells())
     write_back(database, [failure(V3), record(V2, V3)], UpdateMode.ALL, prune=False)
     assert read(database, V3)[0]["Status"] == "failed", "it was run itself, and failed"
     # Each ran as the other: both rows get the samples of their own type.
     write_back(database, [record(V2, V3, 5.0), record(V3, V2, 100.0)], UpdateMode.ALL, prune=False)
-    assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["101.0000", "6.0000"]
+    assert durations(database, V2, V3) == ["101.0000", "6.0000"]
     assert read(database, V2)[0]["Status Reason"] == ""
 
 

@@ -103,7 +103,10 @@ def test_a_call_that_ran_as_a_sibling_is_told_of_both_rows(tmp_path: Path, told:
         ("MatMulV2", "ran as MatMulV3"),
         ("MatMulV3", ""),
     ]
-    assert all(row["runs"][0]["current"] for row in rows)
+    assert [(row["runs"][0]["status"], row["runs"][0]["current"]) for row in rows] == [
+        ("unsupported", False),
+        ("measured", True),
+    ]
 
 
 def test_the_change_is_to_the_last_run_in_the_same_conditions(

@@ -93,8 +93,8 @@ def test_every_row_that_has_samples_gets_exactly_those(bench: Bench) -> None:
     assert done.ledger() == {"measured": 9, "skipped": 2}
     assert bench.durations(V2) == {
         "16,32;64,32->16,64": "12.0000",
-        "8,32;64,32->8,64": "5.0000",
-        "16,48;64,48->16,64": "6.0000",
+        "8,32;64,32->8,64": "",
+        "16,48;64,48->16,64": "",
         "32,32;32,32->32,32": "",
     }
     assert bench.durations(V3) == {"8,32;64,32->8,64": "5.0000", "16,48;48,64->16,64": "6.0000"}
@@ -307,7 +307,10 @@ def test_what_could_not_be_read_makes_the_session_fail_and_the_rest_is_used(benc
 def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(bench: Bench) -> None:
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
     done = bench.run(
-        f"--device={DEFAULT_NPU_DEVICE}", "--versions=vllm0.18.0_torch2.9.0_cann8.5.0", "--collect-only", database=False
+        f"--device={DEFAULT_NPU_DEVICE}",
+        "--versions=vllm=0.18.0,torch=2.9.0,cann=8.5.0",
+        "--collect-only",
+        database=False,
     )
     assert f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done
     assert "opatlas: torch " not in done

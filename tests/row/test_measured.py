@@ -55,7 +55,7 @@ def full(kernel_type: str, cells: Mapping[str, str], ran_as: LaunchedCase | None
 @pytest.mark.parametrize(
     ("record", "elsewhere"),
     [
-        (full("MatMulV2", PRODUCT, LaunchedCase("MatMulV3")), set()),
+        (full("AddAiCore", PRODUCT, LaunchedCase("Add")), set()),
         # Its Duration(us) is the median.
         (full("hcom_allReduce_", MESSAGE, None), {schema.MICROBENCH_MEDIAN}),
     ],

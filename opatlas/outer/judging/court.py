@@ -284,8 +284,10 @@ class Court:
         wanted, is_prescribed = list(map(leaf_of, self._native)), self._referee.checks_dtypes
         sub_class, problem = interface_problem(call.forms, wanted, checks_dtypes=is_prescribed)
         for number, (leaf, least) in enumerate(zip(call.forms, self._least, strict=False) if not problem else ()):
-            if isinstance(leaf, TensorForm) and is_narrower(leaf.torch_dtype, least):
-                sub_class, problem = "dtype", f"result {number} is {leaf.dtype}, which is narrower than {least}"
+            if not isinstance(leaf, TensorForm):
+                continue
+            if is_narrower(leaf.torch_dtype, least) or leaf.torch_dtype.is_complex is not least.is_complex:
+                sub_class, problem = "dtype", f"result {number} is {leaf.dtype}, which holds other numbers than {least}"
         if problem:
             raise CandidateRejected(ErrorClass.INTERFACE, sub_class, problem)
 
@@ -300,7 +302,7 @@ class Court:
                     filled[places.to(wanted.device)] = value
                     value = filled.reshape(wanted.shape)
                 # The tolerance is that of the task's dtype, also where a result is wider.
-                value = value.to(least)
+                value = value.to(least) if least.is_floating_point is value.is_floating_point() else value
             whole.append(value)
         return self._referee.compare(tuple(whole), expected)
 

@@ -77,22 +77,25 @@ def _measuring() -> list[Any]:
 def _functions(owner: Any) -> dict[str, object]:
     """Returns what tells the functions of a module or class from others, and from themselves with other code."""
     return {
-        name: (value, value.__code__, value.__defaults__) if type(value) is FunctionType else value
+        name: (id(value), value.__code__, value.__defaults__) if type(value) is FunctionType else id(value)
         for name, value in vars(owner).items()
         if callable(value)
     }
 
 
 def hooks() -> Mapping[str, object]:
-    """Returns what Python and torch call between the calls of a candidate, by name. Takes some microseconds."""
+    """Returns what Python and torch call between the calls of a candidate, by name. Takes some microseconds.
+
+    Objects are told by their addresses: those of a candidate may say that they equal others.
+    """
     monitoring = getattr(sys, "monitoring", None)
     return {
-        "the profile function": sys.getprofile(),
-        "the trace function": sys.gettrace(),
-        "the hooks of new threads": (threading.getprofile(), threading.gettrace()),
+        "the profile function": id(sys.getprofile()),
+        "the trace function": id(sys.gettrace()),
+        "the hooks of new threads": (id(threading.getprofile()), id(threading.gettrace())),
         "sys.monitoring": [monitoring.get_tool(number) for number in range(6)] if monitoring else None,
-        "the callbacks of garbage collection": list(gc.callbacks),
-        "signal handlers": [signal.getsignal(number) for number in _SIGNALS],
+        "the callbacks of garbage collection": list(map(id, gc.callbacks)),
+        "signal handlers": [id(signal.getsignal(number)) for number in _SIGNALS],
         "timers": [any(signal.getitimer(timer)) for timer in _TIMERS],
         "torch's modes": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
         "torch's operators": _registrations(len(torch.library._impls)),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.outer.judging.judgement import TORCH_WORKS, ErrorClass, Judgement, Level
-from opatlas.outer.judging.source import CandidateSource, Function
+from opatlas.outer.judging.source import CandidateSource
 
 #: Line and detail of what a rule objects to. Line 0 is the whole file.
 Finding = tuple[int, str]
@@ -84,34 +84,7 @@ _HARD = _names(
 )
 #: Those of them that are methods of tensors, too.
 _HARD_METHODS = _names("matmul mm bmm addmm mv softmax log_softmax logsumexp")
-#: Further operators that are noted, of AKG's torch_compute_ops_soft and KernelBench's; all of torch.nn.functional are.
-_NOTED = _HARD | _names(
-    "relu gelu silu sigmoid tanh elu exp log sqrt rsqrt pow sin cos abs clamp clamp_min clamp_max sum mean prod norm "
-    "amax amin argmax argmin layer_norm batch_norm group_norm instance_norm max_pool1d max_pool2d max_pool3d "
-    "avg_pool1d cumsum cumprod selu hardtanh rms_norm dropout cosine_similarity kl_div var std max min sort topk"
-)
-_CONTAINERS = _names("Module ModuleList ModuleDict Parameter ParameterList ParameterDict")
 _TORCH_FUNCTIONS = ("torch", "torch.nn.functional", "torch.special", "torch.linalg")
-
-
-def _torch_calls(source: CandidateSource, functions: Iterable[Function]) -> Iterator[tuple[int, str, str]]:
-    """Yields line, operator and text of the calls of torch's operators in functions."""
-    for function in functions:
-        parameters = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
-        for node in ast.walk(function):
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-                yield node.lineno, "matmul", "@"
-            elif isinstance(node, ast.Call):
-                module, _, name = source.full_name(node.func).rpartition(".")
-                if module in _TORCH_FUNCTIONS:
-                    yield node.lineno, name, f"{module}.{name}"
-                elif (
-                    isinstance(node.func, ast.Attribute)
-                    and node.func.attr in _HARD_METHODS
-                    and isinstance(node.func.value, ast.Name)
-                    and node.func.value.id in parameters - {"self"}
-                ):
-                    yield node.lineno, node.func.attr, f"{node.func.value.id}.{node.func.attr}"
 
 
 @rule(ErrorClass.RULE, "AKG", "triton")
@@ -138,9 +111,22 @@ def triton_kernel_not_called(source: CandidateSource) -> Iterator[Finding]:
 @rule(ErrorClass.RULE, "AKG", "triton")
 def torch_api_instead_of_kernel(source: CandidateSource) -> Iterator[Finding]:
     """`forward` calls matmul, einsum, linear, conv, softmax, embedding or their like of torch"""
-    for line, name, text in _torch_calls(source, source.forward_functions):
-        if name in _HARD:
-            yield line, f"{text} computes; a kernel has to"
+    for function in source.forward_functions:
+        parameters = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+                yield node.lineno, "@ computes; a kernel has to"
+            elif isinstance(node, ast.Call):
+                full = source.full_name(node.func)
+                module, _, name = full.rpartition(".")
+                if not full and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+                    # A method of a tensor that the function is called with.
+                    module, name = node.func.value.id, node.func.attr
+                    is_hard = module in parameters - {"self"} and name in _HARD_METHODS
+                else:
+                    is_hard = module in _TORCH_FUNCTIONS and name in _HARD
+                if is_hard:
+                    yield node.lineno, f"{module}.{name} computes; a kernel has to"
 
 
 @rule(ErrorClass.RULE, "KernelBench", "cuda")
@@ -178,19 +164,6 @@ def no_kernel(source: CandidateSource) -> Iterator[Finding]:
 
 
 _COMPILERS = re.compile(r"torch\.utils\.cpp_extension|(?:numba|ctypes|cffi|cupy|cutlass|tilelang|warp|jax)\b")
-
-
-@rule(None, "KernelBench, hack 24")
-def torch_operator(source: CandidateSource) -> Iterator[Finding]:
-    """a function calls an operator of torch, or makes a layer of torch.nn"""
-    functions = [each for of_name in source.functions.values() for each in of_name]
-    for line, name, text in _torch_calls(source, functions):
-        if name in _NOTED or (text.startswith("torch.nn.functional.") and name not in ("pad", "unfold")):
-            yield line, f"{text} computes"
-    for call, full in source.calls:
-        module, _, name = full.rpartition(".")
-        if module == "torch.nn" and name[:1].isupper() and name not in _CONTAINERS:
-            yield call.lineno, f"{full} is a layer of torch"
 
 
 _ORDER = (ErrorClass.SYNTAX, ErrorClass.RULE, None)

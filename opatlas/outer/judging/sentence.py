@@ -73,10 +73,9 @@ def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline:
         return outcome_of(ReplayError(verdict.failure), outcome.changed)
     if verdict is not None and verdict.difference is not None:
         said = replace(said, within_1e3=verdict.difference < LIMIT, max_error=verdict.max_error)
-    is_waiting = said.passed or said.sub_class == "no-kernel"
     notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
     measurement = outcome.measurement
-    if verdict is not None and is_waiting and verdict.error_class not in ("", ErrorClass.PASS):
+    if verdict is not None and said.passed and verdict.error_class not in ("", ErrorClass.PASS):
         found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
     elif not said.passed:
         return replace(outcome, judged=said.judged)
