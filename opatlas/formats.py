@@ -38,12 +38,17 @@ def ratio(factor: float) -> str:
     return f"{factor:,.0f}x" if factor >= 100 else f"{factor:.2f}x" if factor >= 0.1 else f"{factor:.2g}x"
 
 
+def scaled(value: float, unit: str) -> str:
+    """Returns a value with a decimal prefix before its unit: `12.4 GB`, `1.6 TB/s`, `312 TFLOP/s`."""
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{number(value / factor)} {prefix}{unit}"
+    return f"{number(value)} {unit}"
+
+
 def size(count: int) -> str:
-    """Returns a number of bytes with a decimal unit: `12.4 GB`."""
-    for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= step:
-            return f"{count / step:.1f} {unit}"
-    return f"{count} B"
+    """Returns a number of bytes: `12.4 GB`."""
+    return scaled(count, "B")
 
 
 def seconds(count: float) -> str:

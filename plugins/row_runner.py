@@ -355,7 +355,7 @@ class RowRunner:
             together=row.row_id if len(settings.targets) > 1 else "",
         )
         if not job.judge:
-            against = self._against(row) if source is not None and job.group is None else None
+            against = self._against(row) if source is not None else None
             return job if against is None else replace(job, against=against, timeout_s=job.timeout_s * against.calls)
         # Workers of xdist share the folder.
         return replace(job, log=str(self._context.shared.path / f"candidate{self._context.worker}-{job.id}"))

@@ -12,8 +12,8 @@ from cyclopts import Parameter
 from opatlas.ask.compare.calls import CallPair, RowCall
 from opatlas.ask.compare.comparison import DatabaseComparison, Evidence, RivalFigures, RowComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
-from opatlas.ask.compare.states import compared_states, pairs_below
-from opatlas.errors import OpAtlasError, UsageError, usage_errors
+from opatlas.ask.compare.states import compared_states
+from opatlas.errors import UsageError, usage_errors
 from opatlas.formats import microseconds
 from opatlas.row.columns import (
     CACHE_STATE,
@@ -27,7 +27,7 @@ from opatlas.row.columns import (
 from opatlas.row.location import default_path, named_folder
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show import Result, Table, print_note
+from opatlas.show import Result, Table
 from opatlas.show import compared as tables
 from opatlas.show.parameters import Names, Percent
 
@@ -41,6 +41,11 @@ _CELLS = {
     "outputs_missing": OUTPUTS_MISSING,
     "conversions": CONVERSIONS,
 }
+
+_OF_CALL = (
+    *("status", "reason", "sum_us", "span_us", "kernels", "noise", "samples", "is_captured", "run_medians_us"),
+    "duration_us",
+)
 
 
 def compare(
@@ -58,7 +63,7 @@ def compare(
     Exit status: 0 done; 1 a row is slower (--fail-slower), or a file could not be read; 2 wrong usage.
 
     Args:
-        databases: folders of {KernelType}.csv files, folders above such, or devices such as NVIDIA_H200; STATE is a
+        databases: folders of {KernelType}.csv files, or devices such as NVIDIA_H200; STATE is a
             git revision (DB@main), the Run ID of a run, or `captures` (default: the database of this machine).
         baseline: implementation, or database, that speed-ups refer to (default: torch, or torch_npu on an NPU, else
             the first).
@@ -66,35 +71,11 @@ def compare(
         fail_slower: exit with 1 if a rival is SLOW in a row, and its whole interval lies beyond this, such as 5%; or
             if no row compares.
     """
-    with usage_errors():
-        comparisons = _comparisons(databases, baseline, ops)
-    parts = [part for name, comparison in comparisons.items() for part in tables.parts(comparison, name)]
-    parts = [part for part in parts if not isinstance(part, Table) or part.rows]
-    contents = {name: _content(comparison) for name, comparison in comparisons.items()}
-    problems = [problem for comparison in comparisons.values() for problem in comparison.problems]
-    if fail_slower is not None:
-        problems += [line for comparison in comparisons.values() for line in _slower(comparison, fail_slower)]
-    return Result(parts, contents.get("", contents), problems, 1 if problems else 0)
-
-
-def _comparisons(places: Sequence[str], baseline: str, kernel_types: Sequence[str]) -> dict[str, DatabaseComparison]:
-    """Returns the comparisons by the path of their databases below the folders that are named. Raises OpAtlasError.
-
-    Of databases below folders, those that a state lacks are left out, and told.
-    """
-    found: dict[str, DatabaseComparison] = {}
-    errors: list[OpAtlasError] = []
-    for name, pair in pairs_below(places).items():
-        try:
-            with _databases(pair) as databases:
-                found[name] = compare_databases(databases, baseline=baseline, kernel_types=kernel_types)
-        except OpAtlasError as error:
-            errors.append(error)
-    if not found:
-        raise errors[0]
-    for left_out in errors:
-        print_note(f"left out: {left_out}")
-    return found
+    with usage_errors(), _databases(databases) as opened:
+        comparison = compare_databases(opened, baseline=baseline, kernel_types=ops)
+    parts = [part for part in tables.parts(comparison) if not isinstance(part, Table) or part.rows]
+    problems = [*comparison.problems, *(_slower(comparison, fail_slower) if fail_slower is not None else ())]
+    return Result(parts, _content(comparison), problems, 1 if problems else 0)
 
 
 def _databases(places: Sequence[str]) -> AbstractContextManager[list[ComparedDatabase]]:
@@ -141,12 +122,7 @@ def _content(comparison: DatabaseComparison) -> Mapping[str, object]:
 
 
 def _database(database: ComparedDatabase) -> Mapping[str, object]:
-    return {
-        "name": database.name,
-        "version": database.version,
-        "path": str(database.path),
-        "state": database.state,
-    }
+    return {name: getattr(database, name) for name in ("name", "version", "path", "state")}
 
 
 def _evidence(evidence: Evidence) -> Mapping[str, object]:
@@ -190,9 +166,7 @@ def _pair(pair: CallPair) -> Mapping[str, object]:
 def _call(call: RowCall) -> Mapping[str, object]:
     quality = call.duration and call.duration.quality
     return {
-        **{name: getattr(call, name) for name in ("status", "reason", "sum_us", "span_us", "kernels")},
-        **{name: getattr(call, name) for name in ("noise", "samples")},
+        **{name: getattr(call, name) for name in _OF_CALL},
         "quality": quality.value if quality else "",
         **{name: call.cell(column) for name, column in _CELLS.items()},
-        **{name: getattr(call, name) for name in ("is_captured", "run_medians_us", "duration_us")},
     }

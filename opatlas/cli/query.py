@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,6 @@ from opatlas.ask.query.implementation_answers import ANSWER_COLUMNS, COMPOSITION
 from opatlas.ask.query.predictor import folder
 from opatlas.ask.query.question import How, QueryResult
 from opatlas.data.csv_files import read_frame, write_atomically, write_text
-from opatlas.data.origin import are_one_device
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.formats import microseconds
 from opatlas.progress import note_after, track
@@ -185,8 +183,7 @@ def export(database: Annotated[str, Parameter(name="DB")], /, *, output: Path) -
     else:
         write_text(output, rows.to_csv(index=False, lineterminator="\n"))
     written = Table(("file", "rows", "kernel types"), [(str(output), len(rows), rows["kernel_type"].nunique())])
-    left_out = of_other_devices(opened)
-    return Result([written, Fields(left_out, title="left out, of other devices")] if left_out else [written])
+    return Result([written])
 
 
 def long_table(database: OpenDatabase) -> pd.DataFrame:
@@ -206,17 +203,6 @@ def long_table(database: OpenDatabase) -> pd.DataFrame:
     words = [name for name, dtype in COLUMNS.items() if dtype == "string"]
     table = table.assign(**{name: table[name].replace("", pd.NA) for name in words})
     return table
-
-
-def of_other_devices(database: OpenDatabase) -> Counter[str]:
-    """Returns the number of durations of other devices than the one that answers, which no table has, by device."""
-    answers, counts = database.answers, Counter[str]()
-    for kernel_type in database.kernel_types():
-        for name in database.implementations:
-            rows = answers.stored_rows(kernel_type, name)
-            found = [*rows.left_out.values(), *(each for others in rows.others for each in others)]
-            counts.update(each.device for each in found if not are_one_device(each.device, answers.device))
-    return counts
 
 
 def _sources(database: OpenDatabase) -> Iterator[tuple[OpenDatabase, str]]:

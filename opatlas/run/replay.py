@@ -78,9 +78,8 @@ class Replay:
         self._device = device
         self._group = group
         self._source = source
-        # A profiler has the samples later, and ranks of a group do not know each other's.
-        takes_turns = against is not None and group is ALONE and instrument.name not in PROFILERS
-        self._against = against if takes_turns else None
+        # A profiler has the samples later.
+        self._against = against if instrument.name not in PROFILERS else None
         self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 
     def __call__(
@@ -204,15 +203,18 @@ class Replay:
         )
 
     def _first_calls(self, rivals: Sequence[KernelCall]) -> str:
-        """Makes the first calls of the baseline; returns why the kernel is measured alone, or ""."""
-        try:
-            for each in rivals:
+        """Makes the first calls of the baseline; returns why the kernel is measured alone, on all ranks, or ""."""
+        why = ""
+        for each in rivals:
+            try:
                 each.restart()
-                self._sampling.warm_up(each.repeat, most_calls=_WARM_UP_CALLS - 1, until=monotonic() + _WARM_UP_S)
-        except Exception as error:
-            if fatal_device_error(error_text(error)):
-                raise
-            return f"not compared in turn: the baseline failed ({exception_line(error)})"
+            except Exception as error:
+                if fatal_device_error(error_text(error)):
+                    raise
+                why = f"not compared in turn: the baseline failed ({exception_line(error)})"
+            if any(failed for (failed,) in self._group.gather([float(bool(why))])):
+                return why or "not compared in turn: the baseline failed on another rank"
+            self._sampling.warm_up(each.repeat, most_calls=_WARM_UP_CALLS - 1, until=monotonic() + _WARM_UP_S)
         return ""
 
     def _kernel(self, source: KernelSource | None, impl: Callable[..., Any]) -> Callable[..., Any]:

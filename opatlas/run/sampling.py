@@ -118,7 +118,7 @@ class Sampling:
         waits_for_host = any(
             median(each) > HOST_BOUND * median(us) for each, us in zip(spans, sums, strict=True) if each
         )
-        compared = sums if waits_for_host or not spans[0] else spans
+        compared = sums if self._group.first_rank_decides(waits_for_host or not spans[0]) else spans
         own = replace(samples, durations_us=tuple(sums[0]), spans_us=tuple(spans[0]))
         return own, Rounds(*map(tuple, compared))
 

@@ -67,13 +67,9 @@ _SPEED_UPS = (*_VERDICTS, *_MEANS, *map(_fast, FAST), _count("compositions"), _m
 _OF_KERNEL_TYPE = (*_STATUSES, _verdict(PairVerdict.SLOW), _verdict(PairVerdict.FAST), *_MEANS)
 
 
-def parts(comparison: DatabaseComparison, name: str) -> Iterator[Part]:
-    """Yields the tables for a person.
-
-    Args:
-        name: where the databases lie below the folders that were named; "" for databases that were named.
-    """
-    yield _databases(comparison, name)
+def parts(comparison: DatabaseComparison) -> Iterator[Part]:
+    """Yields the tables for a person."""
+    yield _databases(comparison)
     shown = [rival for rival in comparison.rivals if rival not in comparison.without_common_rows]
     if not all(rival.runs_as(comparison.baseline) for rival in shown):
         yield _figures_table(comparison, shown, (*_STATUSES, _count("missing")), "rows")
@@ -141,7 +137,7 @@ def rows_table(comparison: DatabaseComparison, rival: ComparedDatabase) -> Table
     return Table(columns, rows, f"{rival.label}: rows", left_out)
 
 
-def _databases(comparison: DatabaseComparison, name: str) -> Table:
+def _databases(comparison: DatabaseComparison) -> Table:
     over_time = all(rival.runs_as(comparison.baseline) for rival in comparison.rivals)
     rows = []
     for each in (comparison.baseline, *comparison.rivals):
@@ -157,7 +153,7 @@ def _databases(comparison: DatabaseComparison, name: str) -> Table:
             )
         )
     columns = ("database", "role", "measured", "in common", "fastest", "folder")
-    return Table(columns, rows, name or "databases")
+    return Table(columns, rows, "databases")
 
 
 def _figures_table(

@@ -6,7 +6,6 @@ The terminal, the session report and JUnit all show these.
 from __future__ import annotations
 
 import heapq
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ from opatlas.row.roofline import PRODUCTS, Peak, achieved_rates, row_work
 from opatlas.row.slots import base_type
 from opatlas.show.result import Column, Table
 
-#: Significant digits of durations and rates.
-_DIGITS = 3
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 #: Prefixes of integer dtypes.
 _WHOLE_NUMBERS = ("INT", "UINT")
 
@@ -77,10 +73,10 @@ class RowSummary:
 
     @property
     def rate(self) -> str:
-        """The rate nearer to its peak: `1.60 TB/s`, `312 TFLOP/s`; "" if the work is unknown."""
+        """The rate nearer to its peak: `1.6 TB/s`, `312 TFLOP/s`; "" if the work is unknown."""
         if self.by_arithmetic and self.tera_ops:
-            return operations_text(self.tera_ops, of_integers=self.of_integers)
-        return bytes_text(self.gbps) if self.gbps else ""
+            return formats.scaled(self.tera_ops * 1e12, "OP/s" if self.of_integers else "FLOP/s")
+        return formats.scaled(self.gbps * 1e9, "B/s") if self.gbps else ""
 
     @property
     def warning(self) -> str:
@@ -93,7 +89,7 @@ class RowSummary:
         return self.quality.value if self.quality is Quality.COMPOSITION else self.warning
 
     def text(self) -> str:
-        """Returns `601.4 us ±2.1 % (20) 1.60 TB/s 34.2 % of peak`."""
+        """Returns `601.4 us ±2.1 % (20) 1.6 TB/s 34.2 % of peak`."""
         share = "" if self.share is None else f"{formats.percent(self.share)} of peak"
         parts = (formats.duration(self.median_us), formats.noise(self.noise), f"({self.samples})", self.mark, self.rate)
         return " ".join(filter(None, (*parts, share)))
@@ -164,28 +160,6 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
         "share": share,
         "by_arithmetic": is_product if share is None else reached.bound_by_arithmetic,
     }
-
-
-def bytes_text(gbps: float) -> str:
-    """Returns a rate, given in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
-    return _with_prefix(gbps * 1e9, "B/s")
-
-
-def operations_text(tera_ops: float, *, of_integers: bool = False) -> str:
-    """Returns a rate, given in 10^12 operations/s: `312 TFLOP/s`, for integers `312 TOP/s`."""
-    return _with_prefix(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
-
-
-def _with_prefix(value: float, unit: str) -> str:
-    factor, prefix = next(((factor, prefix) for factor, prefix in _PREFIXES if value >= factor), (1.0, ""))
-    return f"{_significant(value / factor)} {prefix}{unit}"
-
-
-def _significant(value: float) -> str:
-    if value <= 0:
-        return "0"
-    decimals = _DIGITS - 1 - math.floor(math.log10(value))
-    return f"{value:,.{min(max(decimals, 0), 4)}f}"
 
 
 _SHOWN = 5

@@ -181,31 +181,6 @@ def test_a_run_against_the_newest_durations(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
-def test_all_databases_below_two_folders(repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = tmp_path / "database" / "data"
-    other = write_tables(data / "AMD_EPYC" / "torch" / "torch2.13.0_cpu", {"Neg": [measured(1, 3)]})
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "-m", "third")
-    write_tables(other, {"Neg": [measured(1, 4)]})
-    # Tables of sessions are no databases.
-    write_tables(other / "reports", {"gap": [measured(1, 4)]})
-    names = ["AMD_EPYC/torch/torch2.13.0_cpu", "NVIDIA_H200/torch/torch2.11.0_cuda13.0"]
-    found = figures(capsys, f"{data}@HEAD", data)
-    assert list(found) == names
-    assert [found[name]["rivals"][0]["all"]["rows"] for name in names] == [1, 2]
-    assert main(["compare", f"{data}@HEAD", str(data), "--ops", "Neg", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)) == names[:1]
-    assert main(["compare", f"{data}@v1.0", str(data), "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert list(json.loads(out)) == names[1:]
-    assert names[0] in err
-    assert main(["compare", f"{data}@HEAD", str(data), "--fail-slower", "5%"]) == 1
-    out, err = capsys.readouterr()
-    assert all(name in out for name in names)
-    assert "Neg-1x64" in err
-    assert main(["compare", f"{data}@HEAD", str(data), "--ops", "Nothing"]) == 2
-
-
 def captured(size: int, us: str, *, std: str = "0.1", samples: str = "50", populations: str = "") -> dict[str, str]:
     return {
         **shape(size),

@@ -22,7 +22,6 @@ from opatlas.ask.compare.steps import (
     spread_between_runs,
     undisturbed,
 )
-from opatlas.row.rounds import two_sided_p
 
 LEAST_SIZE = 0.05
 series = st.lists(st.floats(-20, 20), min_size=LEAST_RUNS, max_size=30)
@@ -113,14 +112,6 @@ def test_the_level_and_the_sign_of_a_series_decide_nothing(values: list[float], 
     one = probability_of_no_change(values, LEAST_SPREAD)
     other = probability_of_no_change([level - value for value in values], LEAST_SPREAD)
     assert one == pytest.approx(other, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("t", "freedom"), [(12.706, 1), (4.303, 2), (3.182, 3), (2.776, 4), (2.228, 10), (2.201, 11), (1.984, 100)]
-)
-def test_quantiles_of_student(t: float, freedom: int) -> None:
-    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=2e-4)
-    assert two_sided_p(0, freedom) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from opatlas.ask.compare.calls import (
 )
 from opatlas.row.columns import CACHE_STATE, INSTRUMENT
 from opatlas.row.quality import Quality
-from opatlas.row.rounds import PairVerdict, mean_of, two_sided_t
+from opatlas.row.rounds import PairVerdict, mean_of, two_sided_p, two_sided_t
 
 SWAPPED = {PairVerdict.FAST: PairVerdict.SLOW, PairVerdict.SLOW: PairVerdict.FAST}
 durations = st.floats(0.1, 1e7)
@@ -268,3 +268,4 @@ def test_a_mean_of_nothing_is_none_and_others_lie_within(ratios: list[float]) ->
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (3, 3.182), (10, 2.228), (1000, 1.962)])
 def test_quantiles_of_student(freedom: int, t: float) -> None:
     assert two_sided_t(0.05, freedom) == pytest.approx(t, abs=1e-3)
+    assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=2e-4)

@@ -5,8 +5,8 @@
 
 A session is `pytest bench/ --implementation torch,FOLDER` in a new database, with OPTIONS of pytest. The functions of
 FOLDER are those of `opatlas implementations --new`, which call the functions of torch that the rows time. With --extra
-they take that share longer: on a CPU by a loop that waits for the clock, on a GPU by a kernel that spins. A history has
-ten sessions of torch alone, in which --busy processes run during the fifth to the seventh.
+they take that share longer: on a CPU by a loop that waits for the clock, on a GPU by a kernel that adds numbers. A
+history has ten sessions of torch alone, in which --busy processes run during the fifth to the seventh.
 
 Rows of a session share the state of the machine, so that intervals of few sessions are too narrow. Targets: no more
 than 1 % of definite verdicts without, and 85 % SLOW with extra work, in rows of 100 us and more; steps in no more than
@@ -80,30 +80,47 @@ def longer(function):
     "cuda": '''
 from statistics import median
 
+#: The work that is added, whose time grows with the number of elements: a GPU's instruments take torch.cuda._sleep for
+#: their own mark.
+_MOST = 1 << 29
+
 
 def milliseconds(call):
-    """The time of a call on a GPU whose cache holds other data."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.empty(2**28, dtype=torch.int8, device="cuda").zero_()
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+    """The median time of a call on a GPU whose cache holds other data."""
+    other, times = torch.ones(2**26, device="cuda"), []
+    for _ in range(15):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        other.sum()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return median(times)
 
 
 def longer(function):
-    cycles = {{}}
+    work = {{}}
+
+    def added_to(arguments, named):
+        scratch = torch.ones(_MOST, device="cuda")
+
+        def both():
+            function(*arguments, **named)
+            scratch[:count].add_(1)
+
+        own, empty = milliseconds(lambda: function(*arguments, **named)), milliseconds(lambda: None)
+        wanted, count = (own - empty) * {extra}, 1 << 20
+        for _ in range(4):
+            count = max(1, min(_MOST, int(count * wanted / max(milliseconds(both) - own, wanted / 100))))
+        return scratch[:count].clone()
 
     def call(*arguments, **named):
         shapes = tuple(tuple(each.shape) for each in arguments if isinstance(each, torch.Tensor))
-        if shapes not in cycles:
-            own = median(milliseconds(lambda: function(*arguments, **named)) for _ in range(15))
-            empty = median(milliseconds(lambda: torch.cuda._sleep(1)) for _ in range(15))
-            million = median(milliseconds(lambda: torch.cuda._sleep(1_000_000)) for _ in range(15)) - empty
-            cycles[shapes] = max(1, int((own - empty) * {extra} / million * 1_000_000))
+        if shapes not in work:
+            work[shapes] = added_to(arguments, named)
         results = function(*arguments, **named)
-        torch.cuda._sleep(cycles[shapes])
+        work[shapes].add_(1)
         return results
 
     return call

@@ -15,9 +15,10 @@ from checked import write_manifest
 
 from opatlas.cli.main import main
 from opatlas.errors import UsageError
+from opatlas.outer.diagnosis import improve
 from opatlas.outer.diagnosis.diagnosis import diagnose
 from opatlas.outer.diagnosis.peaks import known_peaks, read_peaks
-from opatlas.outer.diagnosis.prompt import prompt_text
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.run.implementation_catalog import read_directory
 from tests.ask.tables import RUN, product_rows, write_table
 from tests.outer.planted import PIPES, capture, kernel
@@ -61,7 +62,24 @@ def test_the_ranking_and_a_kernel_of_it(path: Path, capsys: pytest.CaptureFixtur
 def test_the_prompt(path: Path, golden: Callable[[str, str], None]) -> None:
     found = diagnose(path, known_peaks(_DEVICE))
     code = '@triton.jit\ndef swiglu(x):\n    """Has ``` in it."""\n'
-    golden("prompt.md", prompt_text(found, found.ranking[1], source=code, interface="def kernel(x, dim): ...\n"))
+    wishes = ["use double buffer", "vectorize with 16 elements"]
+    asked = improve.prompt_text(
+        found, found.ranking[1], source=code, interface="def kernel(x, dim): ...\n", wishes=wishes
+    )
+    golden("prompt.md", asked)
+
+
+@pytest.mark.parametrize(
+    "code", ["import te\n", "from tbe import dsl\n", "def f(x):\n    return te.compute(x.shape, f)\n"]
+)
+def test_code_of_tbe_is_told_what_can_be_run(
+    code: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(code)
+    assert main(["diagnose", str(path), "--source", str(tmp_path / "own.py"), "--output", str(tmp_path / "out")]) == 0
+    assert "Triton-Ascend" in capsys.readouterr().out
+    constraints = (tmp_path / "out" / "prompt.md").read_text().partition("## Constraints")[2]
+    assert "written in Triton-Ascend" in constraints
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> Any:
@@ -74,10 +92,11 @@ def _json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 
 def test_prompts_have_the_interface_of_kernels_with_a_replay(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompt = tmp_path / "prompt.md"
-    command = ["diagnose", str(path), "--prompt", str(prompt)]
+    prompt = tmp_path / "out" / "prompt.md"
+    command = ["diagnose", str(path), "--output", str(tmp_path / "out")]
     assert _json(capsys, *command[1:], "--row", "1")["kernel_type"] == "SwiGlu"
     assert '@implements("SwiGlu")' in prompt.read_text()
+    assert "4096,3072 bfloat16" in prompt.read_text()
     source = tmp_path / "mine.cpp"
     source.write_text("class MyKernel {};")
     assert main([*command, "--row", "2", "--source", str(source)]) == 0
@@ -86,46 +105,101 @@ def test_prompts_have_the_interface_of_kernels_with_a_replay(
     assert "@implements" not in text
 
 
-def _posting(path: Path, url: str, folder: Path, model: str = "m") -> list[str]:
-    """Returns the command that asks a model for the second kernel of the ranking."""
-    models = folder.parent / "models.yaml"
-    models.write_text(json.dumps({"models": {model: {"endpoint": url, "max_tokens": 77}}}))
-    return ["diagnose", str(path), "--row", "2", "--models", str(models), "--output", str(folder)]
+class PlannedBench:
+    """In place of RowBench: nothing is measured, and each candidate gets the next of some judgements."""
+
+    name = "planned"
+    baseline = type("Measured", (), {"samples_us": (90.0,)})()
+
+    def __init__(self, path: Path, judgements: list[Judgement]) -> None:
+        self._path, self._judgements = path, judgements
+
+    def __enter__(self) -> PlannedBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def judge(self, path: Path, language: str) -> Judgement:
+        return self._judgements.pop(0)
+
+    def diagnosis(self, measured: object) -> Any:
+        return diagnose(self._path)
 
 
-def test_an_answer_becomes_a_candidate_next_to_earlier_ones(path: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "kernels"
-    with chat_server(ChatServer(lambda body: _ANSWER, faults=[Fault.TOO_MANY], retry_after="0")) as server:
-        command = _posting(path, server.url, folder, "Qwen/Q-3")
-        assert main(command) == 0
-        assert main(command) == 0
-    asked = server.bodies[-1]
-    assert (asked["model"], asked["max_tokens"]) == ("Qwen/Q-3", 77)
-    assert "scalar bound" in asked["messages"][0]["content"]
-    candidates = {each.name: each for each in read_directory(folder)}
-    assert set(candidates) == {"kernels-Qwen_Q_3_1", "kernels-Qwen_Q_3_2"}
-    assert (folder / "MyKernel" / "Qwen_Q_3_2.py").read_text() == _CODE
-    assert (folder / "MyKernel" / "Qwen_Q_3_2.md").read_text() == _ANSWER
-
-
-@pytest.mark.parametrize(
-    ("server", "status", "named"),
-    [
-        (ChatServer(lambda body: "I cannot."), 1, "m_1.md"),
-        (ChatServer(faults=[Fault.HTML]), 1, "HTML"),
-    ],
-    ids=["no code", "web page"],
+WRONG = Judgement(ErrorClass.MISMATCH, text="1 of 4 elements differs")
+FASTER = Judgement(ErrorClass.PASS, "", Level.MEASURED, duration_us=30.0, baseline_us=90.0)
+SLOWER = Judgement(
+    ErrorClass.RULE, "not-faster", Level.MEASURED, "the results are right", duration_us=99.0, baseline_us=90.0
 )
-def test_an_endpoint_without_an_answer_leaves_no_candidate(
-    server: ChatServer, status: int, named: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+
+
+def _posting(path: Path, url: str, folder: Path, model: str = "m") -> list[str]:
+    """Returns the command that has a model improve the first kernel of the ranking."""
+    models = folder.parent / "models.yaml"
+    models.write_text(json.dumps({"models": {model: {"endpoint": url, "max_tokens": 77}}, "attempts": 4}))
+    return ["diagnose", str(path), "--row", "1", "--models", str(models), "--output", str(folder)]
+
+
+def test_what_was_found_of_an_answer_is_told_until_one_is_faster(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, prompt = tmp_path / "kernels", tmp_path / "prompt.md"
-    with chat_server(server):
-        command = _posting(path, server.url, folder)
-        assert main([*command, "--prompt", str(prompt)]) == status
-    assert named in capsys.readouterr().err
-    assert not list(tmp_path.rglob("m_*.py"))
-    assert prompt.is_file()
+    monkeypatch.setattr(improve, "RowBench", lambda *_: PlannedBench(path, [WRONG, SLOWER, FASTER]))
+    answers = ["I cannot.", _ANSWER, _ANSWER, _ANSWER]
+    server = ChatServer(lambda body: answers.pop(0))
+    folder = tmp_path / "kernels"
+    with chat_server(server) as asked:
+        command = _posting(path, asked.url, folder, "Qwen/Q-3")
+        content = _json(capsys, *command[1:], "--wish", "use double buffer")
+        # What is recorded is not asked again.
+        assert main([*command, "--wish", "use double buffer"]) == 0
+    assert not answers
+    first, *repairs = [each["messages"][-1]["content"] for each in server.bodies]
+    assert "- use double buffer" in first
+    assert "memory bound" in first
+    for name, told in zip(("no_code", "mismatch", "not-faster"), repairs, strict=True):
+        assert name in told
+    assert _CODE in repairs[-1]
+    assert [(each["attempt"], each["error_class"], each["speed_up"]) for each in content["attempts"]] == [
+        *((0, "answer", None), (1, "mismatch", None), (2, "rule", 90 / 99), (3, "pass", 3.0)),
+    ]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("Qwen/Q-3 3 faster 90 30 3.00x") for line in lines)
+    (candidate,) = read_directory(folder)
+    assert candidate.source("SwiGlu")
+
+
+def test_answers_are_measured_on_the_row_against_its_baseline(tmp_path: Path, forks: object) -> None:
+    row = {"Input Shapes": "1,4,9,9;4,1,3,3", "Input Data Types": "FLOAT;FLOAT", "Input Formats": "NCHW;NCHW"}
+    row |= {"Output Shapes": "1,4,7,7", "Output Data Types": "FLOAT", "Output Formats": "NCHW"}
+    code = "import torch\n\n\ndef kernel(x, w, *rest):\n    return torch.conv2d(x, {}, *rest)\n"
+    judged = {}
+    with improve.RowBench("DepthwiseConv2D", row, tmp_path) as bench:
+        for name, weight in (
+            ("right", "w"),
+            ("wrong", "w.flip(2, 3)"),
+            ("raises", "w.no_such_method()"),
+            ("broken", "w.("),
+        ):
+            (tmp_path / f"{name}.py").write_text(code.format(weight))
+            judged[name] = bench.judge(tmp_path / f"{name}.py", "")
+    # The speed of this machine decides between the two.
+    assert judged["right"].name in ("pass", "rule/not-faster")
+    assert judged["right"].duration_us
+    assert judged["right"].baseline_us
+    assert [judged[name].name for name in ("wrong", "raises")] == ["mismatch", "runtime"]
+    assert judged["broken"].error_class is ErrorClass.SYNTAX
+
+
+def test_an_endpoint_without_an_answer(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(improve, "RowBench", lambda *_: PlannedBench(path, []))
+    folder = tmp_path / "kernels"
+    with chat_server(ChatServer(faults=[Fault.HTML])) as server:
+        assert main(_posting(path, server.url, folder)) == 1
+    assert "HTML" in capsys.readouterr().err
+    assert (folder / "prompt.md").is_file()
 
 
 def test_a_change_shows_verdicts_and_counters_side_by_side(
@@ -157,11 +231,12 @@ def test_a_change_shows_verdicts_and_counters_side_by_side(
     ("arguments", "named"),
     [
         (["--row", "9"], "choose 1 to 3"),
-        (["--source", "kernel.py"], "--prompt"),
+        (["--source", "kernel.py"], "--output"),
         (["--models", "models.yaml"], "--output"),
-        (["--models", str(_ROOT / "examples" / "answers" / "demo.yaml"), "--output", "kernels"], "demo"),
+        (["--wish", "be fast"], "--output"),
+        (["--row", "2", "--models", str(_ROOT / "examples" / "answers" / "demo.yaml"), "--output", "out"], "no replay"),
         (["--against", "nowhere"], "nowhere"),
-        (["--against", ".", "--prompt", "p.md"], "--prompt"),
+        (["--against", ".", "--output", "out"], "--output"),
         (["--peaks", "ATLAS_800_A2"], "ATLAS_800_A2_313T_64G"),
         (["--row", "0"], "--row"),
         (["--phase", "decode"], "--superkernel"),

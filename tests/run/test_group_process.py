@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import group_replays
@@ -26,8 +26,9 @@ from opatlas.row.status import Status
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import RANK_SPREAD, GroupSpec
+from opatlas.run.implementation import KernelSource
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job
+from opatlas.run.job import Against, Job
 from opatlas.run.process import ranks as module
 from opatlas.run.process.device_process import GroupProcess
 
@@ -131,6 +132,47 @@ def test_a_fork_of_a_rank_answers_nobody(group: GroupProcess) -> None:
     """Its stack goes through the runner, as that of the rank does."""
     ran = [group.run(job(mood)) for mood in (group_replays.RETURNS_TWICE, group_replays.GOOD)]
     assert [outcome.status for outcome in ran] == [Status.MEASURED] * 2
+
+
+#: A kernel that is right, of a user's folder.
+RIVAL = """
+import torch
+from torch import distributed
+
+def kernel(x, y):
+    total = x + y
+    distributed.all_reduce(total)
+    return total / distributed.get_world_size()
+"""
+
+
+def test_a_rival_takes_turns_with_the_baseline_on_all_ranks_and_in_another_group(
+    group: GroupProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "Sum.py").write_text(RIVAL)
+    source = KernelSource("mine 1", "", str(tmp_path / "Sum.py"), "kernel")
+    compared = replace(job(group_replays.GOOD), source=source, against=Against(control=True))
+    outcome = group.run(compared)
+    assert outcome.measurement is not None, outcome
+    (rounds,) = outcome.measurement.rounds
+    assert [len(rounds.kernel_us), len(rounds.baseline_us), len(rounds.control_us)] == [3, 3, 3]
+    assert rounds.kernel_us == outcome.measurement.samples_us
+    assert outcome.measurement.against.startswith("torch ")
+    before = set(marked(f"{MARK}={os.getpid()}"))
+    again = group.run(compared.again_elsewhere())
+    assert again.measurement is not None, again
+    assert [len(own) for own in astuple(again.measurement.rounds[0])] == [3, 3, 0]
+    assert not before & set(marked(f"{MARK}={os.getpid()}"))
+
+
+def test_a_baseline_that_fails_on_one_rank_leaves_the_rival_alone(group: GroupProcess, tmp_path: Path) -> None:
+    (tmp_path / "Sum.py").write_text(RIVAL)
+    source = KernelSource("mine 1", "", str(tmp_path / "Sum.py"), "kernel")
+    (tmp_path / "baseline.py").write_text("import os\n\ndef kernel(x, y):\n    raise ValueError('not here')\n")
+    baseline = KernelSource("other 1", "", str(tmp_path / "baseline.py"), "kernel")
+    outcome = group.run(replace(job(group_replays.GOOD), source=source, against=Against(baseline)))
+    assert (outcome.status, outcome.measurement and outcome.measurement.rounds) == (Status.MEASURED, ())
+    assert "not compared in turn" in outcome.reason
 
 
 class Interrupted(BaseException):

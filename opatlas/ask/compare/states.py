@@ -30,10 +30,6 @@ CAPTURES = "captures"
 _GIT_S = 120
 #: The modes of regular files in a tree of git begin so; links and submodules are no files.
 _REGULAR = "100"
-#: Databases lie at most so deep below a folder that is compared with another one.
-_BELOW = ("*", "*/*", "*/*/*")
-#: Folders of a database that hold CSVs of other kinds.
-_OF_SESSIONS = ("journal", "runs", "reports", "pruned", "profiles", "implementations")
 
 
 @contextmanager
@@ -53,39 +49,6 @@ def compared_states(places: Sequence[str]) -> Iterator[list[ComparedDatabase]]:
                 raise OpAtlasError(f"{place}: named twice: name each database once")
             found.append(database)
         yield distinct_names(found)
-
-
-def pairs_below(places: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the places to compare with each other, by the path of their databases below the folders that are named.
-
-    Returns:
-        {"": places} if a folder is itself a database; else the databases that all folders have below them.
-
-    Raises:
-        OpAtlasError: the folders have no such database.
-    """
-    if len(places) < 2:
-        return {"": list(places)}
-    names = [_split(place)[0] for place in places]
-    # A folder is not yet that of its newest database, since all below it are compared.
-    folders = [Path(name) if Path(name).is_dir() else named_folder(name) for name in names]
-    if any(next(folder.glob("[!.]*.csv"), None) for folder in folders) or not all(map(Path.is_dir, folders)):
-        return {"": list(places)}
-    below = [{str(path.relative_to(folder)) for path in _folders_of_tables(folder)} for folder in folders]
-    shared = sorted(set.intersection(*below))
-    if not shared:
-        raise OpAtlasError(f"{', '.join(places)}: no database lies below all of them: name databases")
-    return {name: [_below(place, name) for place in places] for name in shared}
-
-
-def _folders_of_tables(folder: Path) -> set[Path]:
-    tables = (path for level in _BELOW for path in folder.glob(f"{level}/[!.]*.csv"))
-    return {path.parent for path in tables if not {*_OF_SESSIONS} & {*path.relative_to(folder).parts}}
-
-
-def _below(place: str, name: str) -> str:
-    folder, state = _split(place)
-    return f"{Path(folder) / name}@{state}" if state else str(Path(folder) / name)
 
 
 def _split(place: str) -> tuple[str, str]:

@@ -165,25 +165,29 @@ class ModelCost:
         moved = sum(part.bytes_per_call * part.calls for part in self.parts)
         return sum(part.bytes_per_call * part.calls for part in self.missing) / moved if moved else 0.0
 
+    def us_of(self, counts: Callable[[PartCost], object]) -> float:
+        """Returns how much of the sum the parts have that a function accepts."""
+        return sum(part.us or 0.0 for part in self.parts if counts(part))
+
     @property
     def us_in_layers(self) -> float:
         """How much of the sum is in layers, all of them together."""
-        return sum(part.us or 0.0 for part in self.parts if part.layers)
+        return self.us_of(lambda part: part.layers)
 
     @property
     def composition_us(self) -> float:
         """How much of the sum rests on compositions of operators."""
-        return sum(part.us or 0.0 for part in self.parts if part.composed)
+        return self.us_of(lambda part: part.composed)
 
     @property
     def untold_us(self) -> float:
         """How much of the sum rests on rows that do not say whether a composition of operators ran."""
-        return sum(part.us or 0.0 for part in self.parts if part.composed is None)
+        return self.us_of(lambda part: part.composed is None)
 
     @property
     def other_dtypes_us(self) -> float:
         """How much of the sum rests on rows with other dtypes."""
-        return sum(part.us or 0.0 for part in self.parts if part.other_dtypes)
+        return self.us_of(lambda part: part.other_dtypes)
 
     def us_by(self, field: PartField) -> dict[str, float]:
         """Returns how much of the sum each value of a field of the parts has, the largest first."""

@@ -5,11 +5,11 @@ peaks.py               the peaks and cores of the device, and the roofline share
 verdicts.py            the verdicts of all kernels at once; rules.yaml has their tests, limits and advice
 diagnosis.py           verdicts, time lost and ranking of a capture or database
 shown.py               a diagnosis, and two of them side by side, as tables and JSON
-prompt.py              what a model is asked for: the kernel, its counters, verdicts and constraints
+improve.py             what a model is asked for; the loop that measures answers against the baseline of the row
 command.py             `opatlas diagnose`, and the page of `opatlas report`
 """
 
-from opatlas.extensions import Command
+from opatlas.installation import Command
 
 COMMAND = Command(
     "Ask", "why kernels are slow; which scopes a SuperKernel may fuse", "opatlas.outer.diagnosis.command:diagnose"

@@ -17,12 +17,13 @@ import sys
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opatlas.row.errors import DeviceUnhealthy, ReplayError
+from opatlas.row.record import Rounds
 from opatlas.row.status import Status
 from opatlas.run.devices.device import kind_named
 from opatlas.run.devices.device_lock import LockHolder
@@ -244,11 +245,16 @@ def combine_ranks(kernel_type: str, outcome: RowOutcome, group: Group) -> RowOut
     assert outcome.measurement is not None
     try:
         samples_us = group.gather_samples(outcome.measurement.samples_us)
+        of_group = [
+            [slowest_us(kernel_type, group.gather_samples(own))[1] for own in astuple(rounds) if own]
+            for rounds in outcome.measurement.rounds
+        ]
     except ReplayError as error:
         return outcome_of(error)
     measurement = replace(
         outcome.measurement,
         samples_us=slowest_us(kernel_type, samples_us)[1],
+        rounds=tuple(Rounds(*calls) for calls in of_group),
         counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
     )
     return replace(outcome, measurement=measurement)

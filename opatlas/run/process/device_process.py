@@ -295,6 +295,12 @@ class GroupProcess(Processes):
         shown = [replace(each, sees_no_other=kind_named(each.kind).backend != "hccl") for each in devices]
         super().__init__(spec, shown, settings, waits, launcher, ranks_of)
 
+    def _run(self, job: Job) -> RowOutcome:
+        if job.elsewhere:
+            # A device has one group at a time.
+            self.close()
+        return super()._run(replace(job, elsewhere=False))
+
     def _combine(self, job: Job, outcomes: dict[int, RowOutcome]) -> RowOutcome:
         """Combines the outcomes of the ranks, some of which may be missing; ends the group unless all are ready."""
         statuses = {outcome.status for outcome in outcomes.values()}
