@@ -33,16 +33,10 @@ from opatlas.run.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
-#: OpInfos that call operators of each kind: elementwise, reductions, indices, products, several results.
-OPINFOS = (
-    "add",
-    "addbmm",
-    "argmax",
-    "max.reduction_with_dim",
-    "mm",
-    "nn.functional.relu",
-    "sort",
-    "sum",
+#: Operators of each kind: elementwise, reductions, indices, products, several results.
+OPERATORS = (
+    *("add.Tensor", "addbmm.default", "argmax.default", "max.dim", "mm.default", "relu.default", "sort.default"),
+    *("sort.stable", "sum.default", "sum.dim_IntList"),
 )
 #: Operators with samples of some dtype, without in-place and out variants: BackendBench has 271.
 LEAST_OPERATORS = 271
@@ -50,7 +44,7 @@ LEAST_OPERATORS = 271
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    return listing.list_suite("opinfo", "cpu", OPINFOS).rows
+    return listing.list_suite("opinfo", "cpu", OPERATORS).rows
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +171,7 @@ def test_each_operator_runs_its_kernel_while_it_is_overridden(rows: Rows, tmp_pa
 @pytest.mark.slow
 def test_the_whole_suite(tmp_path: Path) -> None:
     """At least 271 operators have cases, each of which runs its kernel while it is overridden."""
-    rows = listing.list_suite("opinfo", "cpu", dtypes=("bfloat16",)).rows
+    rows = listing.list_suite("opinfo", "cpu").rows
     functional = {name for name, cells in cases(rows) if not cells[FUNCTIONAL]}
     assert len(functional) >= LEAST_OPERATORS
     assert check_overrides(rows, tmp_path / "watermarks") > 2 * LEAST_OPERATORS
@@ -227,7 +221,7 @@ def test_a_kernel_may_call_the_operator_that_it_overrides(tmp_path: Path) -> Non
         # Another number of results than torch's is an error, and no crash.
         with pytest.raises(opatlas.OpAtlasError, match="sort"):
             torch.sort(x)
-        with pytest.raises(opatlas.OpAtlasError, match="overridden already"):
+        with pytest.raises(opatlas.OpAtlasError, match="overridden"):
             opatlas.use(folder, device="cpu")
     assert (x + x).tolist() == [-6.0, 4.0]
 

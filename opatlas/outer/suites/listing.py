@@ -86,25 +86,18 @@ class Listing:
 
 
 @lru_cache(maxsize=2)
-def list_suite(
-    suite: str,
-    device_kind: str,
-    names: tuple[str, ...] = (),
-    dtypes: tuple[str, ...] = (),
-    operators: tuple[str, ...] = (),
-) -> Listing:
+def list_suite(suite: str, device_kind: str, operators: tuple[str, ...] = ()) -> Listing:
     """Lists a suite in a process of its own.
 
     Args:
         suite: OPINFO, TRACES, or a file or folder of traces.
         device_kind: a kind of device ("cuda"); OpInfo knows the dtypes of each operator there.
-        names, dtypes: of OpInfo the only functions ("nn.functional.relu") and dtypes ("float32"); empty: all.
         operators: of OpInfo the only operators ("add.Tensor"), with their variants; empty: all.
 
     Raises:
         OpAtlasError: there is no such suite, torch is missing, or its cases cannot be listed.
     """
-    request = [device_kind, names, dtypes, operators] if suite == OPINFO else str(_trace_path(suite))
+    request = [device_kind, operators] if suite == OPINFO else str(_trace_path(suite))
     found = Listing()
     with (
         TemporaryFile("w+") as said,

@@ -166,8 +166,6 @@ def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch
 
 def list_cases(
     device_kind: str,
-    names: Sequence[str] = (),
-    dtypes: Sequence[str] = (),
     operators: Sequence[str] = (),
     tell: Callable[[float], object] = lambda share: None,
 ) -> Iterator[CaseRow]:
@@ -175,19 +173,16 @@ def list_cases(
 
     Args:
         device_kind: a device ("cuda"), whose dtypes count as OpInfo knows them; the samples are made on the CPU.
-        names, dtypes: the only OpInfos and dtypes; empty: all.
         operators: the only operators ("add.Tensor"), with their variants; empty: all.
         tell: gets the share that is done, from time to time.
     """
     known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
     overloads = list(filter(None, map(find_overload, operators)))
     wanted = {name_of(functional_of(each) or each) for each in overloads}
-    infos = {name: info for name, info in opinfos().items() if not names or name in names}
+    infos = opinfos()
     if operators:
         infos = {name: info for name, info in infos.items() if _may_call(name, info, known, wanted)}
     for turn, (dtype, most) in enumerate(MOST_CASES.items()):
-        if dtypes and dtype not in dtypes:
-            continue
         by_operator: dict[str, list[_Sample]] = defaultdict(list)
         for place, (name, info) in enumerate(infos.items()):
             tell((turn + place / len(infos)) / len(MOST_CASES))
