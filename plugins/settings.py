@@ -13,9 +13,8 @@ import pytest
 
 from opatlas.data.database import Database
 from opatlas.data.origin import MeasurementOrigin
-from opatlas.extensions import ROW_SOURCES, extensions
 from opatlas.files import absolute_path
-from opatlas.installation import code_folder
+from opatlas.installation import ROW_SOURCES, code_folder, extensions
 from opatlas.options import Scope, at_least, changed
 from opatlas.row.location import communication_path, default_path
 from opatlas.row.status import UpdateMode

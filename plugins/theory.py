@@ -92,7 +92,7 @@ class Theory:
         except TargetError as error:
             raise UsageError(f"--target-models {error.value}: {error.problem}") from None
         database = Database(database_path(self._config))
-        kernels = database_kernels(database, catalog)
+        kernels = database_kernels(database, catalog, option.ops)
         for name in option.ops:
             if name not in kernels:
                 catalog.kernel(name)

@@ -11,7 +11,6 @@ from doc_commands import ROOT, blocks_of
 from scratch_checkout import ScratchCheckout
 
 PAGE = ROOT / "docs" / "tutorials" / "write-a-replay.md"
-TRANSLATION = ROOT / "docs" / "zh" / PAGE.name
 _BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: The line that a block follows, by the text behind the file in its first line; without it the block ends the file.
 _AFTER = {"in MISTAKES": "MISTAKES: list", "under kernels": "kernels:\n"}
@@ -71,50 +70,8 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert compared.returncode == 0, compared.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "right", "wrong", "expected"),
-    [
-        (
-            "shapes/catalog.yaml",
-            "Gelu: {pattern: unary",
-            "Gelo: {pattern: unary",
-            "no test replays Gelu",
-        ),
-        (
-            "bench/test_elementwise.py",
-            "torch.nn.functional.gelu",
-            "torch.nn.functional.gelo",
-            "torch.nn.functional.gelo",
-        ),
-    ],
-    ids=["without rows", "a call that is not there"],
-)
-def test_missing_and_misspelt_parts_are_reported(
-    checkout: ScratchCheckout, name: str, right: str, wrong: str, expected: str
-) -> None:
-    path = checkout.folder / name
-    text = path.read_text("utf-8")
-    assert text.replace("FastGelu", "").count(right) == 1
-    path.write_text(re.sub(rf"(?<!Fast){re.escape(right)}", wrong, text))
-    try:
-        done = checkout.run("pytest tests/bench/test_replays.py -k Gelu")
-    finally:
-        path.write_text(text)
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
-    assert expected in done.stdout
-    assert "[Gelu]" in done.stdout
-
-
 def test_a_kernel_takes_few_lines_in_two_files() -> None:
     blocks = _BLOCK.findall(PAGE.read_text("utf-8"))
     code = {name: block for _, name, _, block in blocks if name.startswith("bench/")}
     assert 0 < len(code) <= MOST_FILES
     assert sum(bool(line.strip()) for block in code.values() for line in block.splitlines()) <= MOST_LINES
-
-
-def test_the_translation_has_the_same_code_and_commands() -> None:
-    fenced = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-    blocks = fenced.findall(PAGE.read_text("utf-8"))
-    assert len(blocks) > 10
-    assert fenced.findall(TRANSLATION.read_text("utf-8")) == blocks

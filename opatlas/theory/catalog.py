@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from opatlas.data.database import Database
 from opatlas.data.op_mapping import read_mapping
 from opatlas.errors import OpAtlasError
 from opatlas.row.columns import is_file_name
 from opatlas.row.signature import normalized_kernel_type
-from opatlas.row.slots import known_dtype
+from opatlas.row.slots import MATMUL_FAMILY, known_dtype
 from opatlas.text import suggest
 from opatlas.theory.patterns import Axis, Expression, ExpressionError, Form, Lengths, Pattern, parse_expression
 from opatlas.theory.sources import SOURCES
@@ -298,13 +299,15 @@ _AICORE = "aicore"
 _ELEMENTWISE = "Add"
 
 
-def database_kernels(database: Database, catalog: Catalog) -> dict[str, CatalogKernel]:
+def database_kernels(database: Database, catalog: Catalog, named: Collection[str] = ()) -> dict[str, CatalogKernel]:
     """Returns the kernel types whose theory rows are added to a database.
 
     These are the kernel types of the catalog, AiCore variants with rows in the database, and alternates in its mapping.
+    Of MatMulV2, MatMulV3 and MatMulCommon, which are one call, it is the type with the most durations, else the first,
+    and those that are `named`.
 
     Raises:
-        OpAtlasError: the mapping of the database cannot be read.
+        OpAtlasError: the mapping of the database, or a CSV of one of the three, cannot be read.
     """
     found = dict(catalog.kernels)
     for name in database.kernel_types():
@@ -314,7 +317,10 @@ def database_kernels(database: Database, catalog: Catalog) -> dict[str, CatalogK
     for name, base in _mapped_kernel_types(database.path):
         if name not in found and base in catalog.kernels:
             found[name] = CatalogKernel(name, catalog.kernels[base].patterns)
-    return found
+    tables = {name: database.read_or_empty(name) for name in MATMUL_FAMILY if name in found}
+    durations = {name: np.count_nonzero(each.captured.known | each.replayed.known) for name, each in tables.items()}
+    drawn = max(durations, key=lambda name: durations[name], default="")
+    return {name: kernel for name, kernel in found.items() if name in (drawn, *named) or name not in tables}
 
 
 def _mapped_kernel_types(folder: Path) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Whether recorded durations are the kernels': sixty rows by CUPTI against kineto, events and do_bench.
 
-    python -m tests.benchmarks.bench_gpu_truth [--json FILE]
+    python -m tests.benchmarks.bench_gpu_truth
 
 A process has one profiler at a time, so that no launch is seen by both. For each row CUPTI and kineto take turns, twice
 fifty cold samples each, of the same call of the same tensors, one turn right behind the other: where a tensor lies in
@@ -10,11 +10,7 @@ from kineto's by more than 2 % and by more than 0.3 us. Needs a GPU with the ext
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +18,7 @@ import torch
 
 from opatlas.run.instruments.instrument import Instrument, Samples
 from opatlas.run.instruments.kernel_records import KernelRecords
+from tests.benchmarks.children import run_benchmark
 from tests.benchmarks.gpu_rows import truth_rows
 
 if TYPE_CHECKING:
@@ -116,9 +113,7 @@ def measure() -> list[tuple[dict[str, float], int]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the numbers there, too")
-    arguments = parser.parse_args()
+    """Returns 1 if a row is off."""
     rows, found = truth_rows(), measure()
     header = (f"{name:>9s}" for name in ("cupti", "kineto", "off %", "events", "do_bench"))
     print(f"{'kernel type and input':52s} kernels {' '.join(header)}")
@@ -136,11 +131,8 @@ def main() -> int:
         f"{len(rows) - wrong} of {len(rows)} rows within 2 % or 0.3 us; off by {median(differences):.2f} % in the "
         f"median, {max(differences):.2f} % at most"
     )
-    if arguments.json:
-        told = [{"row": row, **medians, "kernels": n} for row, (medians, n) in zip(rows, found, strict=True)]
-        arguments.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -11,17 +11,14 @@ several rounds counts for both, in turns, so that what else the machine does hit
 from __future__ import annotations
 
 import csv
-import json
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.row.columns import PIPE_UTILIZATION
-from tests.benchmarks.children import ROOT, load, run_benchmark
+from tests.benchmarks.children import load, result_of, run_benchmark
 
 ROWS = 499_989
 TARGET_RATIO = 3.0
@@ -59,6 +56,9 @@ class Run:
     cpu_s: float
     peak_mb: float
 
+    def __str__(self) -> str:
+        return f"{self.cpu_s:.2f} s CPU, {self.peak_mb:.0f} MB"
+
 
 def main(*, capture: Path | None = None, rounds: int = 3) -> int:
     """Returns 1 if a target is missed.
@@ -73,25 +73,14 @@ def main(*, capture: Path | None = None, rounds: int = 3) -> int:
         print(f"{count:,} rows, {big.stat().st_size / 1e6:.0f} MB")
         reads, ingests = [], []
         for i in range(rounds):
-            reads.append(child(_PANDAS, big))
-            ingests.append(child(_INGEST, big, Path(folder, f"database{i}")))
-            print(f"  pandas.read_csv {describe(reads[-1])}   ingest {describe(ingests[-1])}")
+            reads.append(Run(*result_of(_PANDAS, big)))
+            ingests.append(Run(*result_of(_INGEST, big, Path(folder, f"database{i}"))))
+            print(f"  pandas.read_csv {reads[-1]}   ingest {ingests[-1]}")
     ratio = min(run.cpu_s for run in ingests) / min(run.cpu_s for run in reads)
     peak_mb = max(run.peak_mb for run in ingests)
     print(f"ingest takes {ratio:.2f} times the CPU of pandas.read_csv (target: at most {TARGET_RATIO:g}; {load()})")
     print(f"peak memory {peak_mb:.0f} MB above the imports (target: at most {TARGET_PEAK_MB})")
     return 0 if ratio <= TARGET_RATIO and peak_mb <= TARGET_PEAK_MB else 1
-
-
-def describe(run: Run) -> str:
-    return f"{run.cpu_s:.2f} s CPU, {run.peak_mb:.0f} MB"
-
-
-def child(code: str, *arguments: Path) -> Run:
-    """Runs a program in a Python of its own."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return Run(*json.loads(done.stdout))
 
 
 def repeat(capture: Path, big: Path) -> int:

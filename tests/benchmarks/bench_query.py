@@ -20,10 +20,10 @@ With --plan: the calls of steps of two models, as far as they have rows, are pre
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -42,7 +42,7 @@ from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.model_calls import ModelCall
 from opatlas.theory.models import TP_SIZES
 from opatlas.theory.sources import model_shapes, resolve_model, resolve_targets
-from tests.benchmarks.children import ROOT, Cost, load, measure, run_benchmark
+from tests.benchmarks.children import ROOT, Cost, load, measure, result_of, run_benchmark
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -176,25 +176,44 @@ def _distances(known: Sequence[RowFeatures], asked: Sequence[RowFeatures]) -> Fl
 PEERS: dict[str, Method] = {"nearest row": nearest, "inverse distance": inverse_distance}
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """Hidden rows and what the model of the others says of them."""
+
+    known: list[RowFeatures]
+    known_us: Floats
+    asked: list[RowFeatures]
+    asked_us: Floats
+    error: Floats
+    covered: Mask
+    half_width: Floats
+
+
+def predictions(folds: Iterable[Mask], features: Sequence[RowFeatures], us: Floats) -> Iterator[Predicted]:
+    """Yields the predictions of each fold that hides a row."""
+    for hidden in folds:
+        if hidden.any():
+            known, asked = (
+                [row for row, away in zip(features, hidden, strict=True) if away == is_asked]
+                for is_asked in (False, True)
+            )
+            found = KernelModel(known, us[~hidden]).predict(asked)
+            off = found.log_us - np.log(us[hidden])
+            covered = np.abs(off) <= found.half_width
+            yield Predicted(known, us[~hidden], asked, us[hidden], np.abs(np.expm1(off)), covered, found.half_width)
+
+
 def report(name: str, folds: Iterable[Mask], features: Sequence[RowFeatures], us: Floats) -> float:
     """Prints the errors of all methods; returns the 90th percentile of the model's, in percent."""
     errors: dict[str, list[Floats]] = {peer: [] for peer in PEERS}
-    own, covered, widths = [], [], []
-    for hidden in folds:
-        if not hidden.any():
-            continue
-        known = [row for row, away in zip(features, hidden, strict=True) if not away]
-        asked = [row for row, away in zip(features, hidden, strict=True) if away]
-        predicted = KernelModel(known, us[~hidden]).predict(asked)
-        off = predicted.log_us - np.log(us[hidden])
-        own.append(np.abs(np.expm1(off)))
-        covered.append(np.abs(off) <= predicted.half_width)
-        widths.append(predicted.half_width)
+    own = list(predictions(folds, features, us))
+    for each in own:
         for peer, method in PEERS.items():
-            errors[peer].append(np.abs(method(known, us[~hidden], asked) / us[hidden] - 1))
+            errors[peer].append(np.abs(method(each.known, each.known_us, each.asked) / each.asked_us - 1))
     if not own:
         return float("nan")
-    off_by = np.concatenate(own)
+    off_by = np.concatenate([each.error for each in own])
+    covered, widths = [each.covered for each in own], [each.half_width for each in own]
     line = f"  {name:8} {len(off_by):5} rows: opatlas {_percent(off_by)}"
     line += f", covered {100 * np.concatenate(covered).mean():.1f} %, half width "
     print(f"{line}{100 * np.median(np.concatenate(widths)):.1f} %")
@@ -217,16 +236,11 @@ def all_families(folder: Path) -> bool:
         rows, features = read(folder, kernel_type)
         if not _LEAST_ROWS <= len(features) == len(rows) < 10 * _LEAST_ROWS:
             continue
-        errors = []
-        for hidden in random_folds(features):
-            known = [row for row, away in zip(features, hidden, strict=True) if not away]
-            asked = [row for row, away in zip(features, hidden, strict=True) if away]
-            predicted = KernelModel(known, rows.duration_us[~hidden]).predict(asked)
-            off = predicted.log_us - np.log(rows.duration_us[hidden])
-            errors.append(np.abs(np.expm1(off)))
-            covered.append(np.abs(off) <= predicted.half_width)
-            widths.append(predicted.half_width)
-        lines.append((float(np.quantile(np.concatenate(errors), 0.9)) * 100, kernel_type, np.concatenate(errors)))
+        own = list(predictions(random_folds(features), features, rows.duration_us))
+        errors = np.concatenate([each.error for each in own])
+        covered += [each.covered for each in own]
+        widths += [each.half_width for each in own]
+        lines.append((float(np.quantile(errors, 0.9)) * 100, kernel_type, errors))
     for _, kernel_type, errors_of_type in sorted(lines, key=lambda line: line[0]):
         print(f"  {kernel_type:32} {_percent(errors_of_type)}")
     p90 = np.array([line[0] for line in lines])
@@ -340,19 +354,14 @@ database.matmul(m=700, n=7168, k=18432)
 both = time.perf_counter() - began
 # Not ru_maxrss, which starts at that of the parent.
 (peak,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-print(f"{exact:.2f} {both:.2f} {int(peak.split()[1]) / 1000:.0f}")
+print([exact, both, int(peak.split()[1]) / 1000])
 """
 
 
 def speeds(folder: Path) -> None:
     """Prints how fast a process answers for the first time, and how many questions a second are answered."""
-    started = [
-        subprocess.run(
-            [sys.executable, "-c", _START, str(folder)], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.split()
-        for _ in range(3)
-    ]
-    exact, both, memory = (min(float(line[i]) for line in started) for i in range(3))
+    started = [result_of(_START, folder) for _ in range(3)]
+    exact, both, memory = (min(line[i] for line in started) for i in range(3))
     print(f"\na process: first stored row {exact:.2f} s, then first prediction {both:.2f} s, {memory:.0f} MB")
     print("    target: 0.5 s and 150 MB")
     costs = [measure([sys.executable, "-m", "opatlas", *_QUESTION]) for _ in range(10)]

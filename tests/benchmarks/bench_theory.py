@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.children import ROOT, run_benchmark
+from tests.benchmarks.children import ROOT, result_of, run_benchmark
 
 ORIGINAL_ROWS_PER_S = 12_500
 TARGET_ROWS_PER_S = 60_000
@@ -85,11 +85,7 @@ def run(folder: Path, capture: Path | None, rows: int, *, write: bool, twins: bo
         subprocess.run([sys.executable, *ingest], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     if twins:
         add_alternates(database)
-    arguments = [str(database), str(rows), json.dumps(write)]
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-    )
-    count, seconds, peak_mb = json.loads(done.stdout)
+    count, seconds, peak_mb = result_of(_RUN, database, rows, json.dumps(write))
     return count, seconds, peak_mb
 
 

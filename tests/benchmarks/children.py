@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cyclopts import App
 
@@ -60,6 +61,12 @@ def run_benchmark(main: Callable[..., int]) -> NoReturn:
     app = App(help=sys.modules["__main__"].__doc__, help_format="plaintext", result_action="return_value")
     app.default(main)
     sys.exit(app())
+
+
+def result_of(code: str, *arguments: object) -> Any:
+    """Runs code in a Python of its own, and returns the JSON value that it prints. Raises CalledProcessError."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def run_session(database: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
 """Durations of OpAtlas against timing loops that are written with torch alone, on the same GPU in the same process.
 
-    python -m tests.benchmarks.outside_loops [--json FILE]
+    python -m tests.benchmarks.outside_loops
 
 The loops share nothing with the engine: neither its tensors, nor its calls, nor its instruments. Three are run on each
 of twenty calls, all before OpAtlas measures any:
@@ -15,12 +15,9 @@ Events add some microseconds to a call, and a graph the gaps between calls. A ra
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -29,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.space import pattern_row
+from tests.benchmarks.children import run_benchmark
 
 #: A call, and the tensors that it holds.
 Call = Callable[[], object]
@@ -233,9 +231,7 @@ def table(calls: Sequence[ComparedCall], ours: Sequence[float], loops: Sequence[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the durations there, too")
-    arguments = parser.parse_args()
+    """Returns 2 without a GPU."""
     if not torch.cuda.is_available():
         print("no GPU is here that torch can use", file=sys.stderr)
         return 2
@@ -244,17 +240,10 @@ def main() -> int:
     for compared in CALLS:
         loops.append(timer.durations(compared))
         torch.cuda.empty_cache()
-    ours = list(opatlas_durations(CALLS))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print("\n".join(table(CALLS, ours, loops)))
-    if arguments.json:
-        told = [
-            {"call": str(compared), "opatlas": us, **of_loop}
-            for compared, us, of_loop in zip(CALLS, ours, loops, strict=True)
-        ]
-        arguments.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+    print("\n".join(table(CALLS, list(opatlas_durations(CALLS)), loops)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

@@ -9,30 +9,29 @@ durations are means of CUDA graphs with a warm cache; those of OpAtlas are cold.
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Literal
 
 import pandas as pd
 
 from opatlas.data.database import Database
 from opatlas.row.columns import (
     AVERAGE,
-    BASE,
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
     OUTPUT_DTYPES,
     OUTPUT_FORMATS,
     OUTPUT_SHAPES,
-    RUNTIME,
     RUNTIME_PREFIX,
 )
 from opatlas.row.quality import valid_duration
 from opatlas.row.signature import signature, signatures
+from tests.benchmarks.children import run_benchmark
+from tests.benchmarks.databases import write_rows as write_tables
 
 #: Shorter calls differ by the state of the cache more than by the kernel.
 LEAST_US = 10.0
@@ -99,22 +98,16 @@ def _packed(call: Facts) -> Cells | None:
     )
     if batch * length > _MOST_KEYS // 16:
         return None
-    ends = [length * (i + 1) for i in range(batch)]
+    ends = _lengths([length * (i + 1) for i in range(batch)])
     tokens = batch * length
     kv = f"{tokens},{kv_heads},{size}"
-    slots = {
-        0: f"{tokens},{heads},{size}",
-        1: kv,
-        2: kv,
-        _MASK: "2048,2048",
-        _LENGTHS: f"{batch}",
-        _KV_LENGTHS: f"{batch}",
-    }
+    slots = {0: f"{tokens},{heads},{size}", 1: kv, 2: kv, _MASK: "2048,2048"}
+    slots |= {_LENGTHS: f"{batch}", _KV_LENGTHS: f"{batch}"}
     return _attention(
         slots,
         slots[0],
-        actual_seq_lengths_values=_lengths(ends),
-        actual_seq_lengths_kv_values=_lengths(ends),
+        actual_seq_lengths_values=ends,
+        actual_seq_lengths_kv_values=ends,
         num_heads=heads,
         num_key_value_heads=kv_heads,
         sparse_mode=3,
@@ -123,11 +116,10 @@ def _packed(call: Facts) -> Cells | None:
 
 
 def _decode(call: Facts) -> Cells | None:
-    batch, keys, heads, kv_heads, size = (
-        call["batch_size"],
-        call["isl"] + call["step"] - 1,
-        *(call[name] for name in ("num_heads", "num_key_value_heads", "head_dim")),
+    batch, heads, kv_heads, size = (
+        call[name] for name in ("batch_size", "num_heads", "num_key_value_heads", "head_dim")
     )
+    keys = call["isl"] + call["step"] - 1
     pages = -(-keys // _PAGE)
     if batch * keys > _MOST_KEYS:
         return None
@@ -219,13 +211,10 @@ def write_rows(aic: Path, database: Path, each: int) -> int:
         found = sorted(records(aic, family), key=lambda record: record[1])
         picked = sorted({int((i + 0.5) * len(found) / each) for i in range(each)}) if found else []
         tables.setdefault(family.kernel_type, []).extend(found[i][2] for i in picked)
-    database.mkdir(parents=True, exist_ok=True)
-    for kernel_type, rows in tables.items():
-        columns = [*BASE, *(RUNTIME if any(name in row for row in rows for name in RUNTIME) else ())]
-        with open(database / f"{kernel_type}.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows({signature(kernel_type, row): row for row in rows}.values())
+    write_tables(
+        database,
+        {name: list({signature(name, row): row for row in rows}.values()) for name, rows in tables.items()},
+    )
     return sum(map(len, tables.values()))
 
 
@@ -255,18 +244,21 @@ def print_ratios(aic: Path, databases: Sequence[Path]) -> None:
                     print(f"| {database.name} | {name} | {framework} | {len(ratios)} | {figures} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["rows", "ratios"])
-    parser.add_argument("aic", type=Path)
-    parser.add_argument("databases", type=Path, nargs="+", metavar="DB")
-    parser.add_argument("--each", type=int, default=20, help="rows of each family (default: 20)")
-    arguments = parser.parse_args()
-    if arguments.what == "rows":
-        print(f"{write_rows(arguments.aic, arguments.databases[0], arguments.each)} rows")
+def main(what: Literal["rows", "ratios"], aic: Path, /, *databases: Path, each: int = 20) -> int:
+    """Writes rows, or prints ratios.
+
+    Args:
+        what: rows or ratios.
+        aic: the folder of published tables.
+        databases: one for rows, or some with durations.
+        each: rows of each family.
+    """
+    if what == "rows":
+        print(f"{write_rows(aic, databases[0], each)} rows")
     else:
-        print_ratios(arguments.aic, arguments.databases)
+        print_ratios(aic, databases)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

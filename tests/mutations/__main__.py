@@ -5,7 +5,7 @@
 
 Each mutation runs in a copy of the checkout, with the tests of its package until the first failure. What no test
 notices survives. Tests that fail without a mutation are left out. With --again FILE the mutations of an earlier run are
-made again where their code still exists, and those that were noticed then and survive now are an error.
+made again, others in place of those whose code has gone, and those that were noticed then and survive now are an error.
 """
 
 from __future__ import annotations
@@ -139,22 +139,18 @@ def drawn(root: Path, count: int, seed: int) -> list[Mutation]:
     return found
 
 
-def mutate(root: Path, mutation: Mutation) -> bool:
-    """Writes a mutation into a checkout; returns whether its code is there."""
-    path = root / mutation.file
-    if not path.is_file():
-        return False
-    for each, node in mutations_of(root, mutation.file):
-        if each == mutation:
-            lines = path.read_bytes().splitlines(keepends=True)
-            start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
-            assert node.end_lineno is not None
-            assert node.end_col_offset is not None
-            end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-            whole = b"".join(lines)
-            path.write_bytes(whole[:start] + b"(" + mutation.after.encode() + b")" + whole[end:])
-            return True
-    return False
+def mutate(root: Path, mutation: Mutation) -> None:
+    """Writes a mutation into a checkout."""
+    path, node = root / mutation.file, dict(mutations_of(root, mutation.file))[mutation]
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    start, end = (
+        sum(map(len, lines[: line - 1])) + column
+        for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+    )
+    whole = b"".join(lines)
+    path.write_bytes(whole[:start] + b"(" + mutation.after.encode() + b")" + whole[end:])
 
 
 @contextmanager
@@ -183,16 +179,20 @@ def failing(tests: Sequence[str]) -> list[str]:
     return [line.split(" ", 1)[1].partition(" - ")[0] for line in done.stdout.splitlines() if line[:6] in _FAILED]
 
 
+def tests_of(mutation: Mutation) -> Sequence[str]:
+    """Returns the tests of the package that a mutation changes."""
+    return next(tests for part, tests in TESTS.items() if mutation.file.startswith(part))
+
+
 def is_noticed(mutation: Mutation, left_out: Mapping[Sequence[str], Sequence[str]]) -> str:
-    """Returns "noticed", "survived" or "gone", by the tests of the mutation's package.
+    """Returns "noticed" or "survived", by the tests of the mutation's package.
 
     Args:
         left_out: by the tests of a package, the ids of those that fail without a mutation.
     """
-    tests = next(tests for part, tests in TESTS.items() if mutation.file.startswith(part))
+    tests = tests_of(mutation)
     with checkout() as root:
-        if not mutate(root, mutation):
-            return "gone"
+        mutate(root, mutation)
         try:
             done = run_tests(root, tests, "-x", *(f"--deselect={each}" for each in left_out[tests]))
         except subprocess.TimeoutExpired:
@@ -210,14 +210,16 @@ def main() -> int:
     parser.add_argument("--again", type=Path, help="the output of an earlier run")
     arguments = parser.parse_args()
     before: dict[Mutation, str] = {}
-    if arguments.again is not None:
-        for each in json.loads(arguments.again.read_text()):
-            before[Mutation(**{name: value for name, value in each.items() if name != "fate"})] = each["fate"]
-    mutations = list(before) or drawn(ROOT, arguments.count, arguments.seed)
+    for each in json.loads(arguments.again.read_text()) if arguments.again is not None else ():
+        fate, mutation = each.pop("fate"), Mutation(**each)
+        if (ROOT / mutation.file).is_file() and mutation in dict(mutations_of(ROOT, mutation.file)):
+            before[mutation] = fate
+    others = drawn(ROOT, max(0, arguments.count - len(before)), arguments.seed)
+    mutations = list(dict.fromkeys([*before, *others]))
     fates: list[dict[str, object]] = []
     lost = 0
     with ThreadPoolExecutor(arguments.workers) as pool:
-        packages = list(dict.fromkeys(TESTS.values()))
+        packages = list(dict.fromkeys(map(tests_of, mutations)))
         left_out = dict(zip(packages, pool.map(failing, packages), strict=True))
         print(f"left out, since they fail without a mutation: {left_out}", flush=True)
         for mutation, fate in zip(mutations, pool.map(partial(is_noticed, left_out=left_out), mutations), strict=True):

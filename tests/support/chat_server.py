@@ -117,28 +117,32 @@ class _Handler(BaseHTTPRequestHandler):
             return
         reply = chat.completion(body)
         fault = chat.faults.pop(0) if chat.faults else None
-        if fault is Fault.TOO_MANY:
-            self._send(429, b'{"error": {"message": "slow down"}}', {"Retry-After": chat.retry_after})
-        elif fault is Fault.ERROR:
-            self._send(500, b"worker died")
-        elif fault is Fault.CUT:
-            self._send(200, reply[: len(reply) // 2], {"Content-Length": str(len(reply))})
-        elif fault is Fault.CUT_WITHOUT_LENGTH:
-            self._send(200, reply[: len(reply) // 2], {"Content-Length": ""})
-        elif fault in (Fault.CHUNKS, Fault.CUT_CHUNK):
-            whole = b"%x\r\n%s\r\n0\r\n\r\n" % (len(reply), reply)
-            sent = whole if fault is Fault.CHUNKS else whole[: len(whole) // 2]
-            self._send(200, sent, {"Content-Length": "", "Transfer-Encoding": "chunked"})
-        elif fault is Fault.SILENT:
+        if fault is Fault.SILENT:
             chat.ended.wait(MOST_SILENCE_S)
-        elif fault is Fault.REDIRECT:
-            self._send(302, b"", {"Location": chat.elsewhere})
-        elif fault is Fault.REDIRECT_POST:
-            self._send(307, b"", {"Location": chat.elsewhere})
-        elif fault is Fault.MANY_HEADERS:
-            self._send(200, reply, {f"X-{number}": "x" * 100 for number in range(5_000)})
-        else:
-            self._send(_STATUSES.get(fault, 200), _BODIES.get(fault, reply))
+            return
+        whole, half = b"%x\r\n%s\r\n0\r\n\r\n" % (len(reply), reply), reply[: len(reply) // 2]
+        in_chunks = {"Content-Length": "", "Transfer-Encoding": "chunked"}
+        replies: dict[Fault | None, tuple[int, bytes, dict[str, str]]] = {
+            Fault.TOO_MANY: (429, b'{"error": {"message": "slow down"}}', {"Retry-After": chat.retry_after}),
+            Fault.ERROR: (500, b"worker died", {}),
+            Fault.CUT: (200, half, {"Content-Length": str(len(reply))}),
+            Fault.CUT_WITHOUT_LENGTH: (200, half, {"Content-Length": ""}),
+            Fault.CHUNKS: (200, whole, in_chunks),
+            Fault.CUT_CHUNK: (200, whole[: len(whole) // 2], in_chunks),
+            Fault.REDIRECT: (302, b"", {"Location": chat.elsewhere}),
+            Fault.REDIRECT_POST: (307, b"", {"Location": chat.elsewhere}),
+            Fault.MANY_HEADERS: (200, reply, {f"X-{number}": "x" * 100 for number in range(5_000)}),
+            Fault.HTML: (200, b"<!doctype html><html><body>Log in</body></html>", {}),
+            Fault.HTML_ERROR: (502, b"<html>bad gateway</html>", {}),
+            Fault.EMPTY: (200, b"", {}),
+            Fault.NO_CHOICES: (200, b'{"choices": []}', {}),
+            Fault.LARGE_ERROR: (400, b"x" * 4_000_000, {}),
+            Fault.DEEP: (200, b"[" * 200_000, {}),
+            Fault.ESCAPES: (400, b'{"error": {"message": "\x1b[2J\x1b]0;title\x07"}}', {}),
+            Fault.WRONG_JSON: (200, b'["no", "completion"]', {}),
+            Fault.ERROR_IN_REPLY: (200, b'{"error": {"message": "no such model", "code": 400}}', {}),
+        }
+        self._send(*replies.get(fault, (200, reply, {})))
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
@@ -151,17 +155,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         except OSError:
             self.close_connection = True
-
-
-_STATUSES: Mapping[Fault | None, int] = {Fault.HTML_ERROR: 502, Fault.LARGE_ERROR: 400, Fault.ESCAPES: 400}
-_BODIES: Mapping[Fault | None, bytes] = {
-    Fault.HTML: b"<!doctype html><html><body>Log in</body></html>",
-    Fault.HTML_ERROR: b"<html>bad gateway</html>",
-    Fault.EMPTY: b"",
-    Fault.NO_CHOICES: b'{"choices": []}',
-    Fault.LARGE_ERROR: b"x" * 4_000_000,
-    Fault.DEEP: b"[" * 200_000,
-    Fault.ESCAPES: b'{"error": {"message": "\x1b[2J\x1b]0;title\x07"}}',
-    Fault.WRONG_JSON: b'["no", "completion"]',
-    Fault.ERROR_IN_REPLY: b'{"error": {"message": "no such model", "code": 400}}',
-}

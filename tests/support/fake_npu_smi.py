@@ -46,64 +46,39 @@ def table(*rows: str, physical: bool = False) -> str:
     return "\n".join(f"        {line}" for line in lines) + "\n"
 
 
-def fields(*lines: str) -> str:
-    """`name : value` lines, as npu-smi aligns them."""
-    pairs = (line.partition("=") for line in lines)
+def fields(text: str) -> str:
+    """Lines `name : value`, as npu-smi aligns them, of `name=value` that semicolons separate."""
+    pairs = (pair.strip().partition("=") for pair in text.split(";"))
     return "".join(f"        {name:<30} : {value}\n" if name else "\n" for name, _, value in pairs)
 
 
+_BOARD = (
+    "NPU ID={npu}; Product Name=IT22PDDA; Model=NA; Manufacturer=Huawei; Serial Number=033ABC10P80000{npu}1; "
+    "Software Version=25.2.1; Firmware Version=7.7.0.6.236; Compatibility=OK; Board ID=0xb7; "
+    "PCIe Bus Info=0000:9D:00.0; Chip Count=2"
+)
+_CHIP = {
+    "board": "NPU ID={npu}; NPU Name=9392; Chip ID={chip}; Chip Name=Ascend910; Firmware Version=NA",
+    "common": (
+        "NPU ID={npu}; Chip ID={chip}; HBM Usage Rate(%)=5; Aicore Usage Rate(%)=0; Aicore Freq(MHZ)=1800; "
+        "Aicore curFreq(MHZ)=800; Aicore Count=24; Temperature(C)=36; NPU Real-time Power(W)=178.5"
+    ),
+    "usages": "HBM Capacity(MB)=65536; HBM Usage Rate(%)=5; Chip ID={chip}",
+}
 #: Two cards of an A3, with two dies each.
 A3 = {
     "-m": table(
-        "0,0,0,0,Ascend910",
-        "0,1,1,1,Ascend910",
-        "0,2,-,-,Mcu",
-        "1,0,2,2,Ascend910",
-        "1,1,3,3,Ascend910",
-        "1,2,-,-,Mcu",
+        *("0,0,0,0,Ascend910", "0,1,1,1,Ascend910", "0,2,-,-,Mcu"),
+        *("1,0,2,2,Ascend910", "1,1,3,3,Ascend910", "1,2,-,-,Mcu"),
         physical=True,
     ),
-} | {
-    words: text
-    for npu in range(2)
-    for words, text in {
-        f"-t board -i {npu}": fields(
-            f"NPU ID={npu}",
-            "Product Name=IT22PDDA",
-            "Model=NA",
-            "Manufacturer=Huawei",
-            f"Serial Number=033ABC10P80000{npu}1",
-            "Software Version=25.2.1",
-            "Firmware Version=7.7.0.6.236",
-            "Compatibility=OK",
-            "Board ID=0xb7",
-            "PCIe Bus Info=0000:9D:00.0",
-            "Chip Count=2",
-        ),
-        **{
-            words: text
-            for chip in range(2)
-            for words, text in {
-                f"-t board -i {npu} -c {chip}": fields(
-                    f"NPU ID={npu}", "NPU Name=9392", f"Chip ID={chip}", "Chip Name=Ascend910", "Firmware Version=NA"
-                ),
-                f"-t common -i {npu} -c {chip}": fields(
-                    f"NPU ID={npu}",
-                    f"Chip ID={chip}",
-                    "HBM Usage Rate(%)=5",
-                    "Aicore Usage Rate(%)=0",
-                    "Aicore Freq(MHZ)=1800",
-                    "Aicore curFreq(MHZ)=800",
-                    "Aicore Count=24",
-                    "Temperature(C)=36",
-                    "NPU Real-time Power(W)=178.5",
-                ),
-                f"-t usages -i {npu} -c {chip}": fields(
-                    "HBM Capacity(MB)=65536", "HBM Usage Rate(%)=5", f"Chip ID={chip}"
-                ),
-            }.items()
-        },
-    }.items()
+    **{f"-t board -i {npu}": fields(_BOARD.format(npu=npu)) for npu in range(2)},
+    **{
+        f"-t {kind} -i {npu} -c {chip}": fields(text.format(npu=npu, chip=chip))
+        for npu in range(2)
+        for chip in range(2)
+        for kind, text in _CHIP.items()
+    },
 }
 
 
@@ -111,17 +86,10 @@ def a2(chip: str, megabytes: int = 65536) -> dict[str, str]:
     """One card of an A2, whose driver is older: no physical numbers, and no -c."""
     return {
         "-m": table(f"0,0,0,Ascend {chip}", "0,1,-,Mcu"),
-        "-t board -i 0": fields("NPU ID=0", "Software Version=24.1.0.3", "Firmware Version=7.5.0.5.220"),
+        "-t board -i 0": fields("NPU ID=0; Software Version=24.1.0.3; Firmware Version=7.5.0.5.220"),
         "-t common -i 0": fields(
-            "NPU ID=0",
-            "Chip Count=1",
-            "",
-            "Chip ID=0",
-            "Aicore Count=20",
-            "Temperature(C)=46",
-            "",
-            "Chip Name=mcu",
-            "Temperature(C)=38",
+            "NPU ID=0; Chip Count=1; ; Chip ID=0; Aicore Count=20; Temperature(C)=46; ; Chip Name=mcu; "
+            "Temperature(C)=38"
         ),
-        "-t usages -i 0": fields("NPU ID=0", f"HBM Capacity(MB)={megabytes}", "Chip ID=0"),
+        "-t usages -i 0": fields(f"NPU ID=0; HBM Capacity(MB)={megabytes}; Chip ID=0"),
     }

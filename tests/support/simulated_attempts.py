@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,34 +77,14 @@ def mixed_run() -> Sequence[ModelAttempt]:
     """Returns attempts of three models at 20 tasks of two sets, with all columns of the tables."""
     found: list[ModelAttempt] = []
     draw = random.Random(24)
+    errors = [ErrorClass.COMPILE, ErrorClass.COMPILE, ErrorClass.MISMATCH, ErrorClass.RUNTIME]
     for number in range(20):
-        task_set, complexity = ("ours" if number < 8 else "public"), f"C{1 + number % 4}"
+        where = {"task_set": "ours" if number < 8 else "public", "complexity": f"C{1 + number % 4}"}
         for model, rate, cost in (("small-7b", 0.3, 0.0005), ("large", 0.6, 0.003), ("large-reasoner", 0.7, 0.004)):
-            for at in range(4):
-                passes = draw.random() < rate / 2
-                failed = draw.choice([ErrorClass.COMPILE, ErrorClass.COMPILE, ErrorClass.MISMATCH, ErrorClass.RUNTIME])
-                error = ErrorClass.PASS if passes else failed
-                compared = error in (ErrorClass.PASS, ErrorClass.MISMATCH)
-                found.append(
-                    attempt(
-                        model,
-                        f"{number:02}_task",
-                        error,
-                        number=at,
-                        task_set=task_set,
-                        complexity=complexity,
-                        sub_class="507035" if error is ErrorClass.RUNTIME and draw.random() < 0.5 else "",
-                        within_1e3=draw.random() < (0.8 if passes else 0.3) if compared else None,
-                        duration_us=draw.uniform(5, 20) if passes else None,
-                        baseline_us=12.0 if passes else None,
-                        kernel_share=draw.choice([0.1, 0.9, 1.0]) if passes else None,
-                        cost_usd=cost,
-                        generation_s=draw.uniform(3, 9),
-                        run_s=draw.uniform(5, 40),
-                        tokens_in=1000,
-                        tokens_out=500,
-                    )
-                )
-                if passes:
-                    break
+            tried = loop(model, f"{number:02}_task", draw.randrange(4), draw.random() < rate, cost_usd=cost, **where,
+                         error_class=draw.choice(errors))  # fmt: skip
+            *failed, last = tried
+            times = {"duration_us": draw.uniform(5, 20), "baseline_us": 12.0, "kernel_share": draw.choice([0.1, 1.0])}
+            judgement = replace(last.judgement, **times) if last.passed else last.judgement
+            found += [*failed, replace(last, judgement=judgement, tokens_in=1000, tokens_out=500)]
     return found

@@ -220,8 +220,21 @@ def test_twins_of_kernel_types_get_rows_where_there_are_some(database: Database)
     database.csv_path("AscendQuantV2Aicore").write_text(SLOTS)
     database.csv_path("SomethingAiCore").write_text(SLOTS)
     found = database_kernels(database, built_in_catalog())
-    assert set(found) - set(built_in_catalog().kernels) == {"AddAiCore", "AscendQuantV2Aicore"}
+    assert set(found) - set(KERNELS) == {"AddAiCore", "AscendQuantV2Aicore"}
     assert found["AddAiCore"].patterns == built_in_catalog().kernel("Add").patterns
+
+
+def test_products_that_are_one_call_get_rows_once(database: Database) -> None:
+    family = {"MatMulV2", "MatMulV3", "MatMulCommon"}
+
+    def drawn(*named: str) -> set[str]:
+        return family & set(database_kernels(database, built_in_catalog(), named))
+
+    assert drawn() == {"MatMulV2"}
+    database.csv_path("MatMulV2").write_text(SLOTS)
+    write(database, "MatMulV3", "16,32;64,32 | DT_BF16;DT_BF16 | ND;ND -> 16,64 | DT_BF16 | ND")
+    assert drawn() == {"MatMulV3"}
+    assert drawn("MatMulCommon", "MatMulV2") == family
 
 
 def test_a_mapping_names_more_kernel_types(database: Database) -> None:

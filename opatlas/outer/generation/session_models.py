@@ -22,11 +22,11 @@ from opatlas.text import first_line
 
 from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
-from .figures import ROUTED, figures_by
+from .figures import figures_by
 from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from .outcomes import Experiment, TaskName, run_of
 from .prompt import Prompts
-from .route import Route, route_of
+from .strategies import ROUTED, Route, route_of
 
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"
