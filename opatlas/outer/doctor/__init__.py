@@ -7,6 +7,6 @@ command.py      `opatlas doctor`: all probes in their order, and the zip file fo
 shape_probe.py  finds the shapes that DispatchFFNCombine accepts, by trying
 """
 
-from opatlas.extensions import Command
+from opatlas.installation import Command
 
 COMMAND = Command("Measure", "examine whether this machine can measure rows", "opatlas.outer.doctor.command:doctor")

@@ -11,7 +11,7 @@ strategies.py      ways to choose a model for each task, computed or run as a ro
 score_command.py   `opatlas score`, of a suite, too
 """
 
-from opatlas.extensions import Command
+from opatlas.installation import Command
 
 COMMAND = Command(
     "Kernels", "score kernels that a suite or an experiment judged", "opatlas.outer.generation.score_command:score"
