@@ -245,7 +245,7 @@ def test_a_profile_that_fits_no_row_changes_nothing_and_fails(bench: Bench) -> N
     write_summary(summary, [launched("Slice", 1.0, cells("9;2;2", "7"))])
     before = everything(bench.database)
     done = bench.run("--update-mode=missing-only")
-    assert done.code == pytest.ExitCode.TESTS_FAILED, done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
     assert done.has_line("1 signature", bench.database, "nothing was written")
     assert everything(bench.database) == before
 
