@@ -47,8 +47,8 @@ def _real(*ranges):
     return lambda row: row.operands(*ranges)
 
 
-def _whole(*ranges):
-    return lambda row: row.integer_operands(*ranges)
+def _whole(first=(-8, 8), second=(-8, 8)):
+    return lambda row: row.operands(first, second, whole=True)
 
 
 #: Divisors of whole numbers.

@@ -53,8 +53,8 @@ def test_masked_fill(row, replay):
     row.sizes("*all -> *all")
     if len(row.input_slots) == 3:
         row.expect_scalar(2)
-    x, mask, value = row.tensor(0), row.tensor(1), row.tensor_or_number(2)
-    replay(impl.masked_fill_, x, mask, value, mutates=[0], expected=formulas.masked_fill)
+    value = row.tensor(2) if len(row.input_slots) == 3 else 2
+    replay(impl.masked_fill_, row.tensor(0), row.tensor(1), value, mutates=[0], expected=formulas.masked_fill)
 
 
 @replays("IndexFill", npu="torch.index_fill")
