@@ -98,7 +98,7 @@ def test_largest(row, replay):
 
 
 @replays("GatherV3", "GatherV3AiCore", "Gather", npu="torch.index_select")
-def test_index_select(row, replay):
+def test_gather_rows(row, replay):
     """Reads the slots source, list of indices, in GatherV3 also the axis, whose value a capture does not have."""
     row.expect_inputs(2, 3)
     if len(row.shape(1)) != 1:

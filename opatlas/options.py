@@ -14,7 +14,7 @@ from enum import Flag, auto
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opatlas.row.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
+from opatlas.row.versions import CANN, TORCH, VLLM, Versions, versions_option
 from opatlas.text import parse_real, parse_whole, suggest
 
 if TYPE_CHECKING:
@@ -109,35 +109,24 @@ def items_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def versions(text: str) -> Versions:
-    """Reads the versions that name a database: `vllm=0.18.0,torch=2.9.0,cann=8.5`, in any order, or some of them.
-
-    The name of a database folder is understood too: `vllm0.18.0_torch2.9.0_cann8.5`.
-    """
+    """Reads the versions that name a database: `vllm=0.18.0,torch=2.9.0,cann=8.5`, in any order, or some of them."""
+    known = {name.lower(): each for each in _NAMES_A_DATABASE for name in (each.field, each.name)}
     found: dict[str, str] = {}
-    for item in filter(None, map(str.strip, re.split(r",|_(?=torch|cann)", text))):
-        for component in _NAMES_A_DATABASE:
-            if (version := _version_of(component, item)) is not None:
-                break
-        else:
+    for item in filter(None, map(str.strip, text.split(","))):
+        name, _, version = (word.strip() for word in item.partition("="))
+        component, version = known.get(name.lower().replace("_", "-")), version.removeprefix("v")
+        if component is None:
             example = versions_option({each: each.example for each in _NAMES_A_DATABASE})
             raise argparse.ArgumentTypeError(f"{item!r}: give versions as in {example}")
         if not _VERSION.fullmatch(version):
-            raise argparse.ArgumentTypeError(
-                f"{item!r}: give a version of {component.name}, as in {component.field}={component.example}"
-            )
+            example = f"{component.field}={component.example}"
+            raise argparse.ArgumentTypeError(f"{item!r}: give a version of {component.name}, as in {example}")
         if component.field in found:
             raise argparse.ArgumentTypeError(f"{text!r}: give one version of {component.name}")
         found[component.field] = version
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r}: give a version, such as {VLLM.field}={VLLM.example}")
     return Versions(**found)
-
-
-def _version_of(component: Component, item: str) -> str | None:
-    """Returns what follows the component's name in `vllm=0.18.0` or `vllm-ascend0.18.0`; None without the name."""
-    names = "|".join(map(re.escape, {component.name, component.name.replace("-", "_"), component.field}))
-    named = re.match(rf"(?:{names})[-_=\s]*v?(?=\d)|(?:{names})=", item, re.IGNORECASE)
-    return None if named is None else item[named.end() :]
 
 
 class Scope(Flag):

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pytest
@@ -81,8 +80,7 @@ class CaseResult:
         assumptions: about the row, if it was measured.
         verdict: the error class of a candidate; "" for a row without one.
         duration_us, stored_us: the duration that is stored, in microseconds, and with --read-only that of the database.
-        began, ended: seconds since the epoch; the wait for the device is in between.
-        waited: seconds that the row waited for its device (`row_note.FOR_OTHERS`, `FOR_OWN`).
+        began, ended: seconds since the epoch.
     """
 
     word: str
@@ -95,7 +93,6 @@ class CaseResult:
     stored_us: float | None
     began: float
     ended: float
-    waited: Mapping[str, float]
 
 
 class SessionCase:
@@ -109,11 +106,10 @@ class SessionCase:
         known_failure: what an earlier session met; None for a row that is run as if nothing were known.
         staleness: of its replayed duration, with --update-mode=stale.
         account: a status, or what else became of it; "" unless it is collected.
-        worker: the worker of xdist that reported it; None without xdist.
         result: what the last run of it gave; None before.
     """
 
-    __slots__ = ("account", "fate", "id", "known_failure", "position", "result", "rows", "staleness", "worker")
+    __slots__ = ("account", "fate", "id", "known_failure", "position", "result", "rows", "staleness")
 
     def __init__(
         self,
@@ -131,7 +127,6 @@ class SessionCase:
         self.known_failure = known_failure
         self.staleness = staleness
         self.account = ""
-        self.worker: Any = None
         self.result: CaseResult | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -276,7 +271,6 @@ class Plan:
         is_incomplete: whether records of a killed session could not be merged; it makes the session fail.
         notes: what the user should know about the durations in the database.
         error: why there is no plan; the session ends with this error before a row runs.
-        error_status: the exit status of a session with an error.
     """
 
     tables: dict[str, CaseTable] = field(default_factory=dict)
@@ -285,7 +279,6 @@ class Plan:
     is_incomplete: bool = False
     notes: list[str] = field(default_factory=list)
     error: str = ""
-    error_status: pytest.ExitCode = pytest.ExitCode.USAGE_ERROR
 
     @cached_property
     def cases(self) -> list[SessionCase]:

@@ -115,7 +115,7 @@ def named_paths(config: pytest.Config) -> list[Path]:
 def requested_rows(config: pytest.Config, replays: Mapping[str, Any]) -> Callable[[str, str], bool]:
     """Returns whether the user requested a row, by kernel type and id, for rows that never become items of pytest.
 
-    A row is requested if a named file replays its kernel type, and -k selects it.
+    A row is requested if a named file replays its kernel type, and -k selects it, which does not see names of files.
 
     Args:
         replays: the replay functions by kernel type.
@@ -131,7 +131,7 @@ def requested_rows(config: pytest.Config, replays: Mapping[str, Any]) -> Callabl
         file = Path(inspect.getfile(function)).resolve()
         if paths and not any(path in (file, *file.parents) for path in paths):
             return None
-        return f"{function.__module__} {function.__name__}"
+        return str(function.__name__)
 
     def is_requested(kernel_type: str, case_id: str) -> bool:
         words = words_of(kernel_type)

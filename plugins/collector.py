@@ -120,9 +120,6 @@ class Collector:
         plan = self._context.plan
         if plan is None:
             return
-        if plan.error_status == pytest.ExitCode.TESTS_FAILED:
-            # The summary prints the error.
-            raise pytest.Session.Failed(plan.error)
         if plan.error:
             raise pytest.UsageError(plan.error)
         if not any(path.is_file() for path in named_paths(session.config)):

@@ -79,10 +79,11 @@ class ControllerHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Publishes the plan before xdist's own hook starts the workers."""
+        """Plans before xdist's own hook starts the workers."""
         if not has_replays(session.config):
             return (yield)
-        self._session.publish_plan()
+        if error := self._session.plan().error:
+            raise pytest.UsageError(error)
         # Otherwise xdist's `python -c` looks for imports in the working folder first. Python 3.10 ignores the variable.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
         # Ctrl-C would kill a worker that does not ignore it yet: workers inherit the blocked signal.

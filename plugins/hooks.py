@@ -112,8 +112,20 @@ class ProcessHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
-        """Moves rows that need several devices to the end, after other plugins (--ff) have sorted the items."""
-        yield
+        """Moves rows that need several devices to the end, after other plugins (--ff) have sorted the items.
+
+        Meanwhile files of rows have no name, so that -k selects by the row: `-k Index` not all of test_indexing.py.
+        """
+        others = {item.getparent(pytest.Module) for item in items if row_of(item) is None}
+        modules = {item.getparent(pytest.Module) for item in items} - others
+        names = {module: module.name for module in modules if module is not None}
+        for module in names:
+            module.name = ""
+        try:
+            yield
+        finally:
+            for module, name in names.items():
+                module.name = name
         if any(map(needs_group, items)):
             sort_exclusive_last(items, self._context.settings.source.options)
         if self._context.is_worker and items and needs_group(items[-1]):

@@ -277,6 +277,30 @@ THEORY_ROWS = (
         "in 10^9 bytes (default: %(default)g)",
     ),
 )
+#: What takes the place of the original tool's options; those with the same name and meaning are not here.
+ORIGINAL = {
+    **dict.fromkeys(("--data-dir", "--output-dir", "--output-csv"), "--database-path"),
+    **dict.fromkeys(("--kernel-list", "--op"), "--ops, with commas"),
+    **{f"--{name}-version": f"--versions {name}=..." for name in ("vllm", "torch", "cann")},
+    **{
+        f"--dispatch-ffn-combine-{name}": f"--{name}"
+        for name in ("ep-size", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port")
+    },
+    **dict.fromkeys(("--do-run", "--execution-mode"), "nothing, since `pytest bench/` runs rows (--co lists them)"),
+    "--bench-mode": "--instrument: msprof for kernel, npu-events for event",
+    "--dtype": "--comm-dtype",
+}
+
+
+class _Original(argparse.Action):
+    """Refuses an option of the original tool with what takes its place."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, name: str | None = None
+    ) -> None:
+        parser.error(f"{name} is the original tool's, here: {ORIGINAL[name or '']} (docs/bench.md)")
+
+
 #: The original's name of -x.
 FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
 #: The groups of pytest's help, by their titles.
@@ -325,6 +349,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         add_all(parser.getgroup(title, title), options)
     add_all(parser.getgroup(_THEORY_TITLE, _THEORY_TITLE), THEORY_ROWS)
     add_all(parser.getgroup("general", "General"), [FAIL_FAST])
+    for name in ORIGINAL:
+        hidden = {"action": _Original, "nargs": "*", "help": argparse.SUPPRESS, "dest": "original"}
+        parser.getgroup("general", "General").addoption(name, **hidden)
 
 
 def refuse(config: pytest.Config, options: Sequence[Option], why: str, also: Sequence[str] = ()) -> None:

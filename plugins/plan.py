@@ -53,8 +53,6 @@ def plan_session(context: SessionContext) -> Plan:
     """
     try:
         return _plan_session(context)
-    except _ForeignProfile as error:
-        return Plan(error=str(error), error_status=pytest.ExitCode.TESTS_FAILED)
     except (OpAtlasError, pytest.UsageError, OSError) as error:
         return Plan(error=str(error))
 
@@ -94,12 +92,8 @@ def _plan_session(context: SessionContext) -> Plan:
     return plan
 
 
-class _ForeignProfile(OpAtlasError):
-    """A profile has no launch of any row of the database."""
-
-
 def _expect_fitting(profile: Profile, database: Database) -> None:
-    """Raises _ForeignProfile where a profile fits no row of a database that has rows."""
+    """Raises OpAtlasError where a profile fits no row of a database that has rows."""
     if not fits(profile, database):
         found = pluralize(sum(map(len, profile.cases.values())), "signature")
         lines = [
@@ -107,7 +101,7 @@ def _expect_fitting(profile: Profile, database: Database) -> None:
             "Name the database of the profiled program with --database-path, or an empty folder for a new one",
             *profile.problems,
         ]
-        raise _ForeignProfile("\n".join(lines))
+        raise OpAtlasError("\n".join(lines))
 
 
 def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:

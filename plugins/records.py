@@ -173,7 +173,7 @@ class SessionRecords:
             output[_UNSAVED] = list(map(list, self._unsaved))
         output[_PROBLEMS] = self._close_own()
         own_lines = self._own_lines.items()
-        output[_WRITTEN] = [(str(path), each.header, each.numbers, each.count) for path, each in own_lines]
+        output[_WRITTEN] = [(str(path), each.header, each.digests) for path, each in own_lines]
 
     def _close_own(self) -> list[str]:
         """Releases the journals of this process. Returns their problems."""

@@ -28,7 +28,6 @@ from opatlas import formats
 from opatlas.data.cells import helpers_cell, stored_us
 from opatlas.row.record import Record
 from opatlas.row.signature import case_id_in
-from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.registry import replay_spec
 from opatlas.show.result import UNLIMITED, Part
 from opatlas.text import cut_middle, parse_real, pluralize
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
     from .session import Session
 
 __all__ = ["LogXML", "xml_key"]
-
-#: Keys of `RowNote.waited`: for rows of other sessions, and for other workers of the same session.
-FOR_OTHERS, FOR_OWN = "others", "own"
 
 _ATTRIBUTE = "opatlas"
 #: The most characters that are kept of a row's output. Its start has the first error, its end the crash.
@@ -56,7 +52,6 @@ class RowNote(TypedDict, total=False):
         on: the name of the device; absent in setup and teardown.
         not_saved: why the record is in no journal; "" if a journal has the record.
         device: name and facts of the device; absent if the previous row ran on the same device.
-        waited: seconds that the row waited for its device, by FOR_OTHERS and FOR_OWN.
         given_up: present if the row fails without being run (--strict).
     """
 
@@ -64,16 +59,12 @@ class RowNote(TypedDict, total=False):
     on: str
     not_saved: str
     device: Mapping[str, Any]
-    waited: dict[str, float]
     given_up: bool
 
 
 def attach_note(report: pytest.TestReport, note: RowNote) -> None:
-    """Attaches the note to the report of a row, and takes the wait for the device out of the row's times."""
+    """Attaches the note to the report of a row."""
     setattr(report, _ATTRIBUTE, note)
-    if waited_s := sum(note.get("waited", {}).values()):
-        report.duration = max(report.duration - waited_s, 0.0)
-        report.start = report.stop - report.duration
 
 
 def note_of(report: pytest.TestReport) -> RowNote | None:
@@ -96,11 +87,6 @@ def outcome_of_report(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return "xfailed" if report.skipped else "xpassed"
     return "error" if report.failed and report.when != "call" else report.outcome
-
-
-def waited_by(waits: DeviceWaits) -> dict[str, float]:
-    """Returns the seconds that the rows of this process have waited so far, by FOR_OTHERS and FOR_OWN."""
-    return {FOR_OTHERS: waits.others_s, FOR_OWN: waits.own_s}
 
 
 def set_properties(item: pytest.Item, properties: list[tuple[str, object]]) -> None:

@@ -66,7 +66,6 @@ from .reports import (
     properties_of,
     record_of,
     set_properties,
-    waited_by,
 )
 from .row_runner import RowRunner
 from .summary import write_reports
@@ -75,9 +74,7 @@ from .target import check_replaced
 if TYPE_CHECKING:
     from .session_context import SessionContext
 
-_NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
-_WAITED = pytest.StashKey[dict[str, float]]()
 #: The record of an outcome that arrived ahead of pytest, why the journal does not have it, and where it ran.
 _ARRIVED = pytest.StashKey[tuple[Record, str, DeviceDescription] | None]()
 
@@ -91,7 +88,7 @@ class Session:
         records: the records of the session, and what the merge did.
         gaps: rows with a captured and a replayed duration, the largest difference first.
         paths: the report files that were written.
-        unaccounted: rows that two workers reported, or that were not collected; they make the session fail.
+        unaccounted: rows that were reported and not collected; they make the session fail.
         unreported: what could not be read or written for the report files; it makes the session fail.
     """
 
@@ -108,8 +105,7 @@ class Session:
         self.unmatched: Counter[str] = Counter()
         #: The cases that may be collected, by id; None before pytest has selected them.
         self._by_id: dict[str, SessionCase] | None = None
-        #: The devices of the records so far, by identity, and the last of them.
-        self._devices: dict[int, DeviceDescription] = {}
+        #: The device of the last record.
         self._device: DeviceDescription | None = None
 
     @property
@@ -134,21 +130,10 @@ class Session:
         """Step 1: returns the plan, made on first use. From then on the session holds the database."""
         context = self.context
         if context.plan is None:
-            context.plan = plan_session(context) if not context.is_worker else context.shared.load_plan()
-            context.plan = context.plan or Plan(error=_NO_PLAN)
+            context.plan = plan_session(context) if not context.is_worker else context.received_plan()
             if context.runs_rows and not context.is_controller and of_fate(context.plan.cases, Fate.TO_RUN):
                 self.runner.begin()
         return context.plan
-
-    def publish_plan(self) -> None:
-        """Step 1 in xdist's controller, before the workers start. Raises pytest.UsageError where there is no plan."""
-        plan = self.plan()
-        if plan.error:
-            raise pytest.UsageError(plan.error)
-        try:
-            self.context.shared.publish_plan(plan)
-        except OpAtlasError as error:
-            raise pytest.UsageError(str(error)) from None
 
     def select(self, nodeids: Iterable[str]) -> bool:
         """Step 2: takes the node ids of the rows to run, and returns whether it is the first time.
@@ -197,12 +182,7 @@ class Session:
         item.stash[_OUTCOME] = None
         if row.given_up:
             pytest.fail(f"{row.place}: {row.given_up}", pytrace=False)
-        before = waited_by(self.context.waits)
-        try:
-            outcome = item.stash[_OUTCOME] = self.runner.run(item)
-        finally:
-            after = waited_by(self.context.waits)
-            item.stash[_WAITED] = {who: after[who] - before[who] for who in after if after[who] > before[who]}
+        outcome = item.stash[_OUTCOME] = self.runner.run(item)
         if outcome.status in (Status.MEASURED, Status.CHECKED) and outcome.judged is None:
             return
         message = f"{outcome.status}: {row.place}: {outcome.explanation}"
@@ -221,8 +201,6 @@ class Session:
         is_call = call.when == "call"
         if is_call and row.given_up:
             note["given_up"] = True
-        if is_call and (waited := item.stash.get(_WAITED, {})):
-            note["waited"] = waited
         outcome = self._outcome(item, row, call)
         if outcome is None:
             return note
@@ -242,9 +220,8 @@ class Session:
             # A row that a profile does not have keeps its state.
             note["not_saved"] = arrived[1] if arrived else self.records.append(values, device, row.target)
         if device is not None and device is not self._device:
-            if id(device) not in self._devices and device != self._device:
-                note["device"] = asdict(device)
-            self._device = self._devices[id(device)] = device
+            note["device"] = asdict(device)
+            self._device = device
         return note
 
     def receive(self, report: pytest.TestReport) -> None:
@@ -262,18 +239,14 @@ class Session:
             account = GIVEN_UP if "given_up" in note else record.status.value if record is not None else ""
         if not account:
             return
-        case_id, worker = case_id_in(report.nodeid), getattr(report, "node", None)
         case = self.case_of(report.nodeid)
         if case is None or not case.account:
-            self.unaccounted.append(f"{case_id} was reported as {account}, but not collected")
+            self.unaccounted.append(f"{case_id_in(report.nodeid)} was reported as {account}, but not collected")
             return
-        if case.account not in (NOT_RUN, WITHOUT_REPLAY) and case.worker is not worker:
-            self.unaccounted.append(f"{case_id} was reported by two workers: as {case.account}, then as {account}")
-            return
-        case.account, case.worker = account, worker
+        case.account = account
         if record is None:
             return
-        waited, measurement, figures = note.get("waited", {}), record.measurement, None
+        measurement, figures = record.measurement, None
         if measurement is not None and "on" in note:
             figures = summarize_row(record, device_peak(note["on"]), case.captured_us)
             figures = replace(figures, kernel_type=case.rows.label)
@@ -286,10 +259,8 @@ class Session:
             record.judged.get(ERROR_CLASS, "").partition("/")[0],
             round(stored_us(record), 4) if measurement is not None else None,
             self._stored_us(case),
-            # The report of a row starts when the row has the device.
-            report.start - sum(waited.values()),
+            report.start,
             report.stop,
-            waited,
         )
 
     def _stored_us(self, row: SessionCase) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pickle
 import shlex
@@ -91,20 +90,15 @@ _PID_SUFFIX = ".pid"
 
 
 class SharedFolder:
-    """A temporary folder in which the processes of a session exchange the plan, process ids and short texts.
+    """A temporary folder in which the processes of a session exchange process ids and short texts.
 
     The process that made the folder removes it with `remove`, or with its own end. A folder that a killed session
     left is removed by the next session (opatlas/files.py).
     """
 
-    def __init__(self, existing: Path | None = None, plan_digest: str = "") -> None:
-        """`existing` is the folder that another process of the session made; None makes a new one.
-
-        Args:
-            plan_digest: of the published plan; "" for none.
-        """
+    def __init__(self, existing: Path | None = None) -> None:
+        """`existing` is the folder that another process of the session made; None makes a new one."""
         self._made: TemporaryFolder | None = None
-        self.plan_digest = plan_digest
         if existing is None:
             self._made = TemporaryFolder("session")
             existing = self._made.path
@@ -131,39 +125,10 @@ class SharedFolder:
         """Returns the process ids of all registered workers; the system may have reused the id of an ended worker."""
         return [int(path.read_text()) for path in self.path.glob(f"*{_PID_SUFFIX}")]
 
-    def publish_plan(self, plan: Plan) -> None:
-        """Writes the plan for the workers. Raises OpAtlasError where there is no room."""
-        content = pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL)
-        try:
-            self._plan_file.write_bytes(content)
-        except OSError as error:
-            raise OpAtlasError(
-                f"{self._plan_file} cannot be written ({error.strerror}): make room, or let TMPDIR name another folder"
-            ) from None
-        self.plan_digest = hashlib.sha256(content).hexdigest()
-
-    def load_plan(self) -> Plan | None:
-        """Reads the published plan; None where there is none, and a plan with an error where the file was changed.
-
-        A worker that takes the place of another starts after kernels have run, and they can write files: unpickled,
-        these would run their code.
-        """
-        if not self.plan_digest:
-            return None
-        content = self._plan_file.read_bytes()
-        if hashlib.sha256(content).hexdigest() != self.plan_digest:
-            return Plan(error=f"{self._plan_file} was changed while the session ran: start the session again")
-        plan: Plan = pickle.loads(content)
-        return plan
-
     def remove(self) -> None:
         """Removes the folder if this process made it."""
         if self._made is not None:
             self._made.remove()
-
-    @property
-    def _plan_file(self) -> Path:
-        return self.path / "plan.pickle"
 
 
 _WORKER_INPUT = "opatlas"
@@ -196,7 +161,7 @@ class SessionContext:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        received: Mapping[str, str] = getattr(config, "workerinput", {}).get(_WORKER_INPUT, {})
+        received: Mapping[str, Any] = getattr(config, "workerinput", {}).get(_WORKER_INPUT, {})
         self.is_worker = bool(received)
         self.is_controller = not self.is_worker and is_distributed(config)
         self.worker = str(getattr(config, "workerinput", {}).get("workerid", ""))
@@ -212,10 +177,12 @@ class SessionContext:
         self._loads: dict[bool, tuple[MachineState, list[DeviceState]]] = {}
         self.waits = DeviceWaits(self.tell_once)
         self.plan: Plan | None = None
+        #: In a worker: the plan, pickled by the controller.
+        self._received: bytes = received.get("plan", b"")
         self.profile: Profile | None = None
         #: Empty until the settings are read.
         self._databases: Sequence[TargetDatabase] = ()
-        self._shared = SharedFolder(Path(received["shared_dir"]), received["plan"]) if received else None
+        self._shared = SharedFolder(Path(received["shared_dir"])) if received else None
         self._stop_reason = ""
         #: Whether the user pressed Ctrl-C twice.
         self.stopped_now = False
@@ -385,8 +352,15 @@ class SessionContext:
             "shared_dir": str(self.shared.path),
             "controller": str(os.getpid()),
             "place": str(place),
-            "plan": self.shared.plan_digest,
+            "plan": pickle.dumps(self.plan, protocol=pickle.HIGHEST_PROTOCOL) if self.plan is not None else b"",
         }
+
+    def received_plan(self) -> Plan:
+        """Returns the plan that the controller has sent to this worker."""
+        if not self._received:
+            return Plan(error="replays were not asked for by name: with -n, name bench/ on the command line")
+        plan: Plan = pickle.loads(self._received)
+        return plan
 
     def await_other_workers(self) -> None:
         """Returns when no other worker of the session runs, or when the session is to stop."""

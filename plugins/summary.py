@@ -31,7 +31,6 @@ from .cases import (
     results_of,
     unresolved,
 )
-from .reports import FOR_OTHERS
 from .target import captured_mismatch
 
 if TYPE_CHECKING:
@@ -130,13 +129,10 @@ def _capture_mismatch(session: Session) -> str:
 
 
 def _seconds(session: Session) -> float:
-    """Returns the seconds from the first row to the last, without the average wait for other sessions."""
-    results = dict(results_of(session.cases))
-    if not results:
-        return 1e-3
-    took = max(found.ended for found in results.values()) - min(found.began for found in results.values())
-    waited = sum(found.waited.get(FOR_OTHERS, 0.0) for found in results.values())
-    return max(took - waited / len({id(case.worker) for case in results}), 1e-3)
+    """Returns the seconds from the first row to the last."""
+    results = dict(results_of(session.cases)).values()
+    took = max((found.ended for found in results), default=0.0) - min((found.began for found in results), default=0.0)
+    return max(took, 1e-3)
 
 
 def cause_table(title: str, texts: Iterable[tuple[SessionCase, str, bool]], most: int | None = None) -> Iterator[Table]:

@@ -24,8 +24,8 @@ from opatlas.data.comparable import (
 from opatlas.data.database import Database, SessionLock
 from opatlas.data.origin import MeasurementOrigin, Provenance
 from opatlas.errors import OpAtlasError
-from opatlas.extensions import SCHEDULERS, extensions
 from opatlas.files import absolute_path, expect_folder
+from opatlas.installation import SCHEDULERS, extensions
 from opatlas.options import Scope
 from opatlas.row.location import (
     DEFAULT_NPU_DEVICE,

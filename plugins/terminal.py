@@ -173,9 +173,6 @@ class RowWords:
 def print_summary(session: Session, terminal: pytest.TerminalReporter) -> None:
     """Prints what became of the rows."""
     context, plan = session.context, session.context.plan
-    if plan is not None and plan.error_status == pytest.ExitCode.TESTS_FAILED:
-        for line in plan.error.splitlines():
-            terminal.write_line(printable_lines(f"opatlas: {line}"), red=True)
     if plan is None or not context.runs_rows:
         return
     terminal.ensure_newline()

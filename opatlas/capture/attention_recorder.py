@@ -24,14 +24,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,8 +46,7 @@ _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
 _log = logging.getLogger("opatlas")
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(NamedTuple):
     """The names of arguments that differ between versions of the operator."""
 
     query_lengths: str
@@ -90,19 +88,10 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
         recording: whether calls are being recorded.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, most_bytes: int = _MOST_BYTES, remembered_calls: int = _REMEMBERED
-    ) -> None:
-        """
-        Args:
-            path: stands for the files of all processes; see above.
-            most_bytes: the largest size of a file.
-            remembered_calls: a repeated call is recorded again only after so many other calls.
-        """
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """`path` stands for the files of all processes; see above."""
         self.recording = False
         self._path = Path(path)
-        self._most_bytes = most_bytes
-        self._remembered = remembered_calls
         self._file = -1
         self._pid = 0
         self._written = 0
@@ -169,7 +158,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
                 return
             with self._lock:
                 self._seen[key] = None
-                if len(self._seen) > self._remembered:
+                if len(self._seen) > _REMEMBERED:
                     del self._seen[next(iter(self._seen))]
                 self._write(line)
         except Exception as error:
@@ -178,7 +167,7 @@ class record_attention:  # noqa: N801  (used as a function, like contextlib's)
     def _write(self, line: bytes) -> None:
         if self._pid != os.getpid():
             self._open()
-        if self._written + len(line) > self._most_bytes:
+        if self._written + len(line) > _MOST_BYTES:
             raise OSError(f"{self._name()} has {self._written >> 20} MiB, the largest size of a file")
         written = os.write(self._file, line)
         self._written += written

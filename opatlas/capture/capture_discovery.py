@@ -28,10 +28,11 @@ _BLOCK_BYTES = 1 << 20
 _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as CSV"
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
+_ALIKE = re.compile(r".*(kernel_details|op_summary).*", re.IGNORECASE)
 #: What torch_npu.profiler exports with export_type Db.
 _DATABASE = re.compile(r"(ascend_pytorch_profiler|msprof).*\.db", re.IGNORECASE)
 _OF_TORCH_NPU = ("ASCEND_PROFILER_OUTPUT", "FRAMEWORK")
-_ANALYSE = "`torch_npu.profiler.profiler.analyse({!r}, export_type='text')`"
+_ANALYSE = "Run `torch_npu.profiler.profiler.analyse({!r}, export_type='text')`, where CANN is installed"
 _OUTPUT = "mindstudio_profiler_output"
 
 
@@ -85,7 +86,8 @@ def find_captures(path: Path) -> FoundCaptures:
         raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
     if not path.is_dir():
         return FoundCaptures([path])
-    named = sorted(files_below(path, lambda name: _is_capture(name) or _DATABASE.fullmatch(name) is not None))
+    patterns = (_ALIKE, _DATABASE, *(kind.names for kind in KINDS))
+    named = sorted(files_below(path, lambda name: any(pattern.fullmatch(name) for pattern in patterns)))
     found = {kind: [file for file in named if kind.names.fullmatch(file.name)] for kind in KINDS}
     first = next((kind for kind, of_kind in found.items() if of_kind), KINDS[0])
     files = first.last(found[first])
@@ -96,7 +98,8 @@ def find_captures(path: Path) -> FoundCaptures:
         )
         for kind, of_kind in found.items()
     ]
-    not_read.append((_NO_CSV, [file for file in named if _is_capture(file.name) and file.suffix.lower() != ".csv"]))
+    no_csv = [file for file in named if _ALIKE.fullmatch(file.name) and file.suffix.lower() != ".csv"]
+    not_read.append((_NO_CSV, no_csv))
     not_read = [(why, others) for why, others in not_read if others]
     databases = [file for file in named if _DATABASE.fullmatch(file.name)]
     unparsed = _unparsed(path, files, databases)
@@ -124,24 +127,16 @@ def _unparsed(path: Path, captures: Sequence[Path], databases: Sequence[Path]) -
     These are results of torch_npu.profiler that nobody analysed or that have only a database, and msprof profiles
     without an op_summary file. torch_npu.profiler keeps such profiles beside its kernel_details.
     """
-    results = [each for each in sorted({path, *path.rglob("*/")}) if _is_result_of_torch_npu(each)]
-    problems = []
-    for result in results:
-        if not any(result in file.parents for file in captures):
-            database = next((file for file in databases if result in file.parents), None)
-            what = f"only a database ({database.name})" if database else "raw data that was not analysed"
-            problems.append(f"{result}: {what}: run {_ANALYSE.format(str(result))}, where CANN is installed")
+    results = {each for each in (path, *path.rglob("*/")) if _is_result_of_torch_npu(each)}
+    alone = {result for result in results if not any(result in file.parents for file in captures)}
     if not captures:
-        problems += [
-            f"{file}: a database of a profiler, which OpAtlas does not read: run "
-            f"{_ANALYSE.format(str(file.parent))} on the folder that the profiler wrote, where CANN is installed"
-            for file in databases
-            if not any(result in file.parents for result in results)
-        ]
-    of_torch_npu = {
-        *results,
-        *(parent for file in captures if kind_of_capture(file) is KINDS[0] for parent in file.parents),
-    }
+        alone |= {file.parent for file in databases if results.isdisjoint(file.parents)}
+    problems = []
+    for folder in sorted(alone):
+        only = ", ".join(file.name for file in databases if folder in file.parents) or "raw data"
+        problems.append(str(TableError(folder, f"no CSV, only {only}", _ANALYSE.format(str(folder)))))
+    details = [file for file in captures if kind_of_capture(file) is KINDS[0]]
+    of_torch_npu = results.union(*(file.parents for file in details))
     return [*problems, *unparsed_profiles(path, captures, of_torch_npu)]
 
 
@@ -158,10 +153,6 @@ def _is_database(path: Path) -> bool:
             expect_columns(file, read_header(file).names)
             return True
     return False
-
-
-def _is_capture(name: str) -> bool:
-    return "kernel_details" in name.lower() or "op_summary" in name.lower()
 
 
 @dataclass
@@ -260,9 +251,9 @@ def unparsed_profiles(folder: Path, files: Sequence[Path], raw_data_of: Collecti
     # The folder itself may be a profile under another name.
     if not profiles and (folder / "host").is_dir():
         profiles = [folder]
+    remedy = "Run `msprof --export=on --output={}`, where CANN is installed"
     return [
-        f"{profile}: a profile without op_summary*.csv: export it with "
-        f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}`, where CANN is installed"
+        str(TableError(profile, "a profile without op_summary*.csv", remedy.format(shlex.quote(str(profile)))))
         for profile in profiles
         if profile.parent not in raw_data_of and not any(profile in file.parents for file in files)
     ]

@@ -39,7 +39,7 @@ from opatlas.data.ingests import (
     unknown_facts,
 )
 from opatlas.data.op_mapping import WrittenMapping, write_default_mapping
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import ATTENTION_TYPES, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.text import pluralize, printable
 
@@ -162,7 +162,7 @@ def _store_samples(
     signatures = {kernel_type: of_type.signatures for kernel_type, of_type in cases.items()}
     unexplained = unexplained_rows(database, signatures, _ingest_ids(earlier))
     if unexplained and not request.replace:
-        raise OpAtlasError(_refusal(database, unexplained))
+        raise _refusal(database, unexplained)
     manifest = new_manifest(
         manifests,
         replace=request.replace,
@@ -274,17 +274,14 @@ def _capture_file(file: CaptureInput, counts: LaunchCounts) -> CaptureFile:
     )
 
 
-def _refusal(database: Database, rows: Sequence[SampleLine]) -> str:
+def _refusal(database: Database, rows: Sequence[SampleLine]) -> OpAtlasError:
     first = rows[0]
-    types = list(dict.fromkeys(row.kernel_type for row in rows))
-    shown = ", ".join(types[:3]) + (", ..." if len(types) > 3 else "")
-    example = (
-        f"{first.kernel_type} {first.cells[INPUT_SHAPES]} -> {first.cells[OUTPUT_SHAPES]}, "
-        f"{first.replaced[PROFILING_AVERAGE]} us"
+    shapes = f"{first.cells[INPUT_SHAPES]} -> {first.cells[OUTPUT_SHAPES]}"
+    more = f" (and {pluralize(len(rows) - 1, 'more row')})" if len(rows) > 1 else ""
+    problem = (
+        f"the row {shapes}{more} has a duration of another tool, without samples in {database.runs_dir}, to which no "
+        f"samples can be added: nothing was ingested"
     )
-    return (
-        f"{database.path}: the captured durations of {pluralize(len(rows), 'row')} of {shown} have no samples in "
-        f"{database.runs_dir}, so no samples can be added (another tool wrote them; the first: "
-        f"{example}). Nothing was ingested: use --replace to replace them; the old cells are kept beside the new "
-        f"samples"
-    )
+    remedy = "Use --replace to replace the duration; the old cells are kept beside the new samples"
+    duration = first.replaced[PROFILING_AVERAGE]
+    return TableError(database.csv_path(first.kernel_type), problem, remedy, column=PROFILING_AVERAGE, value=duration)

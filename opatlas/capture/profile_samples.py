@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import numpy as np
 
 from opatlas.capture.capture_discovery import distinct_captures, op_summaries, unparsed_profiles
 from opatlas.capture.capture_reader import read_capture_header
 from opatlas.capture.cases import Aggregate, Case, Cases
 from opatlas.capture.launches import SOURCE_PROFILE, LaunchCounts, source_cell
+from opatlas.data.csv_files import text_table
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.row.columns import BASE, EP_SIZE, EXPERT_PARALLEL
 from opatlas.row.record import LaunchedCase, Measurement
 from opatlas.row.same_case import canonical_form
-from opatlas.row.signature import row_cells, signature, signatures_of
+from opatlas.row.signature import signature, signatures_of
 from opatlas.row.slots import MATMUL_FAMILY, siblings
 from opatlas.row.table import RowTable
 
@@ -33,6 +32,7 @@ from opatlas.row.table import RowTable
 CACHE_UNKNOWN = "unknown"
 MSPROF = "msprof"
 _ASSUMPTION = "warm-up and set-up launches of the profiled program count as samples"
+_INGEST = "Name the folder that msprof wrote; `opatlas ingest --profiling-path` reads captures of torch_npu.profiler"
 _BY_TENSORS = "matched by its tensors: the summary tells no run-time values"
 
 
@@ -63,12 +63,23 @@ def read_profile(path: Path) -> Profile:
     Raises:
         OpAtlasError: no file can be read.
     """
-    files, problems = _summaries(path)
+    files = op_summaries(path) if path.is_dir() else [path]
+    problems, summaries = unparsed_profiles(path, files) if path.is_dir() else [], []
+    for file in files:
+        try:
+            if not read_capture_header(file).of_msprof:
+                raise TableError(
+                    file, "a kernel_details file of torch_npu.profiler, not an op_summary of msprof", _INGEST
+                )
+            summaries.append(file)
+        except TableError as error:
+            problems.append(str(error))
+    given = distinct_captures(summaries, problems)
     aggregate = Aggregate(path)
-    given = distinct_captures([file for file in files if _is_summary(file, problems)], problems)
     problems += aggregate.add_files([file.path for file in given])
     if not aggregate.files:
-        raise OpAtlasError("\n".join(problems))
+        nothing = TableError(path, "no op_summary*.csv of msprof in this folder or below it", _INGEST)
+        raise OpAtlasError("\n".join(problems or [str(nothing)]))
     problems += aggregate.problems
     return Profile(
         root=path.absolute(),
@@ -78,36 +89,6 @@ def read_profile(path: Path) -> Profile:
         account=aggregate.account,
         problems=tuple(problems),
     )
-
-
-def _summaries(path: Path) -> tuple[list[Path], list[str]]:
-    """Returns the files to read, and problems of profiles without files. Raises OpAtlasError if there is no file."""
-    if not path.exists():
-        raise OpAtlasError(f"--prof-path {path}: no such file or folder: check the path")
-    if not path.is_dir():
-        return [path], []
-    files = op_summaries(path)
-    problems = unparsed_profiles(path, files)
-    if not files:
-        nothing = f"--prof-path {path}: no PROF_* folder and no op_summary*.csv in this folder or below it"
-        details = next(path.rglob("*kernel_details*.csv"), None)
-        other = f" ({details} is of torch_npu.profiler: `opatlas ingest` reads it)" if details else ""
-        raise OpAtlasError("\n".join(problems) or f"{nothing}{other}: name the folder that msprof wrote")
-    return files, problems
-
-
-def _is_summary(file: Path, problems: list[str]) -> bool:
-    """Returns whether a file is an op_summary; if not, adds the reason to `problems`."""
-    try:
-        if read_capture_header(file).of_msprof:
-            return True
-        problems.append(
-            f"{file}: a kernel_details file of torch_npu.profiler, not an op_summary of msprof: "
-            f"use `opatlas ingest --profiling-path`, which fills the profiling columns"
-        )
-    except TableError as error:
-        problems.append(str(error))
-    return False
 
 
 @dataclass(frozen=True)
@@ -136,37 +117,25 @@ class UnmatchedSamples:
     measurement: Measurement
 
 
-@dataclass(frozen=True)
 class _SignatureIndex:
     """The rows of a kernel type by signature.
 
     Attributes:
         exact: signatures of the rows.
         measured: signatures of the rows with a replayed duration.
-        by_tensors: number of rows with the same tensors, by the signature of the tensors alone.
-        ep_sizes: EP Sizes of the rows with the same tensors; "" for an empty cell.
+        ep_sizes: EP Sizes of the rows with the same tensors, by the signature of the tensors alone; "" for none.
+        by_tensors: number of these rows.
     """
 
-    exact: frozenset[str] = frozenset()
-    measured: frozenset[str] = frozenset()
-    by_tensors: Counter[str] = field(default_factory=Counter)
-    ep_sizes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, table: RowTable) -> _SignatureIndex:
-        exact = table.signatures
+    def __init__(self, table: RowTable) -> None:
+        self.exact = frozenset(table.signatures)
+        self.measured = {name for name, known in zip(table.signatures, table.replayed.known, strict=True) if known}
         columns = [column for column in BASE if column in table.columns]
         tensors = signatures_of(table.kernel_type, columns, table.cells)
-        ep_sizes: dict[str, frozenset[str]] = {}
-        if EP_SIZE in table.columns:
-            for text, ep_size in zip(tensors, table.cells(EP_SIZE), strict=True):
-                ep_sizes[text] = ep_sizes.get(text, frozenset()) | {ep_size.strip()}
-        return cls(
-            frozenset(exact),
-            frozenset(exact[position] for position in np.flatnonzero(table.replayed.known)),
-            Counter(dict(zip(exact, tensors, strict=True)).values()),
-            ep_sizes,
-        )
+        self.by_tensors = Counter(dict(zip(table.signatures, tensors, strict=True)).values())
+        self.ep_sizes: dict[str, set[str]] = {}
+        for text, ep_size in zip(tensors, table.cells(EP_SIZE), strict=True):
+            self.ep_sizes.setdefault(text, set()).add(ep_size.strip())
 
 
 class ProfileMatcher:
@@ -180,16 +149,16 @@ class ProfileMatcher:
         self.profile = profile
         self._no_sample = f"no sample in {profile.root.name}"
         self._ep_size = "" if ep_size is None else str(ep_size)
-        self._tables = {kernel_type: _SignatureIndex.of(table) for kernel_type, table in rows.items()}
+        self._tables = {kernel_type: _SignatureIndex(table) for kernel_type, table in rows.items()}
 
     def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
         """Returns the samples of a row, or the reason why it has none."""
         row_signature = signature(kernel_type, cells)
-        table = self._tables.get(kernel_type, _SignatureIndex())
+        table = self._tables.get(kernel_type, _NO_ROWS)
         own = self.profile.cases.get(kernel_type, _NONE)
         tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
         if kernel_type in EXPERT_PARALLEL and tensors in own and (self._ep_size or cells.get(EP_SIZE)):
-            return self._of_ep_size(cells, own[tensors], table.ep_sizes.get(tensors, frozenset()))
+            return self._of_ep_size(cells, own[tensors], table.ep_sizes.get(tensors, set()))
         if row_signature in own:
             return RowSamples(_measurement(own[row_signature]))
         if tensors in own:
@@ -210,7 +179,7 @@ class ProfileMatcher:
         """Returns whether the profile has launches that may be of a row, whether or not the row gets them."""
         return self.of_row(kernel_type, cells) != self._no_sample
 
-    def _of_ep_size(self, cells: Mapping[str, str], case: Case, known: frozenset[str]) -> RowSamples | str:
+    def _of_ep_size(self, cells: Mapping[str, str], case: Case, known: set[str]) -> RowSamples | str:
         """Returns the samples with a row's tensors, if the profiled run had its EP Size; otherwise the reason.
 
         Args:
@@ -229,7 +198,7 @@ class ProfileMatcher:
     def unmatched(self) -> Iterator[UnmatchedSamples]:
         """Yields the samples of cases that no row of the database has."""
         for kernel_type, cases in self.profile.cases.items():
-            table = self._tables.get(kernel_type, _SignatureIndex())
+            table = self._tables.get(kernel_type, _NO_ROWS)
             for text, _, _ in cases.cells:
                 ep_size = self._ep_size if kernel_type in EXPERT_PARALLEL else ""
                 known = table.ep_sizes.get(text, {""}) if text in table.by_tensors else ()
@@ -287,12 +256,11 @@ def fits(profile: Profile, database: Database) -> bool:
         except TableError:
             return True
     matcher = ProfileMatcher(profile, rows)
-    return not names or any(
-        matcher.has(name, cells) for name, table in rows.items() for cells in row_cells(table.frame)
-    )
+    return not names or any(matcher.has(name, cells) for name, table in rows.items() for cells in table.rows())
 
 
 _NONE = Cases("", {})
+_NO_ROWS = _SignatureIndex(RowTable("", Path(), text_table(BASE)))
 
 
 def _measurement(case: Case, ran_as: str = "") -> Measurement:

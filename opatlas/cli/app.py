@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.extensions import Command
+from opatlas.installation import Command
 from opatlas.show.output import Output, print_note, run_guarded
 from opatlas.show.result import Result
 

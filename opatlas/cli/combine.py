@@ -174,24 +174,12 @@ def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
     if not spreads:
         return
     low, high = np.quantile(spreads, (0.5, 0.9)).tolist()
-    disagree = disagreeing(pooled)
     yield Fields(
         {
             "median": percent(low),
             "p90": percent(high),
             "largest": percent(max(spreads)),
-            f"over {percent(SPREAD_LIMIT, 0)}": (len(disagree), "rows"),
+            f"over {percent(SPREAD_LIMIT, 0)}": (len(disagreeing(pooled)), "rows"),
         },
         title="spread between machines",
     )
-    worst: dict[str, list[PooledRow]] = {}
-    for row in disagree:
-        worst.setdefault(row.kernel_type, []).append(row)
-    of_type = Counter(row.kernel_type for row in pooled)
-    rows = [
-        (kernel_type, len(found), of_type[kernel_type], found[0].input_shapes, found[0].median_us, found[0].spread)
-        for kernel_type, found in list(worst.items())[:_SHOWN]
-    ]
-    if rows:
-        columns = ("kernel type", "disagree", "pooled", "widest row", Column("median(us)", microseconds))
-        yield Table((*columns, Column("spread", percent)), rows, "rows whose machines disagree", len(worst) - len(rows))

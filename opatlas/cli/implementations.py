@@ -13,8 +13,7 @@ from cyclopts import Parameter
 from opatlas.ask.kernel_rows import sample_rows
 from opatlas.data.csv_files import write_text
 from opatlas.errors import OpAtlasError, UsageError
-from opatlas.extensions import KERNEL_TEMPLATES, extensions
-from opatlas.installation import require_extra
+from opatlas.installation import KERNEL_TEMPLATES, extensions, require_extra
 from opatlas.row.slots import base_type
 from opatlas.run.devices.device import device_kinds
 from opatlas.run.implementation import TORCH, Implementation, KernelSource
@@ -145,17 +144,15 @@ def _details(found: Sequence[Listed]) -> Iterator[Part]:
 
 def listed(implementation: Implementation) -> Listed:
     """Returns what is known of an implementation."""
-    proofs, replays = _proofs(implementation), replays_of_bench()
+    replays = replays_of_bench()
     kernels, notes = [], list(implementation.notes)
-    for kernel_type in sorted(_kernel_types(implementation)):
+    for kernel_type, proof in sorted(_proofs(implementation).items()):
         source = implementation.source(kernel_type)
         place = f"{source.module or _file_of(source)}:{source.function}" if source is not None else ""
         of_suites = is_overload(kernel_type)
         if kernel_type not in replays and not of_suites:
             guess = suggest(kernel_type, replays, least=0.85)
             notes.append(f"OpAtlas has no replay of {kernel_type}{guess}: a replay of your own takes it")
-        # A kernel type by another name is the same function with the same arguments.
-        proof = proofs.get(kernel_type) or proofs.get(base_type(kernel_type), _NOT_RUN)
         proof = proof if kernel_type in replays else _OF_SUITES if of_suites else _NO_REPLAY
         kernels.append(KernelOfImplementation(kernel_type, place, proof))
     return Listed(
@@ -176,22 +173,24 @@ def _file_of(source: KernelSource) -> str:
     return str(path.relative_to(source.folder)) if source.folder else path.name
 
 
-def _kernel_types(implementation: Implementation) -> set[str]:
-    """Returns the kernel types that an implementation has: the marked ones; if it wraps torch's functions, all."""
+def _proofs(implementation: Implementation) -> Mapping[str, str]:
+    """Returns what proves each kernel type of an implementation: of the marked ones; of all, if it wraps torch's."""
     replays = replays_of_bench()
     if implementation.is_default and implementation.name != TORCH:
-        return {name for name, function in replays.items() if proof_of(_npu_call(function)) != _NO_CALL}
+        proofs = {name: proof_of(_npu_call(function)) for name, function in replays.items()}
+        return {name: proof or _NOT_RUN for name, proof in proofs.items() if proof != _NO_CALL}
+    is_torch = implementation.name == TORCH
+    known = (
+        dict.fromkeys(read_calls(), _ON_A_GPU)
+        if is_torch
+        else read_implementation_proofs().get(implementation.name, {})
+    )
     every = implementation.is_default or implementation.wrap is not None
-    return {*implementation.sources, *(replays if every else ())}
-
-
-def _proofs(implementation: Implementation) -> Mapping[str, str]:
-    if implementation.name == TORCH:
-        return dict.fromkeys(read_calls(), _ON_A_GPU)
-    if implementation.is_default and implementation.name != TORCH:
-        proofs = {name: proof_of(_npu_call(function)) for name, function in replays_of_bench().items()}
-        return {name: proof for name, proof in proofs.items() if proof not in ("", _NO_CALL)}
-    return read_implementation_proofs().get(implementation.name, {})
+    # A kernel type by another name is the same function with the same arguments.
+    return {
+        name: known.get(name) or known.get(base_type(name), _NOT_RUN)
+        for name in {*implementation.sources, *(replays if every else ())}
+    }
 
 
 def _npu_call(function: object) -> str:

@@ -16,10 +16,8 @@ from importlib import import_module
 from itertools import pairwise, takewhile
 from pathlib import Path
 
-from opatlas import extensions
 from opatlas.errors import UsageError
-from opatlas.extensions import Command
-from opatlas.installation import code_folder, pytest_cache, require_extra
+from opatlas.installation import COMMANDS, Command, code_folder, extensions, pytest_cache, require_extra
 from opatlas.show.output import run_guarded
 from opatlas.text import suggest
 
@@ -55,7 +53,7 @@ BUILT_IN = {
 @cache
 def all_commands() -> Mapping[str, Command]:
     """Returns the commands by name, those included that have registered themselves."""
-    entries = extensions.extensions(extensions.COMMANDS)
+    entries = extensions(COMMANDS)
     return BUILT_IN | {name: entries[name].load() for name in sorted(entries)}
 
 

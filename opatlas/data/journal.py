@@ -43,8 +43,8 @@ _LARGEST_BYTES = 1 << 30
 _PADDING = b"\0\r\n\t "
 #: Pause between two syncs: a power failure loses the records of this time, a killed process loses none.
 _SYNC_PAUSE_S = 0.02
-#: The number of problems of one kind that are told, and of line numbers that are named.
-_TOLD, _MOST_NUMBERS = 5, 20
+#: The number of problems of one kind that are told.
+_TOLD = 5
 
 
 @dataclass(frozen=True)
@@ -80,18 +80,15 @@ class OwnLines:
 
     Attributes:
         header: the first line.
-        numbers: the number of each further line, by its digest.
-        count: the number of lines that were written.
+        digests: those of the further lines.
     """
 
     header: bytes
-    numbers: dict[bytes, int] = field(default_factory=dict)
-    count: int = 1
+    digests: set[bytes] = field(default_factory=set)
 
     def add(self, line: bytes) -> None:
         """Adds a line that the process wrote."""
-        self.count += 1
-        self.numbers.setdefault(_digest(line), self.count)
+        self.digests.add(_digest(line))
 
     def restore(self, file: BinaryIO, path: Path) -> list[str]:
         """Takes the lines of others out of a journal, and keeps them beside it.
@@ -100,28 +97,29 @@ class OwnLines:
             file: the journal, unbuffered, open to be read and written; it is left at its end.
 
         Returns:
-            A sentence for each line of others, with the row that it claims, and one with the numbers of the lines of
-            the process that are missing. These are told once.
+            A sentence for each line of others, with the row that it claims, and one with the number of lines of the
+            process that are missing. These are told once.
 
         Raises:
             OSError: the file cannot be read or written.
         """
         file.seek(0)
         content = file.read()
-        lines = content.splitlines(keepends=True)
-        digests = list(map(_digest, lines))
-        restored = b"".join([self.header, *(line for line, d in zip(lines, digests, strict=True) if d in self.numbers)])
+        own, others = [self.header], {}
+        there = set()
+        for number, each in enumerate(content.splitlines(keepends=True), start=1):
+            if (digest := _digest(each)) in self.digests:
+                own.append(each)
+                there.add(digest)
+            elif each != self.header:
+                others[number] = each
+        restored = b"".join(own)
         if restored != content:
             file.seek(0)
             write_whole(file, restored)
             os.ftruncate(file.fileno(), len(restored))
-        others = {
-            number: line
-            for number, (line, digest) in enumerate(zip(lines, digests, strict=True), start=1)
-            if digest not in self.numbers and line != self.header
-        }
         problems = first_of(
-            f"{path}:{n}: {_claim(line)}, which this session did not write" for n, line in others.items()
+            f"{path}:{n}: {_claim(each)}, which this session did not write" for n, each in others.items()
         )
         if others:
             kept = free_name(path, "refused")
@@ -130,12 +128,10 @@ class OwnLines:
                 problems.append(f"these lines do not count, and are kept in {kept}: find the kernel that wrote them")
             except OpAtlasError as error:
                 problems.append(f"these lines do not count, and could not be kept: {error}")
-        lost = sorted(self.numbers.pop(digest) for digest in self.numbers.keys() - set(digests))
-        if lost:
-            which = (
-                f"{pluralize(len(lost), 'record')} of this session (line {', '.join(map(str, lost[:_MOST_NUMBERS]))})"
-            )
-            problems.append(f"{path}: another process changed or removed {which}: run the rows again")
+        if lost := len(self.digests - there):
+            self.digests = there
+            records = pluralize(lost, "record")
+            problems.append(f"{path}: another process changed or removed {records} of this session: run the rows again")
         return problems
 
 

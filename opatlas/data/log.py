@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, median
 from sys import intern
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -36,10 +36,9 @@ from opatlas.row.communication import row_kind
 from opatlas.row.quality import typical_mean
 from opatlas.row.record import Record, RowName, is_run_id
 from opatlas.row.signature import signature
-from opatlas.row.slots import base_type
 from opatlas.row.status import Status
 from opatlas.row.table import RowTable
-from opatlas.typed_json import DecodeError, decode
+from opatlas.typed_json import decode
 
 _SUFFIX, _EVENTS = ".jsonl.gz", ".events.gz"
 _REMEDY = "move it away, or restore it"
@@ -155,8 +154,14 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
             edited.
     """
     for run_id in runs(source):
+        path = file_path(source, run_id)
         try:
-            _copy_run(source, target, run_id, problems)
+            contents = read(source, run_id)
+            problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+            records = [record for record in contents.records if record.run_id == run_id]
+            if len(records) < len(contents.records):
+                problems.append(f"{path}: records of another run do not count")
+            add(target, contents.header, records)
         except DamagedLog as error:
             problems.append(str(error))
     of_run: dict[str, list[Event]] = {}
@@ -164,22 +169,6 @@ def copy(source: Database, target: Database, problems: list[str]) -> None:
         of_run.setdefault(run_id, []).append(event)
     for run_id, of_this in of_run.items():
         add_events(target, run_id, of_this)
-
-
-def _copy_run(source: Database, target: Database, run_id: str, problems: list[str]) -> None:
-    path, there = file_path(source, run_id), file_path(target, run_id)
-    known = set(read_lines(there)) if there.exists() else set[bytes]()
-    lines = read_lines(path)
-    header, new = journal.parse([next(lines)], path).header, []
-    for number, line in enumerate(lines, start=2):
-        if line not in known:
-            try:
-                if Record.decode(line, f"{path}:{number}").run_id != run_id:
-                    raise DecodeError(f"{path}:{number}", "a record of another run")
-                new.append(line)
-            except DecodeError as error:
-                problems.append(str(error))
-    _add_lines(there, new, journal.line(asdict(replace(header, run_id=run_id))))
 
 
 def read(database: Database, run_id: str) -> JournalContents:
@@ -306,7 +295,7 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self._loaded: dict[str, _LoggedRun] = {}
+        self._loaded: dict[str, dict[RowName, list[LoggedRow]]] = {}
         self._types: dict[str, set[str]] = {}
         self._imported: set[tuple[str, RowName, str]] | None = None
         self._run_ids: Sequence[str] | None = None
@@ -355,31 +344,34 @@ class Log:
         """Returns the records of a row in a run, in the order of time."""
         return self._run(run_id).get(row, ())
 
-    def _run(self, run_id: str) -> _LoggedRun:
-        if run_id not in self._loaded:
-            found: _LoggedRun = {}
+    def _run(self, run_id: str) -> Mapping[RowName, list[LoggedRow]]:
+        found = self._loaded.get(run_id)
+        if found is None:
+            found = self._loaded[run_id] = {}
             with suppress(OpAtlasError), gc_paused():
-                found = _read_rows(file_path(self.database, run_id))
+                for record in read(self.database, run_id).records:
+                    requested = record.requested_record()
+                    for each in filter(None, (requested, record.launched_record())):
+                        samples_us = None if each.measurement is None else each.measurement.samples_us
+                        name = RowName(intern(each.kernel_type), each.signature)
+                        row = LoggedRow(each.status, each.finished_at, samples_us, each is requested)
+                        found.setdefault(name, []).append(row)
             for of_row in found.values():
                 of_row.sort(key=lambda each: each.finished_at)
-            self._loaded[run_id] = found
-        return self._loaded[run_id]
-
-
-_Samples = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+        return found
 
 
 class LoggedRow(NamedTuple):
     """What a record says of a row.
 
     Attributes:
-        samples_us: the text of the samples, because most are not asked for; None if it did not measure.
+        samples_us: None if it did not measure.
         is_requested: whether the row was requested, whatever was launched.
     """
 
     status: Status
     finished_at: float
-    samples_us: bytes | None
+    samples_us: tuple[float, ...] | None
     is_requested: bool
 
     def has_duration(self, cell: str) -> bool:
@@ -387,57 +379,5 @@ class LoggedRow(NamedTuple):
 
         Earlier versions stored the mean of all of them.
         """
-        if self.samples_us is None:
-            return False
-        try:
-            samples_us = decode(self.samples_us, _Samples, "samples")
-        except DecodeError:
-            return False
-        return any(microseconds(float(rule(samples_us))) == cell.strip() for rule in (fmean, typical_mean, median))
-
-
-#: The rows of a run.
-_LoggedRun = dict[RowName, list[LoggedRow]]
-
-
-class _LaunchedFields(msgspec.Struct):
-    kernel_type: str
-    cells: dict[str, str] = {}
-
-
-class _MeasurementFields(msgspec.Struct):
-    samples_us: msgspec.Raw
-    ran_as: _LaunchedFields | None = None
-
-
-class _RecordFields(msgspec.Struct):
-    """The fields of a record that name its rows, and its samples; decoding only these is faster."""
-
-    kernel_type: str
-    cells: dict[str, str]
-    status: Status
-    finished_at: float
-    measurement: _MeasurementFields | None = None
-
-
-def _read_rows(path: Path) -> _LoggedRun:
-    """Returns the rows of a log: of each record the requested row, and the launched one if it differs.
-
-    Signatures are computed from the cells. Raises OpAtlasError.
-    """
-    found: _LoggedRun = {}
-    for number, line in enumerate(read_lines(path) if path.exists() else (), start=1):
-        if number == 1:
-            continue
-        record = decode(line, _RecordFields, str(path))
-        measurement, kernel_type = record.measurement, intern(record.kernel_type)
-        ran_as = None if measurement is None else measurement.ran_as
-        samples = None if measurement is None else bytes(measurement.samples_us)
-        logged, requested = (LoggedRow(record.status, record.finished_at, samples, is_own) for is_own in (False, True))
-        if ran_as is not None:
-            name = RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
-            found.setdefault(name, []).append(logged)
-            if base_type(ran_as.kernel_type) != base_type(kernel_type):
-                requested = requested._replace(status=Status.UNSUPPORTED, samples_us=None)
-        found.setdefault(RowName(kernel_type, signature(kernel_type, record.cells)), []).append(requested)
-    return found
+        samples_us, rules = self.samples_us, (fmean, typical_mean, median)
+        return samples_us is not None and any(microseconds(rule(samples_us)) == cell.strip() for rule in rules)

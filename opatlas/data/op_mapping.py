@@ -192,11 +192,6 @@ class WrittenMapping:
         return f"wrote {self.path.name} ({origin}), with which a simulator finds the rows"
 
 
-def default_mapping() -> OpMapping:
-    """Returns the mapping of OpAtlas, for a database that has none."""
-    return parse_mapping(_DEFAULT.read_bytes())
-
-
 def write_default_mapping(
     database: Path, *, is_npu: bool = False, sources: Sequence[Path] = ()
 ) -> WrittenMapping | None:

@@ -137,55 +137,54 @@ _REMEDY = "make it readable and writable"
 
 
 @dataclass(frozen=True)
-class RecoveredJournal:
-    """The journal of an earlier session that was written back.
+class RunWriteBack:
+    """The write-back of the journals of one session.
 
     Attributes:
         run_id: the session; the name of the journal if the header cannot be read.
-        statuses: the number of records written to the CSVs, by status.
-        outdated: the number of records that were ignored, because a later run measured their rows.
-        problems: each problem, and its consequence.
-        incomplete: whether some records are not in the CSVs.
-    """
-
-    run_id: str
-    statuses: Counter[str] = field(default_factory=Counter)
-    outdated: int = 0
-    problems: tuple[str, ...] = ()
-    incomplete: bool = False
-
-    def __bool__(self) -> bool:
-        """Returns whether the journal had records."""
-        return bool(self.statuses or self.outdated)
-
-    def __str__(self) -> str:
-        """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
-        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
-        merged = f"merged {pluralize(self.statuses.total(), 'record')} that session {self.run_id} left behind"
-        ignored = f"; ignored {self.outdated:,}, because a later run measured their rows" if self.outdated else ""
-        return f"{merged}{counts and f' ({counts})'}{ignored}"
-
-
-@dataclass(frozen=True)
-class RunWriteBack:
-    """The write-back of journals of one session.
-
-    Attributes:
-        result: the result; None if the write-back failed.
         records: all records of the journals.
+        result: the result; None if the write-back failed.
         problems: why records are not in the CSVs, and where they are kept.
         is_merged: whether the CSVs and the log have all records whose rows are in the CSVs.
         incomplete: whether some records are not in the CSVs.
     """
 
-    result: WriteBackResult | None
-    records: Sequence[Record]
-    problems: list[str]
-    is_merged: bool
-    incomplete: bool
+    run_id: str
+    records: Sequence[Record] = ()
+    result: WriteBackResult | None = None
+    problems: list[str] = field(default_factory=list)
+    is_merged: bool = False
+    incomplete: bool = True
+
+    @property
+    def by_row(self) -> Mapping[RowName, Record]:
+        """The last record of each row, which counts; none if they are not merged."""
+        return {RowName(each.kernel_type, each.signature): each for each in self.records if self.is_merged}
+
+    @property
+    def outdated(self) -> set[RowName]:
+        """The rows whose records were ignored, because a later run measured them."""
+        return set() if self.result is None else set(self.result.outdated).intersection(self.by_row)
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """The number of records written to the CSVs, by status."""
+        ignored = self.outdated | (set() if self.result is None else set(self.result.unmatched))
+        return Counter(record.status.value for name, record in self.by_row.items() if name not in ignored)
+
+    def __bool__(self) -> bool:
+        """Returns whether the journal had records."""
+        return bool(self.by_row)
+
+    def __str__(self) -> str:
+        """Returns `merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
+        counts = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        merged = f"merged {pluralize(self.statuses.total(), 'record')} that session {self.run_id} left behind"
+        ignored = f"; ignored {len(self.outdated):,}, because a later run measured their rows" if self.outdated else ""
+        return f"{merged}{counts and f' ({counts})'}{ignored}"
 
 
-def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
+def recover(database: Database, *, own_run: str) -> list[RunWriteBack]:
     """Writes back the journals of killed sessions, oldest first.
 
     A journal moves to the history of its run when all its records are in the CSVs. A journal with unreadable lines is
@@ -203,35 +202,20 @@ def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
                     found.append(_recover_journal(database, path))
         except Exception as error:
             remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
-            problem = describe_error(error, path, remedy)
-            found.append(RecoveredJournal(path.stem, problems=(problem,), incomplete=True))
+            found.append(RunWriteBack(path.stem, problems=[describe_error(error, path, remedy)]))
     return found
 
 
-def _recover_journal(database: Database, path: Path) -> RecoveredJournal:
+def _recover_journal(database: Database, path: Path) -> RunWriteBack:
     """Writes one journal back. Raises OpAtlasError, OSError."""
     try:
         contents = journal.read(path)
     except journal.NotAJournal as error:
-        set_aside = (str(error), f"it is kept as {path.rename(free_name(path, 'unreadable'))}")
-        return RecoveredJournal(path.stem, problems=set_aside, incomplete=True)
+        set_aside = [str(error), f"it is kept as {path.rename(free_name(path, 'unreadable'))}"]
+        return RunWriteBack(path.stem, problems=set_aside)
     # Named by journal: a killed session may have several.
     header = replace(contents.header, run_id=path.stem)
-    merged = _merge(database, header, {path: contents}, contents.records)
-    problems = tuple(merged.problems)
-    if merged.result is None or not merged.is_merged:
-        return RecoveredJournal(contents.header.run_id, problems=problems, incomplete=True)
-    outdated, unmatched = set(merged.result.outdated), set(merged.result.unmatched)
-    # The last record of a row counts.
-    records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
-    counted = (record for name, record in records.items() if name not in outdated and name not in unmatched)
-    return RecoveredJournal(
-        contents.header.run_id,
-        Counter(record.status.value for record in counted),
-        len(outdated.intersection(records)),
-        problems,
-        incomplete=merged.incomplete,
-    )
+    return replace(_merge(database, header, {path: contents}, contents.records), run_id=contents.header.run_id)
 
 
 def write_back_run(
@@ -315,7 +299,7 @@ def _merge(
             problems.append(
                 f"{pluralize(len(contents.records), 'record')} stay in {path}: the next session merges them"
             )
-    return RunWriteBack(result, records, problems, is_merged, incomplete)
+    return RunWriteBack(header.run_id, records, result, problems, is_merged, incomplete)
 
 
 def _put_away(path: Path, contents: JournalContents) -> list[str]:

@@ -199,14 +199,6 @@ class RowColumn:
     meaning: str
     group: ColumnGroup
 
-    @property
-    def unit(self) -> str:
-        """The unit, which is in the name: `us`, `s`, `%`; "" for a column without one."""
-        found = _UNIT.search(self.name)
-        return found[1] if found else ""
-
-
-_UNIT = re.compile(r"\(([^()]+)\)$")
 
 #: All columns that OpAtlas may write, in their order in a new file.
 COLUMNS = tuple(RowColumn(name, text, group) for group, columns in _MEANINGS.items() for name, text in columns.items())

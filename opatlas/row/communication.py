@@ -21,17 +21,17 @@ class Collective:
         name: the name in torch.distributed.
         kernel_type: the name in HCCL, which is the name of the CSV on every device.
         message: the message whose bytes message_bytes counts.
-        in_parts: whether the message has a part for each device.
         bus_share: maps n to the least share of m that the busiest link carries. The bus bandwidth is this share of m
             divided by the duration, and is comparable with the bandwidth of the link. Source: doc/PERFORMANCE.md of
             nccl-tests, where the size for all_gather and reduce_scatter is n chunks; here m is one chunk.
+        in_parts: whether the message has a part for each device.
     """
 
     name: str
     kernel_type: str
     message: str
-    in_parts: bool
     bus_share: Callable[[int], float]
+    in_parts: bool = False
 
     def message_bytes(self, wanted_bytes: int, num_devices: int, element_bytes: int) -> int:
         """Returns the smallest message of at least `wanted_bytes` in whole elements, equally many for each device."""
@@ -43,26 +43,14 @@ class Collective:
         return self.bus_share(num_devices) * bandwidth_gbps(message_bytes, duration_us)
 
 
-ALL_REDUCE = Collective(
-    "all_reduce", "hcom_allReduce_", "the tensor of each device", in_parts=False, bus_share=lambda n: 2 * (n - 1) / n
+COLLECTIVES = (
+    Collective("all_reduce", "hcom_allReduce_", "the tensor of each device", lambda n: 2 * (n - 1) / n),
+    Collective("all_gather", "hcom_allGather_", "the chunk that each device gives", lambda n: n - 1),
+    Collective("reduce_scatter", "hcom_reduceScatter_", "the chunk that each device keeps", lambda n: n - 1),
+    Collective("all_to_all", "hcom_alltoallv_", "all that one device sends", lambda n: (n - 1) / n, in_parts=True),
+    Collective("broadcast", "hcom_broadcast_", "the tensor of the first device", lambda n: 1),
 )
-ALL_GATHER = Collective(
-    "all_gather", "hcom_allGather_", "the chunk that each device gives", in_parts=False, bus_share=lambda n: n - 1
-)
-REDUCE_SCATTER = Collective(
-    "reduce_scatter",
-    "hcom_reduceScatter_",
-    "the chunk that each device keeps",
-    in_parts=False,
-    bus_share=lambda n: n - 1,
-)
-ALL_TO_ALL = Collective(
-    "all_to_all", "hcom_alltoallv_", "all that one device sends", in_parts=True, bus_share=lambda n: (n - 1) / n
-)
-BROADCAST = Collective(
-    "broadcast", "hcom_broadcast_", "the tensor of the first device", in_parts=False, bus_share=lambda n: 1
-)
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST)
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST = COLLECTIVES
 BY_NAME: Mapping[str, Collective] = {collective.name: collective for collective in COLLECTIVES}
 BY_KERNEL_TYPE: Mapping[str, Collective] = {collective.kernel_type: collective for collective in COLLECTIVES}
 

@@ -253,28 +253,14 @@ def _drift(samples_us: Sequence[float], middle: float) -> str:
     before, after = median(first), median(last)
     if abs(after - before) <= _TELLING * middle:
         return ""
-    ranks = _ranks([*first, *last])
-    rank_sum = sum(ranks[:half])
+    # Equal values share the mean of their ranks.
+    _, order, counts = np.unique([*first, *last], return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2
     expected = half * (2 * half + 1) / 2
     deviation = math.sqrt(half * half * (2 * half + 1) / 12)
-    if abs(rank_sum - expected) < _DRIFT_Z * deviation:
+    if abs(float(ranks[order[:half]].sum()) - expected) < _DRIFT_Z * deviation:
         return ""
     return f"the samples drift: median {duration(before)} of the first half, {duration(after)} of the last"
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Returns the ranks of values from 1; equal values share the mean of their ranks."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    begin = 0
-    while begin < len(order):
-        end = begin
-        while end < len(order) and values[order[end]] == values[order[begin]]:
-            end += 1
-        for index in order[begin:end]:
-            ranks[index] = (begin + 1 + end) / 2
-        begin = end
-    return ranks
 
 
 @dataclass(frozen=True)
@@ -425,20 +411,12 @@ class Durations:
         """Returns the duration of the row at a position; None if it has none from this source."""
         if not self.known[position]:
             return None
+        columns = (self.us, self.median_us, self.least_us, self.std_us, self.samples, self.noise)
+        us, median_us, least_us, std_us, samples, noise = (float(column[position]) for column in columns)
         return Duration(
-            source=self.source,
-            us=float(self.us[position]),
-            median_us=float(self.median_us[position]),
-            least_us=float(self.least_us[position]),
-            std_us=float(self.std_us[position]),
-            samples=float(self.samples[position]),
-            quality=self.quality[position],
-            noise=float(self.noise[position]),
-            noisy=bool(self.noisy[position]),
-            composed=self.composed[position],
-            run_id=self.run_id[position],
-            cache=self.cache[position],
-            instrument=self.instrument[position],
+            *(self.source, us, median_us, least_us, std_us, samples, self.quality[position], noise),
+            *(bool(self.noisy[position]), self.composed[position], self.run_id[position]),
+            *(self.cache[position], self.instrument[position]),
         )
 
 

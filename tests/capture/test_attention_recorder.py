@@ -165,8 +165,9 @@ def test_lengths_of_any_kind(lengths, recorded, python_operator, tmp_path):
     assert record["actual_seq_lengths_kv"] == recorded
 
 
-def test_equal_calls_are_one_record(torch_npu, tmp_path):
-    with record_attention(tmp_path / "calls.jsonl", remembered_calls=3):
+def test_equal_calls_are_one_record(torch_npu, tmp_path, monkeypatch):
+    monkeypatch.setattr("opatlas.capture.attention_recorder._REMEMBERED", 3)
+    with record_attention(tmp_path / "calls.jsonl"):
         for kv in (1, 2, 1, 2, 3, 4, 5, 1):
             call(torch_npu.npu_fused_infer_attention_score, [kv, 1, 1])
     # After so many others the first one is forgotten.
@@ -221,9 +222,10 @@ def test_another_torch_npu_does_no_harm(monkeypatch, tmp_path, caplog, module):
     assert "AttributeError" in record.getMessage()
 
 
-def test_a_file_grows_so_far(torch_npu, tmp_path, caplog):
+def test_a_file_grows_so_far(torch_npu, tmp_path, caplog, monkeypatch):
     most_bytes = 1000
-    with record_attention(tmp_path / "calls.jsonl", most_bytes=most_bytes) as recorder:
+    monkeypatch.setattr("opatlas.capture.attention_recorder._MOST_BYTES", most_bytes)
+    with record_attention(tmp_path / "calls.jsonl") as recorder:
         for kv in range(1, 40):
             call(torch_npu.npu_fused_infer_attention_score, [kv, 1, 1])
         assert not recorder.recording

@@ -86,7 +86,7 @@ def test_wrong_usage_names_what_to_give_and_writes_nothing(tmp_path, capsys, mon
 def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
     monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--versions", "vllm=v0.18.0,torch2.9.0+cpu,cann8.5")
+    given = ("--versions", "vllm=v0.18.0,torch=2.9.0+cpu,cann=8.5")
     status, _, _ = ingest(path, *given)
     assert status == 0
     folder = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"

@@ -76,7 +76,7 @@ def test_profiles_that_were_not_parsed_are_told_of_with_the_command_that_does_it
 
 def test_paths_that_hold_no_samples_are_refused_with_the_remedy(tmp_path: Path) -> None:
     for nothing in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(OpAtlasError, match=re.escape(f"--prof-path {nothing}: ")):
+        with pytest.raises(OpAtlasError, match=re.escape(f"{nothing}: ")):
             read_profile(nothing)
     kernel_details = write_capture(tmp_path / "kernel_details.csv", [launch()])
     with pytest.raises(OpAtlasError, match="opatlas ingest"):

@@ -49,7 +49,7 @@ def test_journals_left_behind_are_merged_oldest_first_and_removed(database: Data
     killed(database, record(1, 20.0, run="run-2"), run="run-2")
     killed(database, record(1, 10.0), record(2, 10.0))
     found = recover(database, own_run="")
-    assert [(f.run_id, f.statuses.total(), f.problems) for f in found] == [("run-1", 2, ()), ("run-2", 1, ())]
+    assert [(f.run_id, f.statuses.total(), f.problems) for f in found] == [("run-1", 2, []), ("run-2", 1, [])]
     assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
     assert not list(database.journal_dir.glob("*.jsonl"))
 

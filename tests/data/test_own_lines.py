@@ -66,7 +66,7 @@ def test_lines_of_another_process_are_refused_kept_and_named_with_their_row(data
     assert averages(database)[:4] == ["10.0000", "20.0000", "", "40.0000" if goes_on else ""]
 
 
-def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_named(database: Database) -> None:
+def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_told(database: Database) -> None:
     kept = Journal(database, HEADER)
     for size in (1, 2, 3):
         kept.append(record(size, 22.0).to_json())
@@ -79,13 +79,13 @@ def test_a_changed_line_of_equal_length_is_refused_and_the_lost_record_named(dat
     problems = kept.close()
     assert refused(kept.path) == forged
     assert any(f"{kept.path}:3: " in problem for problem in problems)
-    assert any("1 record " in problem and "line 3" in problem for problem in problems)
+    assert any("1 record " in problem for problem in problems)
     assert [each.signature for each in journal.read(kept.path).records] == [record(n).signature for n in (1, 3, 4)]
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("cut", [0, 1])
-def test_a_truncated_journal_names_the_records_that_are_lost(database: Database, goes_on: bool, cut: int) -> None:
+def test_a_truncated_journal_tells_how_many_records_are_lost(database: Database, goes_on: bool, cut: int) -> None:
     kept = Journal(database, HEADER)
     for size in (1, 2, 3, 4):
         kept.append(record(size, 10.0).to_json())
@@ -94,7 +94,7 @@ def test_a_truncated_journal_names_the_records_that_are_lost(database: Database,
     if goes_on:
         kept.append(record(5, 10.0).to_json())
     problems = kept.close()
-    assert sum("2 records " in problem and "4, 5" in problem for problem in problems) == 1
+    assert sum("2 records " in problem for problem in problems) == 1
     expected = [record(size).signature for size in ((1, 2, 5) if goes_on else (1, 2))]
     contents = journal.read(kept.path)
     assert [each.signature for each in contents.records] == expected
@@ -117,7 +117,7 @@ def test_the_journal_of_a_worker_is_checked_again_when_it_is_merged(database: Da
     kept = Journal(database, HEADER, part="gw0")
     kept.append(record(1, 10.0).to_json())
     assert kept.close() == []
-    written = OwnLines(kept.own_lines.header, kept.own_lines.numbers, kept.own_lines.count)
+    written = OwnLines(kept.own_lines.header, kept.own_lines.digests)
     add_to(kept.path, line(record(2, 0.5)))
     problems = check_ended({kept.path: written})
     assert any(record(2).signature in problem for problem in problems)

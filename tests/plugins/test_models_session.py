@@ -75,6 +75,19 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert not [path for path in files if KEY.encode() in path.read_bytes()]
         assert KEY not in done.output
 
+        # A route asks its model itself, also what was asked before.
+        route = {"C1": "bad", "other": "good"}
+        file.write_text(
+            json.dumps({"language": "torch", "models": {"good": asked_at, "bad": asked_at}, "route": route})
+        )
+        routed = sessions.run_in_process(*options, TEST_KEY=KEY)
+        assert routed.outcomes() == {"xfailed": 1}
+        own = AttemptLog(run).attempts("tasks", "relu", "routed")
+        assert [each.asked for each in own] == ["bad"] * 3
+        assert len(server.bodies) == len(attempts) + 3
+        assert len(list((run / "answers" / "routed").iterdir())) == 3
+        assert [each["Error Class"] for each in rows_of(sessions, "routed")] == ["syntax/syntax_error"]
+
         # The server has another key now. Whoever is done needs no answer; the next model ends the session.
         server.key = "another"
         asked = len(server.bodies)
@@ -85,7 +98,7 @@ def test_models_write_and_repair_candidates(sessions: Sessions) -> None:
         assert more.outcomes() == {"passed": 1, "xfailed": 1, "failed": 1}
         assert len(server.bodies) == asked + 1
         assert more.has_line("401", "TEST_KEY")
-        assert list(AttemptLog(run).all()) == attempts
+        assert list(AttemptLog(run).all()) == [*attempts, *own]
 
     # The folder of a model is one of candidates: each attempt is a rival of the others.
     given = sessions.run_in_process("test_tasks.py", "--tasks=tasks", f"--implementation={run / 'good'}")

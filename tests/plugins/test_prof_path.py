@@ -245,7 +245,7 @@ def test_a_profile_that_fits_no_row_changes_nothing_and_fails(bench: Bench) -> N
     write_summary(summary, [launched("Slice", 1.0, cells("9;2;2", "7"))])
     before = everything(bench.database)
     done = bench.run("--update-mode=missing-only")
-    assert done.code == pytest.ExitCode.TESTS_FAILED, done.output
+    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
     assert done.has_line("1 signature", bench.database, "nothing was written")
     assert everything(bench.database) == before
 
@@ -307,7 +307,10 @@ def test_what_could_not_be_read_makes_the_session_fail_and_the_rest_is_used(benc
 def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(bench: Bench) -> None:
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
     done = bench.run(
-        f"--device={DEFAULT_NPU_DEVICE}", "--versions=vllm0.18.0_torch2.9.0_cann8.5.0", "--collect-only", database=False
+        f"--device={DEFAULT_NPU_DEVICE}",
+        "--versions=vllm=0.18.0,torch=2.9.0,cann=8.5.0",
+        "--collect-only",
+        database=False,
     )
     assert f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done
     assert "opatlas: torch " not in done

@@ -30,6 +30,12 @@ def test_a_kernel_type_that_is_not_there_has_a_suggestion(sessions: Sessions) ->
     assert "did you mean Toy" in wrong
 
 
+def test_k_selects_by_the_row_and_not_by_its_file(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    listed = [sessions.run_in_process("--co", "-q", "-k", word, "test_toys.py").output for word in ("toys", "oy-1")]
+    assert ["[Toy-1" in output for output in listed] == [False, True]
+
+
 def test_output_of_a_body_is_captured_with_its_row_and_shown_with_s(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5)])
     before, _, after = sessions.run("-rP").output.partition("Captured stdout call")

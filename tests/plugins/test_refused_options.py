@@ -53,6 +53,12 @@ def refusal(pytester: pytest.Pytester, *options: str) -> str:
         (("--prof-path=profiles", "--database-path=data", "--repeat-count=3", "--tx=popen"), "-n, --repeat-count"),
         (("--prof-path=profiles", "--database-path=data", "--update-mode=stale"), "--update-mode=stale"),
         (("-k", "Toy and"), "-k"),
+        # Of the original tool.
+        (("--kernel-list", "Add", "Mul"), "--ops"),
+        (("--data-dir=data",), "--database-path"),
+        (("--vllm-version=0.18.0",), "--versions vllm="),
+        (("--dispatch-ffn-combine-ep-size=16",), "--ep-size"),
+        (("--do-run",), "--co"),
         (("--implementation=no_such_library",), "no_such_library"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",

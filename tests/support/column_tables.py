@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,10 +41,16 @@ def page(text: str) -> str:
     return text
 
 
+def _unit(column: RowColumn) -> str:
+    """Returns the unit, which is in the name: `us`, `s`, `%`; "" for a column without one."""
+    found = re.search(r"\(([^()]+)\)$", column.name)
+    return found[1] if found else ""
+
+
 def _table(columns: Sequence[RowColumn]) -> str:
     rows = [("column", "unit", "content"), ("---", "---", "---")]
-    rows += [(f"`{column.name}`", column.unit, column.meaning) for column in columns]
-    has_units = any(column.unit for column in columns)
+    rows += [(f"`{column.name}`", _unit(column), column.meaning) for column in columns]
+    has_units = any(map(_unit, columns))
     return "\n".join(f"| {' | '.join(row if has_units else (row[0], row[2]))} |" for row in rows)
 
 

@@ -9,7 +9,7 @@ improve.py             what a model is asked for; the loop that measures answers
 command.py             `opatlas diagnose`, and the page of `opatlas report`
 """
 
-from opatlas.extensions import Command
+from opatlas.installation import Command
 
 COMMAND = Command(
     "Ask", "why kernels are slow; which scopes a SuperKernel may fuse", "opatlas.outer.diagnosis.command:diagnose"

@@ -6,11 +6,12 @@ prompt.py          the messages for a task and a repair (prompts.yaml has the se
 attempts.py        the loop of attempts, and their file
 session_models.py  `--models`: the loop in place of a row's only run
 outcomes.py        what models achieved at tasks, from the attempts of one or more runs
-figures.py         pass rates with intervals, errors, speed-ups, strategies that choose a model for each task
+figures.py         pass rates with intervals, costs, errors, speed-ups
+strategies.py      ways to choose a model for each task, computed or run as a route
 score_command.py   `opatlas score`, of a suite, too
 """
 
-from opatlas.extensions import Command
+from opatlas.installation import Command
 
 COMMAND = Command(
     "Kernels", "score kernels that a suite or an experiment judged", "opatlas.outer.generation.score_command:score"

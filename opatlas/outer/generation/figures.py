@@ -1,4 +1,4 @@
-"""The figures of an experiment: pass rates with intervals, error classes, speed-ups, and strategies of choice."""
+"""The figures of an experiment: pass rates with intervals, costs, error classes and speed-ups."""
 
 from __future__ import annotations
 
@@ -64,51 +64,54 @@ def pass_rate(passed: int, of: int) -> PassRate:
     return PassRate(passed, of, _share(passed, of), *(interval or (None, None)))
 
 
-def passed_of(outcomes: Sequence[TaskOutcome]) -> PassRate:
-    """Returns the pass rate of outcomes."""
-    return pass_rate(sum(outcome.passed for outcome in outcomes), len(outcomes))
-
-
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What outcomes cost: of all attempts, and `cost_per_pass_usd` of the passed tasks; None if none passed."""
+class Figures:
+    """What outcomes achieved and cost.
 
+    Attributes:
+        passed: the tasks that passed, of those that were tried.
+        passed_first: the tasks whose first answer passed.
+        fixes: attempts after the first ones.
+        cost_usd, cost_per_pass_usd: of all attempts, and that divided by the passed tasks; None if none passed.
+        generation_s, run_s: seconds until the answers were there, and to judge them.
+        tokens: of all attempts.
+    """
+
+    passed: PassRate
+    passed_first: int
+    fixes: int
     cost_usd: float
     cost_per_pass_usd: float | None
     generation_s: float
     run_s: float
+    tokens: int
 
 
-def spent(outcomes: Sequence[TaskOutcome]) -> Spent:
-    """Returns what outcomes cost."""
-    cost, passed = fsum(outcome.cost_usd for outcome in outcomes), sum(outcome.passed for outcome in outcomes)
-    seconds = (fsum(getattr(outcome, name) for outcome in outcomes) for name in ("generation_s", "run_s"))
-    return Spent(cost, cost / passed if passed else None, *seconds)
+def figures_of(outcomes: Sequence[TaskOutcome]) -> Figures:
+    """Returns the figures of outcomes."""
+    passed, cost = sum(outcome.passed for outcome in outcomes), fsum(outcome.cost_usd for outcome in outcomes)
+    return Figures(
+        pass_rate(passed, len(outcomes)),
+        sum(outcome.passed_first for outcome in outcomes),
+        sum(outcome.fixes for outcome in outcomes),
+        cost,
+        cost / passed if passed else None,
+        fsum(outcome.generation_s for outcome in outcomes),
+        fsum(outcome.run_s for outcome in outcomes),
+        sum(outcome.tokens for outcome in outcomes),
+    )
 
 
 @dataclass(frozen=True)
-class ModelFigures(Spent):
-    """What a model achieved at a group of tasks.
-
-    Attributes:
-        model: the model.
-        group: a set of tasks, or a complexity; None for all tasks.
-        passed: the tasks that passed, of those that the model tried.
-        passed_first: the tasks whose first answer passed.
-        fixes: attempts after the first ones.
-        tokens: of all attempts.
-    """
+class ModelFigures(Figures):
+    """What a model achieved at a group of tasks: a set, or a complexity; None for all tasks."""
 
     model: str
     group: str | None
-    passed: PassRate
-    passed_first: int
-    fixes: int
-    tokens: int
 
 
 def figures_by(
@@ -117,21 +120,10 @@ def figures_by(
     """Returns the figures of each model for each group of tasks; the group None has all tasks."""
     figures = []
     for group in groups:
-        tasks = [task for task in experiment.tasks if group is None or group == group_of(task)]
         for model in experiment.models:
-            tried = experiment.outcomes[model]
-            outcomes = [tried[task] for task in tasks if task in tried]
-            figures.append(
-                ModelFigures(
-                    **vars(spent(outcomes)),
-                    model=model,
-                    group=group,
-                    passed=passed_of(outcomes),
-                    passed_first=sum(outcome.passed_first for outcome in outcomes),
-                    fixes=sum(outcome.fixes for outcome in outcomes),
-                    tokens=sum(outcome.tokens for outcome in outcomes),
-                )
-            )
+            tried = experiment.outcomes[model].items()
+            outcomes = [each for task, each in tried if group in (None, group_of(task))]
+            figures.append(ModelFigures(**vars(figures_of(outcomes)), model=model, group=group))
     return figures
 
 
@@ -249,152 +241,3 @@ def speed_ups(experiment: Experiment) -> list[SpeedUps]:
         fast = {f"{p:g}": _share(sum(speed_up > p for speed_up in timed), len(outcomes)) for p in FAST}
         found.append(SpeedUps(model, len(outcomes), len(passed), len(timed), own, mean_of(timed).ratio, fast))
     return found
-
-
-# A choice that is made from the tasks on which it is then tried passes too many of them. So a task is left out of the
-# outcomes from which its own model is chosen.
-#: The confidence level of the interval whose lower bound decides.
-CHOICE_LEVEL = 0.8
-#: The model of the attempts that a route made (route.py). It is never chosen.
-ROUTED = "routed"
-
-
-class Strategy(Word):
-    """Ways to choose models."""
-
-    BEST = "A"  # one model for all tasks: the named one, or that of the highest lower bound
-    CHEAPEST = "B"  # the model with the cheapest answers
-    TABLE = "C"  # for each complexity the model of the highest lower bound
-    ORACLE = "O"  # the cheapest model that passes, known in advance: the ceiling
-    ROUTE = "R"  # C as a route ran it, with attempts of its own
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A line of the selection table.
-
-    Attributes:
-        complexity: a complexity; None for all tasks.
-        model: the chosen model.
-        passed: the tasks that it passed, of those that it tried.
-        lower_bound: the lower end of Wilson's interval at CHOICE_LEVEL.
-        cost_usd: the mean cost of a task.
-    """
-
-    complexity: str | None
-    model: str
-    passed: PassRate
-    lower_bound: float
-    cost_usd: float
-
-
-class Selector:
-    """Chooses models from the outcomes of an experiment, with all tasks or without one."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self._experiment = experiment
-        self._models = [model for model in experiment.models if model != ROUTED]
-
-    def best(self, complexity: str | None = None, without: TaskName | None = None) -> str:
-        """Returns the model of the highest lower bound for a complexity, or for all tasks; of equal ones the cheapest.
-
-        A complexity that no other task has is that of all tasks.
-        """
-        known = any(self._of(model, complexity, without) for model in self._models)
-
-        def rank(model: str) -> tuple[float, float, float, float, str]:
-            outcomes = self._of(model, complexity if known else None, without)
-            cost = fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
-            return (-_lower_bound(outcomes), cost, *self._price(model))
-
-        return min(self._models, key=rank)
-
-    def cheapest(self) -> str:
-        """Returns the model with the cheapest answers, as the prices are known before any task is tried."""
-        return min(self._models, key=self._price)
-
-    def table(self) -> list[Selection]:
-        """Returns the choices from all outcomes: for each complexity, then for all tasks; none of a single model."""
-        lines = []
-        groups = [*sorted(set(self._experiment.complexities.values())), None] if len(self._models) > 1 else []
-        for complexity in groups:
-            model = self.best(complexity)
-            outcomes = self._of(model, complexity, None)
-            cost_usd = fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
-            lines.append(Selection(complexity, model, passed_of(outcomes), _lower_bound(outcomes), cost_usd))
-        return lines
-
-    def _price(self, model: str) -> tuple[float, float, str]:
-        """Returns the mean cost of an answer, and its tokens, which decide among models without prices."""
-        attempts = [each for outcome in self._of(model, None, None) for each in outcome.attempts]
-        tokens = sum(each.tokens_in + each.tokens_out for each in attempts)
-        return fsum(each.cost_usd for each in attempts) / len(attempts), tokens / len(attempts), model
-
-    def _of(self, model: str, group: str | None, without: TaskName | None) -> list[TaskOutcome]:
-        """Returns the outcomes of a model at the tasks of a complexity, or of all, but for one task."""
-        of, tried = self._experiment.complexities, self._experiment.outcomes[model]
-        return [each for task, each in tried.items() if group in (None, of[task]) and task != without]
-
-
-def _lower_bound(outcomes: Sequence[TaskOutcome]) -> float:
-    interval = wilson_interval(sum(outcome.passed for outcome in outcomes), len(outcomes), CHOICE_LEVEL)
-    return 0.0 if interval is None else interval[0]
-
-
-@dataclass(frozen=True)
-class StrategyResult(Spent):
-    """What a strategy achieves at the tasks that all models tried.
-
-    Attributes:
-        strategy: the strategy.
-        passed: the tasks that it passes.
-        models: the number of tasks by the chosen model.
-        passed_by_model: those of them that passed.
-    """
-
-    strategy: Strategy
-    passed: PassRate
-    models: Mapping[str, int]
-    passed_by_model: Mapping[str, int]
-
-
-def strategy_results(experiment: Experiment, baseline: str = "") -> list[StrategyResult]:
-    """Returns the results of all strategies.
-
-    Args:
-        baseline: the model of Strategy.BEST; "" for the model that the other tasks choose.
-    """
-    chosen = experiment.of_models([model for model in experiment.models if model != ROUTED])
-    if not chosen.models:
-        return [_result(Strategy.ROUTE, list(experiment.all_outcomes()))]
-    selector = Selector(chosen)
-
-    def oracle(task: TaskName) -> str:
-        outcomes = [chosen.outcomes[model][task] for model in chosen.models]
-        return min(outcomes, key=lambda each: (not each.passed, each.cost_usd, each.tokens)).model
-
-    model_of: dict[Strategy, Callable[[TaskName], str]] = {
-        Strategy.BEST: lambda task: baseline or selector.best(None, task),
-        Strategy.CHEAPEST: lambda task: selector.cheapest(),
-        Strategy.TABLE: lambda task: selector.best(experiment.complexities[task], task),
-        Strategy.ORACLE: oracle,
-    }
-    if ROUTED in experiment.outcomes:
-        model_of[Strategy.ROUTE] = lambda task: ROUTED
-    return [
-        _result(strategy, [experiment.outcomes[choose(task)][task] for task in experiment.common_tasks])
-        for strategy, choose in model_of.items()
-    ]
-
-
-def _result(strategy: Strategy, outcomes: Sequence[TaskOutcome]) -> StrategyResult:
-    models = Counter(outcome.final.asked or outcome.model for outcome in outcomes)
-    passed = Counter(outcome.final.asked or outcome.model for outcome in outcomes if outcome.passed)
-    by_model = dict(models.most_common())
-    return StrategyResult(
-        **vars(spent(outcomes)),
-        strategy=strategy,
-        passed=passed_of(outcomes),
-        models=by_model,
-        passed_by_model={model: passed[model] for model in by_model},
-    )

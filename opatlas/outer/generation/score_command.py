@@ -24,18 +24,14 @@ from .figures import (
     ErrorShare,
     ModelFigures,
     PassRate,
-    Selection,
-    Selector,
     SpeedUps,
-    Strategy,
-    StrategyResult,
     error_group,
     error_shares,
     figures_by,
     speed_ups,
-    strategy_results,
 )
 from .outcomes import Experiment, TaskOutcome, read_experiment
+from .strategies import Selection, Selector, Strategy, StrategyResult, strategy_results
 
 #: The operators of a suite that are shown.
 _SHOWN = 20

@@ -22,11 +22,11 @@ from opatlas.text import first_line
 
 from .attempts import AttemptLog, LoopTask, ModelAttempt, RepairLoop, StopReason
 from .endpoint import ChatAnswer, ChatRequest, Endpoint, EndpointError, RecordedAnswers, model_folder
-from .figures import ROUTED, figures_by
+from .figures import figures_by
 from .models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
 from .outcomes import Experiment, TaskName, run_of
 from .prompt import Prompts
-from .route import Route, route_of
+from .strategies import ROUTED, Route, route_of
 
 #: The folder of attempts and candidates in the database of tasks; a folder for each language lies in it.
 GENERATED = "generated"
@@ -45,20 +45,13 @@ class LoopSubject(Protocol):
         candidate: the function that a candidate defines; "" for a task, whose candidates may have several forms.
     """
 
-    @property
-    def task_set(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def full_name(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def complexity(self) -> str: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def candidate(self) -> str: ...
+    task_set: str
+    name: str
+    full_name: str
+    source: str
+    complexity: str
+    digest: str
+    candidate: str
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from opatlas.ask.query.model_cost import ModelCost
 from opatlas.data.csv_files import write_bytes, write_text
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.extensions import REPORT_PAGES, extensions
 from opatlas.files import expect_folder
+from opatlas.installation import REPORT_PAGES, extensions
 from opatlas.progress import track
 from opatlas.row.roofline import device_peak
 
