@@ -33,9 +33,10 @@ class LayerSlots(NamedTuple):
     """The slots of a DispatchFFNCombine row: x, w1, w2, experts, scale1, scale2, probabilities, perhaps a mask.
 
     Weights and scales are lists of tensors: one tensor for all experts, or one for each expert of a rank. vllm-ascend
-    has the mask from version 0.20 on.
+    has the mask from version 0.20 on. `fits`: whether a call can have so many slots.
     """
 
+    fits: bool
     weights: tuple[range, range]
     experts: int
     scales: tuple[range, range]
@@ -43,14 +44,12 @@ class LayerSlots(NamedTuple):
     has_mask: bool
 
 
-def layer_slots(count: int) -> LayerSlots | None:
-    """Returns the slots of a call with so many of them; None if no call has this number."""
+def layer_slots(count: int) -> LayerSlots:
+    """Returns the slots of a call with so many of them."""
     n, masks = divmod(count - _FIXED, 4)
-    if n < 1 or masks > 1:
-        return None
     ends = [1, 1 + n, 1 + 2 * n, 2 + 2 * n, 2 + 3 * n, 2 + 4 * n]
     weights, scales = (range(*ends[:2]), range(*ends[1:3])), (range(*ends[3:5]), range(*ends[4:]))
-    return LayerSlots(weights, ends[2], scales, ends[5], masks == 1)
+    return LayerSlots(n > 0 and masks < 2, weights, ends[2], scales, ends[5], masks == 1)
 
 
 def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
@@ -63,7 +62,7 @@ def needed_bytes(cells: Mapping[str, str]) -> int:
     """Returns the bytes of HCCL's buffer that a row needs; 0 for a row that its replay refuses."""
     words = slot_words(cells.get(INPUT_SHAPES, ""), cells.get(INPUT_DTYPES, ""), "", ALL_SLOTS)
     slots = layer_slots(len(words))
-    if slots is None:
+    if not slots.fits:
         return 0
     try:
         m, h = map(int, words[0][0].split(","))
