@@ -58,8 +58,13 @@ NO_EFFECT = {
 
 def scope_of(config: pytest.Config) -> Scope:
     """Returns the kind of a session. Raises pytest.UsageError if it names collectives beside other files."""
-    if collective_options.are_named(config):
+    named = [Path(argument.partition("::")[0]).name == collective_options.MODULE for argument in config.args]
+    if all(named) and named:
         return Scope.COLLECTIVES
+    if any(named):
+        raise pytest.UsageError(
+            f"{collective_options.MODULE} has a database of its own: name it alone, and run the others after it"
+        )
     if config.option.tasks and config.option.suite:
         raise pytest.UsageError("--tasks and --suite both say what is measured: leave one out")
     is_listed = config.option.tasks or config.option.suite
@@ -98,7 +103,7 @@ def profiles(option: argparse.Namespace) -> RowSource:
 
 
 def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
-    """Returns messages of collectives: options name them, and groups run them. Raises pytest.UsageError."""
+    """Returns messages of collectives: options name them, and groups run them. Raises OpAtlasError."""
     nodes = GroupNodes(devices) if config.option.ray is None else cluster_of(config, devices).group_nodes
     plan = collective_options.collective_plan(config.option, nodes)
     rank = plan.options.node_rank

@@ -91,11 +91,11 @@ def test_an_odd_answer_costs_its_row_at_most(
     assert all(sample(outcome) in (None, size) for size, outcome in outcomes.items())
     assert launcher.starts == starts
     if way == "ends_with_one":
-        assert outcomes[ODD].reason.endswith("exit code 1")
+        assert outcomes[ODD].exit_code == 1
     # Nothing that the process sends is unpickled.
     assert not (tmp_path / "ran").exists()
     if way == "kills_its_keeper":
-        assert outcomes[ODD].reason.endswith("its keeper was killed: SIGKILL (signal 9)")
+        assert "keeper" in outcomes[ODD].reason
         assert not Path("/proc", (tmp_path / "orphan").read_text()).exists()
 
 

@@ -14,8 +14,10 @@ import pytest
 from _pytest.config.argparsing import Parser
 from hypothesis import given
 from hypothesis import strategies as st
+from opatlas.plugins.settings import scope_of
 
-from opatlas.options import add_all
+from opatlas.errors import OpAtlasError
+from opatlas.options import Scope, add_all
 from opatlas.row.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 from opatlas.run.collectives import plan as options
 from opatlas.run.collectives.plan import Grid, ImpossibleGroup, default_grid, message_group
@@ -108,7 +110,7 @@ def test_groups_that_cannot_have_the_tier_are_left_out_and_the_others_run() -> N
     assert "--num-devices 4" in left_out[0]
     assert "--num-devices 16" in left_out[1]
     option.strict = True
-    with pytest.raises(pytest.UsageError, match="--num-devices 4"):
+    with pytest.raises(OpAtlasError, match="--num-devices 4"):
         options.collective_plan(option, GroupNodes(NPUS))
 
 
@@ -144,7 +146,7 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     assert re.findall(r"\d+", spec.placement_problem(8)) == ["16", "8"]
     assert re.findall(r"\d+", GroupNodes(CPU).placement_problem(spec)) == ["16", "2", "8", "4"]
     option.strict = True
-    with pytest.raises(pytest.UsageError, match="--num-devices 16"):
+    with pytest.raises(OpAtlasError, match="--num-devices 16"):
         options.collective_plan(option, GroupNodes(CPU))
 
 
@@ -171,7 +173,7 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
     ],
 )
 def test_contradictions_are_refused(arguments: list[str], words: str) -> None:
-    with pytest.raises(pytest.UsageError, match=words):
+    with pytest.raises(OpAtlasError, match=words):
         options.collective_plan(parsed(*arguments), GroupNodes(CPU))
 
 
@@ -179,9 +181,9 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     assert options.named_collectives(()) == list(BY_NAME.values())
     assert options.named_collectives(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
     assert list(options.collective_plan(parsed(ops=("all_reduce",)), GroupNodes(CPU)).rows) == [ALL_REDUCE.kernel_type]
-    with pytest.raises(pytest.UsageError, match="did you mean all_reduce"):
+    with pytest.raises(OpAtlasError, match="did you mean all_reduce"):
         options.collective_plan(parsed(ops=("allreduce",)), GroupNodes(CPU))
-    with pytest.raises(pytest.UsageError, match="--ops Add: "):
+    with pytest.raises(OpAtlasError, match="--ops Add: "):
         options.collective_plan(parsed(ops=("all_reduce", "Add")), GroupNodes(CPU))
 
 
@@ -194,7 +196,7 @@ def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     ],
 )
 def test_meaningless_values_are_refused(arguments: list[str], value: str, capsys) -> None:
-    with pytest.raises((pytest.UsageError, SystemExit)) as refused:
+    with pytest.raises((OpAtlasError, pytest.UsageError, SystemExit)) as refused:
         parsed(*arguments)
     message = f"{refused.value}{capsys.readouterr().err}"
     assert arguments[0] in message
@@ -203,7 +205,8 @@ def test_meaningless_values_are_refused(arguments: list[str], value: str, capsys
 
 def test_collectives_are_named_alone() -> None:
     def asked(*arguments: str) -> bool:
-        return options.are_named(SimpleNamespace(args=list(arguments)))  # type: ignore[arg-type]
+        option = SimpleNamespace(tasks=None, suite=None, prof_path=None)
+        return scope_of(SimpleNamespace(args=list(arguments), option=option)) is Scope.COLLECTIVES  # type: ignore[arg-type]
 
     assert not asked("bench/")
     assert asked(f"bench/{options.MODULE}")

@@ -68,7 +68,7 @@ def test_hosts_with_equal_cpus_measure_together_and_those_of_other_devices_may_d
 @pytest.mark.parametrize("other", [host("other", 4, "model 1"), host("other", 8, "model 2")], ids=["cores", "model"])
 def test_cpus_that_differ_are_named_and_mixed_only_if_asked(other: HostFacts) -> None:
     hosts = [host("a", 8, "model 1"), host("b", 8, "model 1"), other]
-    with pytest.raises(OpAtlasError, match=f"a, b with 8 cores, model 1; other with .*{other.processor}.*--mixed"):
+    with pytest.raises(OpAtlasError, match=f"{other.processor}.*--mixed"):
         differing_cpus(hosts, mixed=False)
     (note,) = differing_cpus(hosts, mixed=True)
     assert "other" in note

@@ -242,14 +242,7 @@ class RowBench:
     def _run(self, source: KernelSource | None) -> RowOutcome:
         function = replays_of_bench()[self._kernel_type]
         job = Job(function.__module__, "", function.__name__, self._kernel_type, self._cells, _ROW_S, source=source)
-        outcome = self._scheduler.run(job if source is None else replace(job, against=Against(), timeout_s=2 * _ROW_S))
-        ratios = outcome.measurement.ratios if outcome.measurement is not None else None
-        if outcome.measurement is None or ratios is None or ratios.verdict() is not PairVerdict.FAST:
-            return outcome
-        # As in a session: where memory lies elsewhere, it has to be faster, too.
-        again = self._scheduler.run(replace(job, against=Against()).again_elsewhere()).measurement
-        rounds = (*outcome.measurement.rounds, *(again.rounds if again is not None else ()))
-        return replace(outcome, measurement=replace(outcome.measurement, rounds=rounds))
+        return self._scheduler.run(job if source is None else replace(job, against=Against(), timeout_s=2 * _ROW_S))
 
 
 def ask(

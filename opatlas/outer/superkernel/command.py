@@ -18,19 +18,8 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
 from opatlas.text import Word, pluralize
 
-from .scopes import (
-    CAP_US,
-    CHECKS,
-    GATE,
-    LEAST_RUNS,
-    MOST_RUNS,
-    SYNC_US,
-    ScopeAdvice,
-    ScopeAnalysis,
-    advise,
-    analyse,
-    analysis_as_json,
-)
+from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis_as_json
+from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
 from .structure import (
     ModelFamily,
     StepPhase,
@@ -282,13 +271,14 @@ def _parts(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> 
         },
         title=str(timeline.path),
     )
+    us, gaps, capped = bound.duration_us or 1.0, bound.gaps_us, bound.capped_us
     yield Fields(
         {
-            "kernels": (bound.kernels, f"in {bound.stretches:,} stretches"),
+            "kernels": (round(bound.fused_kernels), f"in {bound.super_kernels:,.0f} stretches"),
             "duration(us)": microseconds(bound.duration_us),
-            "gaps(us)": (microseconds(bound.gaps_us), percent(bound.raw_ceiling)),
-            f"gaps up to {CAP_US:g} us": (microseconds(bound.capped_us), percent(bound.capped_ceiling)),
-            f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.saved_ceiling)),
+            "gaps(us)": (microseconds(gaps), percent(gaps / (us + gaps))),
+            f"gaps up to {CAP_US:g} us": (microseconds(capped), percent(capped / (us + capped))),
+            f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.ceiling)),
         },
         title="upper bound, between collectives, AI CPU kernels, other streams and steps",
     )

@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opatlas.errors import OpAtlasError
@@ -28,8 +27,6 @@ from opatlas.run.registry import Function, ReplaySpec, replays
 from opatlas.text import suggest
 
 if TYPE_CHECKING:
-    import pytest
-
     from opatlas.run.collectives.message import Message, TimedCollective
     from opatlas.run.devices.device import Device
     from opatlas.run.group import Group
@@ -198,13 +195,6 @@ DTYPES: Mapping[str, str] = {
 _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
 
 
-def _usage_error(message: str) -> Exception:
-    """Returns pytest's error; pytest is imported here, because `opatlas ingest` works without it."""
-    import pytest
-
-    return pytest.UsageError(message)
-
-
 def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
     """Returns the argparse keywords of an option that takes several values, separated by commas or blanks."""
     return {
@@ -271,27 +261,15 @@ class CollectivePlan:
     about: Sequence[str]
 
 
-def are_named(config: pytest.Config) -> bool:
-    """Returns whether the command line names the file of collectives, which is not collected otherwise.
-
-    Raises:
-        pytest.UsageError: the command line names other files too.
-    """
-    named = [Path(argument.partition("::")[0]).name == MODULE for argument in config.args]
-    if any(named) and not all(named):
-        raise _usage_error(f"{MODULE} has a database of its own: name it alone, and run the others after it")
-    return any(named)
-
-
 def named_collectives(ops: Sequence[str]) -> Sequence[Collective]:
     """Returns the collectives that --ops names by torch's name or by kernel type; all collectives without --ops.
 
     Raises:
-        pytest.UsageError: no collective has a name.
+        OpAtlasError: no collective has a name.
     """
     known = {name: each for each in BY_NAME.values() for name in (each.name, each.kernel_type)}
     if unknown := [name for name in ops if name not in known]:
-        raise _usage_error(
+        raise OpAtlasError(
             f"--ops {','.join(unknown)}: unknown collective{suggest(unknown[0], known)}; give one or several of "
             f"{', '.join(BY_NAME)}"
         )
@@ -306,13 +284,13 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
         nodes: the nodes of the groups.
 
     Raises:
-        pytest.UsageError: options contradict each other, the grid has too many dimensions or holds no group, or, with
+        OpAtlasError: options contradict each other, the grid has too many dimensions or holds no group, or, with
             --strict, not all groups.
     """
     if problem := node_options_problem(option):
-        raise _usage_error(problem)
+        raise OpAtlasError(problem)
     if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
-        raise _usage_error(
+        raise OpAtlasError(
             f"--nnodes {option.nnodes}: all nodes must run the same messages, but their databases may lack different "
             "messages: leave out --update-mode"
         )
@@ -322,7 +300,7 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
     try:
         grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
     except ImpossibleGroup as error:
-        raise _usage_error(f"--grid-shape {error}") from None
+        raise OpAtlasError(f"--grid-shape {error}") from None
     about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
     variables = [f"{name}={value}" for name, value in communication_variables().items()]
     about += [f"environment: {' '.join(variables)}"] if variables else []
@@ -341,7 +319,7 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
         spec = message_group({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = nodes.placement_problem(nodes.placed(spec))
         if reason and option.strict:
-            raise _usage_error(f"--strict: --num-devices {size} {reason}: name fewer, or leave out --strict")
+            raise OpAtlasError(f"--strict: --num-devices {size} {reason}: name fewer, or leave out --strict")
         for each in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
                 known = known_dtype(DTYPES[dtype])
@@ -353,7 +331,7 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
                     for count in dict.fromkeys(sent)
                 ]
     if no_group and (option.strict or len(no_group) == len(sizes)):
-        raise _usage_error(f"{'; '.join(no_group)}: change --num-devices, --topology-tier or --grid-shape")
+        raise OpAtlasError(f"{'; '.join(no_group)}: change --num-devices, --topology-tier or --grid-shape")
     return CollectivePlan(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
 
 
