@@ -327,7 +327,7 @@ def _main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(*request, tell=tell)
+        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], tell)
         for kernel_type, cells in cases:
             overload = find_overload(overload_of(kernel_type))
             schema = str(overload._schema) if overload is not None else ""
