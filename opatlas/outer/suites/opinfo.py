@@ -15,7 +15,7 @@ import unittest
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -118,11 +118,17 @@ def _samples(opinfo: str, dtype_name: str) -> Sequence[Any]:
     """Returns the samples of an OpInfo on the CPU, from a seed of its name: those of OpInfo, then extreme values."""
     info, dtype = opinfos()[opinfo], getattr(torch, dtype_name)
     seed = int.from_bytes(hashlib.blake2b(f"{opinfo} {dtype}".encode(), digest_size=4).digest(), "little")
-    # OpInfo seeds torch for each sample. For each device that is not open torch then keeps a traceback, which takes
-    # longer than the samples; these are drawn on the CPU alone.
-    with patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
+    with _seeds_of_the_cpu():
         torch.manual_seed(seed)
         return [*info.sample_inputs("cpu", dtype, requires_grad=False), *_extreme(info, dtype)]
+
+
+def _seeds_of_the_cpu() -> AbstractContextManager[object]:
+    """Lets OpInfo, which seeds torch for each sample, seed the CPU alone, on which they are drawn.
+
+    For each device that is not open torch would keep a traceback, which takes longer than the samples.
+    """
+    return patch.object(torch, "manual_seed", torch.default_generator.manual_seed)
 
 
 def _extreme(info: Any, dtype: torch.dtype) -> Iterable[Any]:
@@ -207,7 +213,7 @@ def _may_call(name: str, info: Any, device: str, operators: Collection[str]) -> 
     families, called = set(map(_family, operators)), set[str]()
     if dtype is None or name.startswith(_UNCLEAR):
         return dtype is not None
-    with suppress(Exception):
+    with suppress(Exception), _seeds_of_the_cpu():
         for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), _FIRST):
             with suppress(Exception):
                 called |= {_family(name_of(call.overload)) for call in [_recorded(info, sample)] if call is not None}
