@@ -1,7 +1,6 @@
 """The sizes of a row by the names of the field, its bytes and operations, and the peaks of devices by data sheets.
 
-No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither cores nor memory channels, and a short
-measurement depends on other processes (12 GB/s instead of 45 with two busy processes).
+No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither cores nor memory channels.
 """
 
 from __future__ import annotations
