@@ -106,7 +106,7 @@ def test_a_kernel_that_refuses_and_dies_is_probed(forks, tmp_path, capsys) -> No
     """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
     spec = GroupSpec(2)
     group = GroupProcess(spec, [DeviceSpec("cpu")] * 2, MeasureSettings(repeat_count=1, cache="warm", threads=1))
-    probe = ShapeProbe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))
+    probe = ShapeProbe(group, spec, "DT_BF16", "ND", ("choosy_replay", "dispatch_ffn_combine"))
     # Near the limits of choosy_replay, since each case that is refused costs the group.
     most = MoeShape(42, 128, 130, 4, 7)
     try:

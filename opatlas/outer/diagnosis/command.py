@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pandas as pd
 from cyclopts import Group, Parameter
@@ -96,9 +97,11 @@ def diagnose(
     parts = list(kernel_parts(found, ranked))
     content = ranked_as_json(found, ranked)
     if output is not None:
-        # Only questions to models need it.
-        from .improve import ask
-
+        try:
+            # Only questions to models need it, and what it is made of may have been deleted.
+            from .improve import ask
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--output: this installation has no {error.name}") from None
         parts += ask(found, ranked, output, source, wish, models, content, problems)
     return Result(parts, content, problems, status=1 if problems else 0)
 
@@ -166,17 +169,7 @@ class DiagnosisPage(ReportPage):
         counts, times = rows["verdict"].value_counts(), rows.groupby("verdict")["time_us"].sum()
         return {
             "verdicts": [
-                {
-                    "verdict": str(verdict),
-                    "zh": rule.zh,
-                    "rows": int(counts[verdict]),
-                    "duration_us": float(times[verdict]),
-                    "test": rule.test,
-                    "source": rule.source,
-                    "what": rule.advice.what,
-                    "what_zh": rule.advice.zh,
-                    "apis": dict(rule.advice.apis),
-                }
+                {**msgspec.to_builtins(rule), "rows": int(counts[verdict]), "duration_us": float(times[verdict])}
                 for verdict, rule in verdict_rules().items()
                 if verdict in counts
             ],

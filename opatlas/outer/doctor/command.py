@@ -141,9 +141,8 @@ def _write(path: Path, files: Path, found: Mapping[str, Any]) -> Fields:
 
     Returns what it holds, for the eyes of whom it is from.
     """
-    left = sorted(each for each in files.rglob("*") if each.is_file() and not each.is_symlink())
-    left = [each for each in left if each.stat().st_size <= _MOST_BYTES]
-    contents = {f"probes/{each.relative_to(files)}": each for each in left}
+    left = [each for each in sorted(files.rglob("*")) if each.is_file() and not each.is_symlink()]
+    contents = {f"probes/{each.relative_to(files)}": each for each in left if each.stat().st_size <= _MOST_BYTES}
 
     def write(temporary: str) -> None:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:

@@ -25,7 +25,6 @@ from opatlas.installation import CHECKOUT
 from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.errors import ReplayError
 from opatlas.row.versions import cann_version
-from opatlas.run.devices import cuda as gpu
 from opatlas.run.devices import npu_operators
 from opatlas.run.devices.device import available_devices, device_environment, kind_named, open_device
 from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
@@ -83,29 +82,25 @@ def device(target: Target) -> Verdict:
 def packages(target: Target) -> Verdict:
     """Compares installed versions with the ranges that OpAtlas and its extra `bench` require."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
-    installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    installed: dict[str, str] = {
+        canonicalize_name(found.metadata["Name"]): found.version for found in metadata.distributions()
+    }
     wrong = []
     for each in map(Requirement, metadata.requires("opatlas") or []):
-        if each.marker is None or each.marker.evaluate({"extra": "bench"}):
-            version = installed.get(each.name) or _version(each.name)
-            if not version or not each.specifier.contains(version, prereleases=True):
-                wrong.append(f"{each.name} {version or '(none)'} is not {each.specifier}")
+        version = installed.get(canonicalize_name(each.name), "")
+        is_needed = each.marker is None or each.marker.evaluate({"extra": "bench"})
+        if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
+            wrong.append(f"{each.name} {version or '(none)'} is not {each.specifier}")
     if wrong:
         return failed("; ".join(wrong), _INSTALL, installed=installed)
     shown = [f"{name} {installed[name]}" for name in ("opatlas", "torch", "pandas", "pytest") if name in installed]
     return passed(", ".join(shown), installed=installed)
 
 
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def cuda(target: Target) -> Verdict:
-    """Runs nvidia-smi, and checks a product of matrices on the GPU."""
+    """Compares what nvidia-smi shows with what torch sees."""
     if not shutil.which("nvidia-smi") and not list(_DEVICE_FILES.glob("nvidia[0-9]*")) and target.kind != "cuda":
         return skipped("no NVIDIA GPU")
     driver = _told("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -120,9 +115,6 @@ def cuda(target: Target) -> Verdict:
             "install the NVIDIA driver, or one that is new enough for this torch's CUDA (in a container, start it with "
             "--gpus all), or unset CUDA_VISIBLE_DEVICES",
         )
-    from opatlas.run.devices.device import probe
-
-    probe(torch.device(gpu.KIND.name, 0))
     return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", nvidia_smi=driver)
 
 

@@ -21,7 +21,6 @@ from opatlas.text import Word, pluralize
 from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis_as_json
 from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
 from .structure import (
-    ModelFamily,
     StepPhase,
     StepSource,
     find_structure,
@@ -32,8 +31,6 @@ from .structure import (
 )
 from .timeline import Timeline, captures_at, read_file, read_timeline
 
-_SUPER_KERNEL = "SuperKernel"
-_KERNEL_NAME = "te_superkernel"
 #: The line of each step in the output of cann-recipes-infer: "deepseek-v3 inference time cost of decode is 31.50 ms".
 _STEP_LINE = re.compile(r"(\S+) inference time cost of (prefill|decode) is ([\d.]+) ?ms")
 _LOGS = (".log", ".txt")
@@ -120,9 +117,8 @@ def _steps_us(timeline: Timeline, in_steps: bool) -> tuple[float, ...]:
 
 
 def _super_kernels(timeline: Timeline) -> int:
-    return sum(
-        launch.kernel_type == _SUPER_KERNEL or launch.name.startswith(_KERNEL_NAME) for launch in timeline.launches
-    )
+    kernels = timeline.launches
+    return sum(each.kernel_type == "SuperKernel" or each.name.startswith("te_superkernel") for each in kernels)
 
 
 def _logs_at(path: Path) -> list[Path]:
@@ -148,12 +144,8 @@ def _steps_of_logs(paths: Sequence[Path], notes: list[str]) -> Iterator[StepTime
             runs.append(kept)
             for model in dict.fromkeys(name.lower() for name, *_ in found):
                 known = known_types().families.items()
-                notes += [_recommended(name, each) for name, each in known if matches(model, each.names)]
+                notes += [f"{name} models: try {each.told}" for name, each in known if matches(model, each.names)]
         yield StepTimes(str(path), runs, None)
-
-
-def _recommended(name: str, family: ModelFamily) -> str:
-    return f"{name} models: try {family.told}"
 
 
 def _checks(old: StepTimes, new: StepTimes, gain: float) -> Iterator[ValidationCheck]:
