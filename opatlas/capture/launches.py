@@ -202,7 +202,7 @@ class CapturedLaunches:
     """
 
     def __init__(self, path: Path, root: Path, counters: Sequence[str] = (), duration: str = "Duration(us)") -> None:
-        """`counters` are the names of the counters that launches have, `duration` is the file's name of the duration."""
+        """`counters` are the names of the counters that launches have, `duration` that of the durations."""
         self.counts = LaunchCounts()
         self._path = path
         self._source = _source_name(path, root)
