@@ -76,7 +76,7 @@ CHANGES = {
     "grad mode": lambda: setting(torch.set_grad_enabled, not torch.is_grad_enabled(), torch.is_grad_enabled()),
     "autocast of cpu": lambda: torch.autocast("cpu"),
     "float32 matmul precision": lambda: setting(torch.set_float32_matmul_precision, "medium", "highest"),
-    "cuDNN benchmark": lambda: setting(
+    "torch.backends.cudnn.benchmark": lambda: setting(
         lambda value: setattr(torch.backends.cudnn, "benchmark", value), True, torch.backends.cudnn.benchmark
     ),
     "math attention": lambda: setting(torch.backends.cuda.enable_math_sdp, False, True),
