@@ -10,7 +10,6 @@ from opatlas.row.errors import Unsupported
 from opatlas.run.inputs import shape_rules
 from opatlas.run.inputs.experts import (
     Computed,
-    LayerSlots,
     combined,
     dispatched,
     ep_size,
@@ -18,6 +17,7 @@ from opatlas.run.inputs.experts import (
     group_of_combine,
     group_of_dispatch,
     group_of_layer,
+    layer_slots,
     needed_bytes,
 )
 from opatlas.run.inputs.shape_rules import LARGEST, scale_range
@@ -47,7 +47,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     Outputs: (M, H), and perhaps the number of tokens of each expert, (E) or (1, E). All ranks have these sizes. Each
     rank has E experts; tokens go to the experts of all ranks equally often.
     """
-    slots = LayerSlots(len(row.input_slots))
+    slots = layer_slots(len(row.input_slots))
     if not slots.fits:
         row.expect_inputs(7, 8)
     x, chosen, (up, down) = row.shape(0), row.shape(slots.experts), (_weight_shape(row, own) for own in slots.weights)
@@ -63,7 +63,7 @@ def test_dispatch_ffn_combine(row, replay, group, npu, custom_opp):
     integers = row.input_slots[slots.weights[0][0]].dtype == "INT8"
     dtypes = {row.input_slots[slot].dtype for own in slots.weights for slot in own}
     row.expect(len(dtypes) == 1 or "INT8" not in dtypes, INPUT_DTYPES, "w1 and w2 must have one dtype")
-    stacked = slots.listed == 1 and experts == row.shape(slots.weights[0][0])[0]
+    stacked = len(slots.weights[0]) == 1 and experts == row.shape(slots.weights[0][0])[0]
     for own, width in zip(slots.scales, (up[2], x[1]), strict=True):
         for slot in own if integers else ():
             row.expect_shape(slot, (experts, width) if stacked else (width,))

@@ -50,18 +50,18 @@ def test_masked_fill(row, replay):
     row.expect_inputs(2, 3)
     row.expect_dtype(1, "BOOL")
     row.expect_broadcast()
-    row.expect_output_shape_like(0)
+    row.sizes("*all -> *all")
     if len(row.input_slots) == 3:
         row.expect_scalar(2)
-    x, mask, value = row.tensor(0), row.tensor(1), row.tensor_or_number(2)
-    replay(impl.masked_fill_, x, mask, value, mutates=[0], expected=formulas.masked_fill)
+    value = row.tensor(2) if len(row.input_slots) == 3 else 2
+    replay(impl.masked_fill_, row.tensor(0), row.tensor(1), value, mutates=[0], expected=formulas.masked_fill)
 
 
 @replays("IndexFill", npu="torch.index_fill")
 def test_index_fill(row, replay):
     """Reads the slots x, indices along an axis, the number to fill in. A capture does not record the axis."""
     row.expect_inputs(3)
-    row.expect_output_shape_like(0)
+    row.sizes("*all -> *all")
     x, count = row.tensor(0), math.prod(row.shape(1))
     row.expect(x.dim() and len(row.shape(1)) == 1, INPUT_SHAPES, "slot 1 must list indices along an axis of slot 0")
     row.expect(row.shape(2) in ((), (1,)), INPUT_SHAPES, "slot 2 (the value) must be one number")

@@ -10,19 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
-from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
-from opatlas.theory.catalog import Catalog, built_in_catalog
-from opatlas.theory.sources import Targets
-from opatlas.theory.space import GB, OFFSETS, TILES, Near, Space, TheoryRow
-
-from .models import BUILT_IN
+from opatlas.theory.space import OFFSETS, TILES, Near, Space, TheoryRow
 
 #: Is added to drawn numbers, because hypothesis draws the integer constants of loaded modules with a higher
 #: probability, so that another process would draw other rows.
 _OFFSET = 3**45
-#: The smallest memory of an NPU that serves models.
-DEFAULT_BUDGET_BYTES = 32 * GB
 _BETWEEN = 20
 #: Where a size may lie near one of the grid; as often on it as elsewhere.
 _NEAR = (
@@ -41,30 +34,6 @@ _LEAST_DRAWN = 128
 
 def _number_below(end: int) -> SearchStrategy[int]:
     return st.integers(_OFFSET, _OFFSET + end - 1)
-
-
-def theory_rows(
-    kernel_type: str,
-    *,
-    targets: Targets | None = None,
-    budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    catalog: Catalog | None = None,
-) -> SearchStrategy[TheoryRow]:
-    """Returns a strategy of a kernel type's rows with the catalog's dtypes and formats. Shrinks to the smallest row.
-
-    Args:
-        targets: models whose shapes are drawn; default: the built-in models and generic shapes.
-        budget_bytes: memory for the tensors of a row and the flush buffer.
-
-    Raises:
-        OpAtlasError: the catalog lacks the kernel type, or no row fits.
-    """
-    targets = targets or Targets(BUILT_IN, generic=True)
-    kernel = (catalog or built_in_catalog()).kernel(kernel_type)
-    spaces = [Space(kernel_type, pattern, pattern.forms, targets, budget_bytes) for pattern in kernel.patterns]
-    if not any(map(len, spaces)):
-        raise OpAtlasError(f"no row of {kernel_type} fits {budget_bytes / GB:g} GB: raise --max-hbm-gb")
-    return space_rows(spaces)
 
 
 def space_rows(spaces: Sequence[Space]) -> SearchStrategy[TheoryRow]:

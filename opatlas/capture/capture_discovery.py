@@ -28,6 +28,7 @@ _BLOCK_BYTES = 1 << 20
 _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as CSV"
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
+_ALIKE = re.compile(r".*(kernel_details|op_summary).*", re.IGNORECASE)
 #: What torch_npu.profiler exports with export_type Db.
 _DATABASE = re.compile(r"(ascend_pytorch_profiler|msprof).*\.db", re.IGNORECASE)
 _OF_TORCH_NPU = ("ASCEND_PROFILER_OUTPUT", "FRAMEWORK")
@@ -85,7 +86,8 @@ def find_captures(path: Path) -> FoundCaptures:
         raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
     if not path.is_dir():
         return FoundCaptures([path])
-    named = sorted(files_below(path, lambda name: _is_capture(name) or _DATABASE.fullmatch(name) is not None))
+    patterns = (_ALIKE, _DATABASE, *(kind.names for kind in KINDS))
+    named = sorted(files_below(path, lambda name: any(pattern.fullmatch(name) for pattern in patterns)))
     found = {kind: [file for file in named if kind.names.fullmatch(file.name)] for kind in KINDS}
     first = next((kind for kind, of_kind in found.items() if of_kind), KINDS[0])
     files = first.last(found[first])
@@ -96,7 +98,8 @@ def find_captures(path: Path) -> FoundCaptures:
         )
         for kind, of_kind in found.items()
     ]
-    not_read.append((_NO_CSV, [file for file in named if _is_capture(file.name) and file.suffix.lower() != ".csv"]))
+    no_csv = [file for file in named if _ALIKE.fullmatch(file.name) and file.suffix.lower() != ".csv"]
+    not_read.append((_NO_CSV, no_csv))
     not_read = [(why, others) for why, others in not_read if others]
     databases = [file for file in named if _DATABASE.fullmatch(file.name)]
     unparsed = _unparsed(path, files, databases)
@@ -150,10 +153,6 @@ def _is_database(path: Path) -> bool:
             expect_columns(file, read_header(file).names)
             return True
     return False
-
-
-def _is_capture(name: str) -> bool:
-    return "kernel_details" in name.lower() or "op_summary" in name.lower()
 
 
 @dataclass

@@ -202,23 +202,14 @@ class AchievedRates:
     Attributes:
         gbps: 10^9 bytes/s moved.
         tera_ops: 10^12 operations/s; None for kernels other than matrix products.
-        bandwidth_share, arithmetic_share: shares of the peaks of the device; None if the peak is unknown.
+        share: of the peak that bounds the row; None if the peaks of the device are unknown.
+        bound_by_arithmetic: whether the arithmetic is at least as near to its peak as the memory.
     """
 
     gbps: float
     tera_ops: float | None
-    bandwidth_share: float | None
-    arithmetic_share: float | None
-
-    @property
-    def share(self) -> float | None:
-        """The larger share, whose peak bounds the row; None if both are unknown."""
-        return max((each for each in (self.bandwidth_share, self.arithmetic_share) if each is not None), default=None)
-
-    @property
-    def bound_by_arithmetic(self) -> bool:
-        """Whether the arithmetic is at least as near to its peak as the memory."""
-        return self.arithmetic_share is not None and self.arithmetic_share == self.share
+    share: float | None
+    bound_by_arithmetic: bool
 
 
 def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
@@ -258,12 +249,10 @@ def achieved_rates(work: Work, peak: Peak, duration_us: float, *, cold: bool = T
     gbps = work.moved_bytes / duration_us / 1e3
     tera_ops = work.operations / duration_us / 1e6 if work.operations else None
     of_dtype = peak.tera_ops.get(work.dtype)
-    return AchievedRates(
-        gbps=gbps,
-        tera_ops=tera_ops,
-        bandwidth_share=gbps / peak.bandwidth_gbps if peak.bandwidth_gbps and cold else None,
-        arithmetic_share=tera_ops / of_dtype if tera_ops and of_dtype else None,
-    )
+    of_memory = gbps / peak.bandwidth_gbps if peak.bandwidth_gbps and cold else None
+    of_arithmetic = tera_ops / of_dtype if tera_ops and of_dtype else None
+    share = max((each for each in (of_memory, of_arithmetic) if each is not None), default=None)
+    return AchievedRates(gbps, tera_ops, share, of_arithmetic is not None and of_arithmetic == share)
 
 
 #: Input slots of FusedInferAttentionScore.

@@ -89,14 +89,16 @@ def test_the_implementations_of_a_base(base: Path, capsys: pytest.CaptureFixture
     assert (flashinfer["SLOW"], flashinfer["composed"]) == ("1", "7.00x")
     assert flashinfer["covered"].startswith("1.00x (0.18x to ")
     rows = found["flashinfer 0.5.3: rows"]
-    assert [(row["verdict"], row["speed-up"], row["remark"], row["row"].split("-")[1]) for row in rows] == [
-        ("SLOW", "0.50x", "host-bound", "3x64"),
-        ("FAST", "7.00x", "partial, the baseline is a composition", "1x64"),
-        ("FAST", "2.00x", "", "1x64"),
-        ("AMBIGUOUS", "2.00x", "the baseline: noise of 30 %", "4x64"),
-        ("SAME", "0.99x", "", "2x64"),
-        ("NOT COMPARABLE", "2.00x", "cache (cold, warm)", "5x64"),
+    assert [(row["verdict"], row["speed-up"], row["row"].split("-")[1]) for row in rows] == [
+        ("SLOW", "0.50x", "3x64"),
+        ("FAST", "7.00x", "1x64"),
+        ("FAST", "2.00x", "1x64"),
+        ("AMBIGUOUS", "2.00x", "4x64"),
+        ("SAME", "0.99x", "2x64"),
+        ("NOT COMPARABLE", "2.00x", "5x64"),
     ]
+    for row, words in zip(rows, ("host-bound", "composition", "", "30 %", "", "warm"), strict=True):
+        assert words in row["remark"]
     assert {(row["database"], row["status"], row["rows"]) for row in found["rows without a speed-up"]} == {
         ("flag_gems 5.0.2", "missing", "8"),
         ("flag_gems 5.0.2", "timeout", "1"),

@@ -1,15 +1,19 @@
 """Every kind of capture file is read, or refused with the remedy; which launches are one case."""
 
+import json
 import os
+import re
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from captures import (
     COLLECTIVE,
     KERNEL_DETAILS,
     LEVEL_0,
     capture_text,
+    cells,
     launch,
     summary_text,
     write_capture,
@@ -19,9 +23,11 @@ from hypothesis import strategies as st
 from printed import numbers_in
 
 from opatlas.capture import capture_reader as capture_module
-from opatlas.capture.capture_discovery import distinct_captures, find_captures
+from opatlas.capture.capture_discovery import KINDS, CaptureKind, distinct_captures, find_captures
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.launches import SkipReason
+from opatlas.capture.ingest import IngestRequest, ingest_captures
+from opatlas.capture.launches import CapturedLaunches, SkipReason
+from opatlas.data.database import Database
 from opatlas.errors import TableError
 
 
@@ -340,3 +346,36 @@ def test_every_launch_is_in_its_case(tmp_path_factory, launches):
         mine = [us for other, us in launches if other == which]
         assert sums[f"K{which}"].count == len(mine)
         assert sums[f"K{which}"].mean_us == pytest.approx(statistics.fmean(mine))
+
+
+def read_events(path, root, on_bytes):
+    """Reads a JSON list of kernel types, shapes (null: not understood) and microseconds."""
+    events = json.loads(path.read_text())
+    launches = CapturedLaunches(path, root)
+    slots = ({**cells(shapes or "N/A", "N/A"), "Accelerator Core": ""} for _, shapes, _ in events)
+    kinds = [launches.kind(event[0], each, at) for at, (event, each) in enumerate(zip(events, slots, strict=True), 1)]
+    durations_us = np.array([us for _, _, us in events])
+    launches.add(np.array(kinds), durations_us, {}, lambda at: (at + 1, str(durations_us[at])))
+    return launches
+
+
+def test_a_further_kind_of_capture_is_a_reader_and_an_entry(tmp_path, monkeypatch):
+    toy = CaptureKind("toy", re.compile(r".*\.toy\.json"), read_events)
+    monkeypatch.setattr("opatlas.capture.capture_discovery.KINDS", (*KINDS, toy))
+    trace = tmp_path / "capture" / "rank0.toy.json"
+    trace.parent.mkdir()
+    trace.write_text(
+        json.dumps([["Add", "4;4", 3.0], ["Add", "4;4", 5.0], ["triton_1", None, 2.0], ["Add", "4;x", 1.0]])
+    )
+    found = find_captures(trace.parent)
+    assert found.files == [trace]
+    database = Database(tmp_path / "database")
+    done = ingest_captures(database, found.files, IngestRequest(trace.parent))
+    (row,) = database.read("Add")
+    assert row.captured is not None
+    assert (row.captured.us, row.captured.samples) == (4.0, 2)
+    (unknown,) = done.account.without_shapes
+    assert (unknown.kernel_type, unknown.share) == ("triton_1", 0.2)
+    assert sum(done.account.time_ns.values()) == 11_000
+    (problem,) = done.problems
+    assert problem.startswith(f"{trace}:4: column 'Input Shapes' is '4;x': ")

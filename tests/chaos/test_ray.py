@@ -191,7 +191,8 @@ def test_ctrl_c_once_ends_after_the_running_rows_and_a_local_cluster_ends_with_i
     time.sleep(0.5)
     sessions.go()
     finished = running.wait()
-    assert finished.ledger() == {"measured": 1, "not run": 30}
+    # The device may have begun with the next row already.
+    assert finished.ledger() in ({"measured": 1, "not run": 30}, {"measured": 2, "not run": 29})
     assert not sessions.left_behind()
 
 

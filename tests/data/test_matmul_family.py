@@ -9,9 +9,9 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from abs_rows import V2, V3, read
-from abs_rows import product_cells as cells
 from abs_rows import product_record as record
 from abs_rows import write as write_rows
+from captures import cells
 from hypothesis import given
 
 from opatlas.data.database import Database

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from abs_rows import COLUMNS, cells, read, record, write
+from abs_rows import cells, read, record, write
+from captures import SLOTS
 from hypothesis import given, settings
 
 from opatlas.data.database import Database
@@ -124,7 +125,7 @@ def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes,
     assert kept == sorted(kept, key=int)
     assert sorted(kept + [row["Mine"] for row in gone], key=int) == [row["Mine"] for row in rows]
     assert not any(row["Average Duration(us)"] for row in gone if "Average Duration(us)" in row)
-    assert list(after[0])[:7] == ["Mine", *COLUMNS] if after else True
+    assert list(after[0])[:7] == ["Mine", *SLOTS] if after else True
     assert len(after) == len(kept) + result.added.total()
     written = (database.path / "Abs.csv").stat().st_ino
     again = write_back(database, records, UpdateMode.MISSING_ONLY if prune else mode, prune=prune)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 import stand_in_msprof
+import stand_in_npu_plugin
 from sessions import wait_for
 
 from opatlas.cli.main import main
-from opatlas.outer.doctor import command, measure, stages
+from opatlas.outer.doctor import command, stages
 from opatlas.outer.doctor.command import PROBES
-from opatlas.outer.doctor.measure import ROWS
 from opatlas.outer.doctor.probe import Probe, ProbeResult, State, Target, failed, passed, run_probe
+from opatlas.outer.doctor.stages import ROWS
 from opatlas.run.devices import npu as npu_module
-from opatlas.run.devices.device import DeviceSpec, kind_named, pin_devices
 
 pytestmark = pytest.mark.usefixtures("forks")
 REPOSITORY = Path(__file__).parents[2]
@@ -126,18 +126,14 @@ def test_a_cpu(tmp_path, monkeypatch, capsys):
     assert all(name in printed for name in found["environment"])
 
 
-def test_rows_that_are_not_measured(monkeypatch):
-    monkeypatch.setattr(measure, "available_devices", lambda name: [DeviceSpec("cpu", opener="no_such_module:Device")])
-    verdict = measure.replay(Target("cpu", "cpu"))
-    assert verdict.state is State.FAIL
-    assert "no_such_module" in verdict.detail
-    unlike = {**ROWS, "Add": {**ROWS["Add"], "Output Shapes": "17,64"}}
-    monkeypatch.setattr(measure, "ROWS", unlike)
-    monkeypatch.setattr(measure, "available_devices", lambda name: [DeviceSpec("cpu")])
-    verdict = measure.replay(Target("cpu", "cpu"))
+def test_rows_that_are_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "ROWS", {"Add": (*ROWS["Add"][:3], "17,64", "FLOAT", "ND")})
+    verdict = stages.replay(Target("cpu", "cpu", files=tmp_path))
     assert verdict.state is State.FAIL
     assert {"Add", "invalid"} <= set(re.findall(r"\w+", verdict.detail))
     assert "--report" in verdict.remedy
+    verdict = stages.replay(Target("no_such_device", "cpu", files=tmp_path / "other"))
+    assert (verdict.state, verdict.detail) == (State.FAIL, "no row ran: exit code 4")
 
 
 @pytest.fixture
@@ -264,68 +260,42 @@ def test_cann(machine_of, monkeypatch):
     says(stages.cann, State.PASS, f"8.5.0, {home}")
 
 
-#: A stand-in for msprof on PATH, and an NPU that is a stand-in: the device process, the session and the reading of the
-#: summary are those of a replay.
 @pytest.fixture
 def npu(tmp_path, monkeypatch):
-    """Runs `replay` on a stand-in NPU; takes how msprof breaks."""
+    """A stand-in NPU and a stand-in for msprof; runs `replay`, and takes how msprof breaks."""
     folder, files = tmp_path / "bin", tmp_path / "files"
     folder.mkdir()
-    files.mkdir()
     stand_in_msprof.write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    devices = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), kind_named("npu").visible, ["0"])
-    monkeypatch.setattr(measure, "available_devices", lambda name: devices)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests" / "support"))))
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p stand_in_npu_plugin")
 
-    def run(fault="", **environment):
-        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all": fault}))
+    def run(**environment):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        return measure.replay(Target("npu", "npu", files=files))
+        return stages.replay(Target(stand_in_npu_plugin.NAME, "npu", files=files))
 
-    run.files = files
     return run
 
 
-def test_a_session_of_msprof(npu):
+def test_a_session_of_msprof(npu, tmp_path):
     verdict = npu(STAND_IN_KERNELS=json.dumps({"MatMulV2": ["MatMulV3"]}))
     assert verdict.state is State.PASS, verdict
     assert all(f"{kernel_type} " in verdict.detail for kernel_type in ROWS)
-    assert re.search(r"MatMulV2 \([^)]*MatMulV3\) ", verdict.detail)
-    assert {"Add", "SoftmaxV2", "MatMulV3", "Neg"} <= verdict.facts["types"].keys()
+    assert "msprof" in verdict.detail
+    assert (tmp_path / "files" / "rows" / "MatMulV3.csv").is_file()
 
 
-def test_a_profile_without_a_summary_is_told_once_and_kept_for_the_report(npu):
-    verdict = npu("no-export")
-    assert verdict.state is State.FAIL
-    assert "op_summary" in verdict.detail
-    assert "opatlas-tmp" not in verdict.detail
-    assert all(kernel_type in verdict.detail for kernel_type in ROWS)
-    (listing,) = npu.files.glob("PROF_*.json")
-    assert "host/launches.jsonl" in listing.read_text()
-    assert [path for path in npu.files.rglob("launches.jsonl") if path.is_file()]
+def group(files, **options):
+    return stages.group(Target("cpu", "cpu", files=files, **options))
 
 
-_GROUP = Target("cpu", "cpu", with_group=True)
-
-
-def test_two_ranks_add_up_a_message():
-    verdict = measure.group(_GROUP)
+def test_two_ranks_add_up_a_message(tmp_path, monkeypatch):
+    verdict = group(tmp_path, with_group=True)
     assert verdict.state is State.PASS, verdict
-    assert verdict.facts["wall-clock us"] > 0
-    assert measure.group(Target("cpu", "cpu")).state is State.SKIP
-
-
-def test_ranks_that_do_not_meet(monkeypatch):
+    assert "hcom_allReduce_" in verdict.detail
+    assert group(tmp_path).state is State.SKIP
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
-    verdict = measure.group(_GROUP)
-    assert verdict.state is State.FAIL
-    assert "GLOO_SOCKET_IFNAME" in verdict.remedy
-
-
-def test_fewer_than_two_devices(monkeypatch):
-    one = pin_devices(DeviceSpec("npu"), kind_named("npu").visible, ["3"])
-    monkeypatch.setattr(measure, "available_devices", lambda name: one)
-    verdict = measure.group(Target("npu", "npu", with_group=True))
-    assert verdict.state is State.FAIL
-    assert kind_named("npu").visible in verdict.detail
+    apart = group(tmp_path, with_group=True)
+    assert apart.state is State.FAIL
+    assert "GLOO_SOCKET_IFNAME" in apart.remedy

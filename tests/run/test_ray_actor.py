@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.errors import OpAtlasError
 from opatlas.outer.cluster.ray_actor import HostFacts, other_file
-from opatlas.outer.cluster.ray_cluster import differing_cpus
+from opatlas.outer.cluster.ray_cluster import differences
 from opatlas.outer.tasks.task import read_tasks
 from opatlas.run.devices.device import DeviceSpec
 from opatlas.run.devices.system import processor
@@ -56,22 +55,30 @@ def test_a_host_without_a_file_or_with_another_one_names_it(
     assert other_file(job) == str(tmp_path / ("task.py" if name == "task.py" else "kernel.py"))
 
 
-def host(name: str, cores: int, model: str, kind: str = "cpu") -> HostFacts:
-    return HostFacts(name, {}, cores=cores, processor=model, spec=DeviceSpec(kind))
+HERE = {"torch": "2.13.0", "CANN": ""}
 
 
-def test_hosts_with_equal_cpus_measure_together_and_those_of_other_devices_may_differ() -> None:
-    assert differing_cpus([host("a", 8, "model 1"), host("b", 8, "model 1")], mixed=False) == []
-    assert differing_cpus([host("a", 8, "model 1", "cuda"), host("b", 4, "model 2", "cuda")], mixed=False) == []
+def host(hardware: str, kind: str = "cpu", torch: str = "2.13.0") -> HostFacts:
+    return HostFacts("a", {"torch": torch}, hardware, spec=DeviceSpec(kind))
 
 
-@pytest.mark.parametrize("other", [host("other", 4, "model 1"), host("other", 8, "model 2")], ids=["cores", "model"])
-def test_cpus_that_differ_are_named_and_mixed_only_if_asked(other: HostFacts) -> None:
-    hosts = [host("a", 8, "model 1"), host("b", 8, "model 1"), other]
-    with pytest.raises(OpAtlasError, match=f"{other.processor}.*--mixed"):
-        differing_cpus(hosts, mixed=False)
-    (note,) = differing_cpus(hosts, mixed=True)
-    assert "other" in note
+@pytest.mark.parametrize(
+    ("other", "mixed", "named"),
+    [
+        (host("8 cores, model 1"), False, ""),
+        (host("4 cores, model 1"), False, "4 cores"),
+        (host("8 cores, model 2"), False, "--mixed"),
+        (host("8 cores, model 2"), True, ""),
+        (host("driver 550", "cuda"), True, "driver 550"),
+        (host("8 cores, model 1", torch="2.12.0"), True, "torch 2.12.0"),
+        (HostFacts("a", {}, problem="no such device"), True, "no such device"),
+    ],
+)
+def test_a_host_unlike_most_is_left_out_with_the_reason(other: HostFacts, mixed: bool, named: str) -> None:
+    *most, reason = differences([host("8 cores, model 1")] * 2 + [other], HERE, mixed=mixed)
+    assert most == ["", ""]
+    assert named in reason
+    assert bool(named) == bool(reason)
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no Linux")

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from captures import cells as slot_cells
 from sessions import write_table
 
 from opatlas.data.database import Database
@@ -16,14 +17,13 @@ from opatlas.row.record import LaunchedCase, Measurement, Record
 from opatlas.row.signature import signature
 from opatlas.row.status import Status
 
-COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 V2, V3 = "MatMulV2", "MatMulV3"
 #: Runs of these ids began in this order.
 OLD, MIDDLE, NEW = (f"2025112{day}T120000-aaaaaa" for day in (1, 2, 3))
 
 
 def cells(size: int) -> dict[str, str]:
-    return dict(zip(COLUMNS, (f"{size},4", "FLOAT", "ND", f"{size},4", "FLOAT", "ND"), strict=True))
+    return slot_cells(f"{size},4", f"{size},4", "FLOAT")
 
 
 def measured(size: int, duration: float | str, run: str, **more: str) -> dict[str, str]:
@@ -44,20 +44,13 @@ def record(size: int, *samples_us: float, status: Status = Status.FAILED, run: s
     return Record("Abs", signature("Abs", cells(size)), cells(size), status, reason, run, 0.0, measurement)
 
 
-def product_cells(
-    shapes: str = "16,32;64,32", out: str = "16,64", dtype: str = "DT_BF16", formats: str = "ND;ND"
-) -> dict[str, str]:
-    dtypes = ";".join([dtype] * (shapes.count(";") + 1))
-    return dict(zip(COLUMNS, (shapes, dtypes, formats, out, dtype, "ND"), strict=True))
-
-
 def product_record(
     asked: str = V2, ran_as: str = V3, us: float = 5.0, ran_cells: dict[str, str] | None = None, run: str = "run-1"
 ) -> Record:
     """Samples of a call that a row of `asked` was replayed with."""
     ran = None if ran_as == asked else LaunchedCase(ran_as, ran_cells or {})
     measurement = Measurement((us, us + 2), "msprof", "cold", counters={"aic_mac_ratio": 0.5}, ran_as=ran)
-    cells = product_cells()
+    cells = slot_cells()
     return Record(asked, signature(asked, cells), cells, Status.MEASURED, "", run, 0.0, measurement)
 
 

@@ -107,13 +107,15 @@ def launch(cells: Mapping[str, str] | None = None, **by_word: str) -> dict[str, 
     return row
 
 
-def cells(shapes: str = "16,32;64,32", out: str = "16,64", dtype: str = "DT_BF16", **more: str) -> dict[str, str]:
-    """A row whose tensors all have one dtype and the format ND."""
+def cells(
+    shapes: str = "16,32;64,32", out: str = "16,64", dtype: str = "DT_BF16", formats: str = "", **more: str
+) -> dict[str, str]:
+    """The slots of a row whose tensors all have one dtype, and the format ND where `formats` does not tell others."""
     count = shapes.count(";") + 1
     return {
         "Input Shapes": shapes,
         "Input Data Types": ";".join([dtype] * count),
-        "Input Formats": ";".join(["ND"] * count),
+        "Input Formats": formats or ";".join(["ND"] * count),
         "Output Shapes": out,
         "Output Data Types": dtype,
         "Output Formats": "ND",

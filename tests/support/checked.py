@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from captures import cells as slot_cells
 from frames import write_frame
 
 from opatlas.ask.checks import CHECKS
@@ -16,9 +17,6 @@ from opatlas.row.columns import (
     CACHE_STATE,
     DTYPE,
     DURATION,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
     INSTRUMENT,
     MESSAGE_BYTES,
     MICROBENCH_MEDIAN,
@@ -26,9 +24,6 @@ from opatlas.row.columns import (
     MICROBENCH_SAMPLES,
     MICROBENCH_STD,
     NUM_DEVICES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
     RUN_ID,
     STATUS,
     TOPOLOGY_TIER,
@@ -40,16 +35,8 @@ Row = Mapping[str, str]
 
 def product(m: int, us: float, std: float = 0.1, k: int = 512, n: int = 1024, **cells: str) -> dict[str, str]:
     """A measured row of MatMulV2; `cells` are further ones, by column with _ for a blank."""
-    return {
-        INPUT_SHAPES: f"{m},{k};{n},{k}",
-        INPUT_DTYPES: "DT_BF16;DT_BF16",
-        INPUT_FORMATS: "ND;ND",
-        OUTPUT_SHAPES: f"{m},{n}",
-        OUTPUT_DTYPES: "DT_BF16",
-        OUTPUT_FORMATS: "ND",
-        **timed(us, std),
-        **{name.replace("_", " "): value for name, value in cells.items()},
-    }
+    more = {name.replace("_", " "): value for name, value in cells.items()}
+    return {**slot_cells(f"{m},{k};{n},{k}", f"{m},{n}"), **timed(us, std), **more}
 
 
 def timed(us: float, std: float) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 from abs_rows import cells, read, record, write
+from captures import cells as slot_cells
 from captures import launched, write_capture
 from folding import at, joined, killed, recovered, session
 
@@ -38,14 +39,7 @@ SIZES = (1, 2, 3)
 NEW_SIZE = 6
 #: Rows that no run measures.
 FOREIGN = (7, 8, 9)
-PRODUCT = {
-    "Input Shapes": "16,32;64,32",
-    "Input Data Types": "DT_BF16;DT_BF16",
-    "Input Formats": "ND;ND",
-    "Output Shapes": "16,64",
-    "Output Data Types": "DT_BF16",
-    "Output Formats": "ND",
-}
+PRODUCT = slot_cells()
 
 
 @dataclass(frozen=True, repr=False)

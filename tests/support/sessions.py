@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import warm_python
+from captures import cells
 
 ROOT = Path(__file__).parents[2]
 #: Marks the processes of a test's sessions.
@@ -77,22 +78,14 @@ def pytest_opatlas_devices():
     return simulated.devices(present) if present else None
 """
 
-HEADER = (
-    "OP State",
-    "Accelerator Core",
-    "Input Shapes",
-    "Input Data Types",
-    "Input Formats",
-    "Output Shapes",
-    "Output Data Types",
-    "Output Formats",
-)
-
 
 def row(size: int) -> dict[str, str]:
     """A row that adds two vectors."""
-    cells = ("dynamic", "AI_VECTOR_CORE", f"{size};{size}", "FLOAT;FLOAT", "ND;ND", f"{size}", "FLOAT", "ND")
-    return dict(zip(HEADER, cells, strict=True))
+    slots = cells(f"{size};{size}", f"{size}", "FLOAT")
+    return {"OP State": "dynamic", "Accelerator Core": "AI_VECTOR_CORE", **slots}
+
+
+HEADER = tuple(row(1))
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:

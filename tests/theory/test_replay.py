@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
-from opatlas.shapes.strategies import theory_rows
 from replaying import replay_functions, replay_of, runner
+from tests_of_shapes import theory_rows
 
 from opatlas.row.columns import EP_SIZE
 from opatlas.row.status import Status

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
-from opatlas.shapes.strategies import draw_rows, space_rows, theory_rows
-from tests_of_shapes import catalog_of
+from opatlas.shapes.strategies import draw_rows, space_rows
+from tests_of_shapes import catalog_of, theory_rows
 
 from opatlas.row.columns import (
     BASE,

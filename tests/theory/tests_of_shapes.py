@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
-from opatlas.shapes.strategies import sample_rows
+from hypothesis.strategies import SearchStrategy
+from opatlas.shapes.models import BUILT_IN, DEEPSEEK_V3, GLM_5_1, LLAMA_3_70B, QWEN3_30B_A3B, QWEN3_32B
+from opatlas.shapes.strategies import sample_rows, space_rows
 
 from opatlas.row.table import RowTable
-from opatlas.theory.catalog import Catalog, read_catalog
+from opatlas.theory.catalog import Catalog, built_in_catalog, read_catalog
 from opatlas.theory.known_rows import Matcher, read_tensors
 from opatlas.theory.models import ModelFacts
 from opatlas.theory.patterns import Pattern
 from opatlas.theory.plan import Request
 from opatlas.theory.sources import Shape, Targets, model_shapes
-from opatlas.theory.space import GB
+from opatlas.theory.space import GB, Space, TheoryRow
 
 #: Models, and the numbers of their config.json that differ from the defaults of transformers, but for the layers.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
@@ -119,3 +120,12 @@ def sizes_of_shapes(pattern: Pattern, table: RowTable, targets: Targets) -> Iter
                 found[number][name].add(match.sizes.get(name, len(found[number][name])))
     for shape, sizes in zip(shapes, found, strict=True):
         yield shape, min((len(own) for own in sizes.values()), default=1)
+
+
+def theory_rows(
+    kernel_type: str, *, targets: Targets | None = None, budget_bytes: int = 32 * GB, catalog: Catalog | None = None
+) -> SearchStrategy[TheoryRow]:
+    """A kernel type's rows with the catalog's dtypes and formats; shrinks to the smallest row."""
+    targets = targets or Targets(BUILT_IN, generic=True)
+    kernel = (catalog or built_in_catalog()).kernel(kernel_type)
+    return space_rows([Space(kernel_type, each, each.forms, targets, budget_bytes) for each in kernel.patterns])

@@ -133,67 +133,28 @@ def _quantized_product(x: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dt
     return dequantize(integer_matmul(quantized, weight), scale, None, token, None, dtype)
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """The arguments that say how the ranks of a group exchange tokens.
-
-    Attributes:
-        group_ep: name of the process group; "" if this rank has all experts.
-        moe_expert_num: number of the experts of all ranks.
-        scales: (R E, H), factors of the tokens of an expert before quantization.
-        x_active_mask: (BS), the active tokens, or (BS, k), the active copies.
-        expert_scales: (BS, k), weights to dispatch with the tokens.
-        tp_world_size: 0 or 1: no other dimension of parallelism.
-        shared_expert_rank_num: 0.
-        quant_mode: 0: none; 2: INT8 with a scale for each token, by its largest number.
-        global_bs: the most tokens of all ranks together; 0: R BS.
-        tp_send_counts, expand_scales: of a combine; they are not used here.
-    """
-
-    group_ep: str
-    ep_world_size: int
-    ep_rank_id: int
-    moe_expert_num: int
-    scales: Tensor | None = None
-    x_active_mask: Tensor | None = None
-    expert_scales: Tensor | None = None
-    group_tp: str = ""
-    tp_world_size: int = 0
-    shared_expert_rank_num: int = 0
-    quant_mode: int = 0
-    global_bs: int = 0
-    tp_send_counts: Tensor | None = None
-    expand_scales: Tensor | None = None
-
-    def copies_of(self, expert_ids: Tensor) -> _TokenCopies:
-        assert (self.shared_expert_rank_num, self.tp_world_size) in _SUPPORTED
-        return _TokenCopies(expert_ids, self.x_active_mask, self.ep_world_size, self.moe_expert_num, self.group_ep)
-
-
 def moe_distribute_dispatch(x: Tensor, expert_ids: Tensor, **how: Any) -> tuple[Tensor, ...]:
     """Sends tokens to the ranks of their experts.
 
     Args:
         x: (BS, H), this rank's tokens.
         expert_ids: (BS, k), numbers in the group: those of rank r of R begin with r E, E = moe_expert_num / R.
-        how: see `_Exchange`.
+        how: see `_TokenCopies` and `_dispatch`.
 
     Returns:
         Arriving tokens (A, H), A = global_bs min(E, k), by expert, rank, position, then zeros; their scales (A), zeros
         without quantization; number of earlier copies for the same expert (BS k); tokens of each expert (E), INT64; end
         of the tokens of each expert and rank (E R); zeros (tp_world_size); arriving weights (A), or (0).
     """
-    exchange = _Exchange(**how)
-    return _dispatch(x, exchange, exchange.copies_of(expert_ids))[:7]
+    return _dispatch(x, _TokenCopies(expert_ids, **how), **how)[:7]
 
 
 def moe_distribute_dispatch_v2(x: Tensor, expert_ids: Tensor, **how: Any) -> tuple[Tensor, ...]:
     """Sends tokens like `moe_distribute_dispatch`; the third result, (max(BS k, 128 A)), has rank, token, choice."""
-    exchange = _Exchange(**how)
-    sent = exchange.copies_of(expert_ids)
-    expand_x, dynamic_scales, _, *rest, arrived = _dispatch(x, exchange, sent)
+    sent = _TokenCopies(expert_ids, **how)
+    expand_x, dynamic_scales, _, *rest, arrived = _dispatch(x, sent, **how)
     k = expert_ids.shape[1]
-    rank = torch.full_like(sent.copies, exchange.ep_rank_id)
+    rank = torch.full_like(sent.copies, how["ep_rank_id"])
     info = arrived(torch.stack([rank, sent.copies // k, sent.copies % k], dim=1).to(torch.int32))
     assist = info.new_zeros(max(expert_ids.numel(), len(expand_x) * _INFO_SIZE))
     assist[: len(info) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3] = info
@@ -209,9 +170,9 @@ def moe_distribute_combine(
         expand_x: (A, H), in the order of the dispatch.
         expand_idx, ep_send_counts: the third and the fifth result of `moe_distribute_dispatch`.
         expert_scales: (BS, k), the weights.
-        how: see `_Exchange`.
+        how: see `_TokenCopies`.
     """
-    sent = _Exchange(**how).copies_of(expert_ids)
+    sent = _TokenCopies(expert_ids, **how)
     returned = sent.send_back(expand_x, ep_send_counts)
     start = sent.expert_counts.cumsum(0) - sent.expert_counts
     position = start[expert_ids.flatten()] + expand_idx[: expert_ids.numel()]
@@ -229,7 +190,7 @@ def moe_distribute_combine_v2(
     **how: Any,
 ) -> Tensor:
     """Combines tokens like `moe_distribute_combine`, with the third result of `moe_distribute_dispatch_v2`."""
-    sent = _Exchange(**how).copies_of(expert_ids)
+    sent = _TokenCopies(expert_ids, **how)
     info = assist_info_for_combine[: len(expand_x) * _INFO_SIZE].unflatten(0, (-1, _INFO_SIZE))[:, :3].contiguous()
     _, token, choice = sent.send_back(info, ep_send_counts).long().unbind(1)
     copies = expand_x.new_zeros(expert_ids.numel(), expand_x.shape[1])
@@ -259,17 +220,30 @@ class _TokenCopies:
         expert_counts: number of this rank's copies for each expert of the group.
     """
 
-    def __init__(self, expert_ids: Tensor, active: Tensor | None, ranks: int, all_experts: int, group: str) -> None:
+    def __init__(
+        self,
+        expert_ids: Tensor,
+        *,
+        group_ep: str,
+        ep_world_size: int,
+        moe_expert_num: int,
+        x_active_mask: Tensor | None = None,
+        shared_expert_rank_num: int = 0,
+        tp_world_size: int = 0,
+        **_: Any,
+    ) -> None:
+        """`group_ep`: "" if this rank has all experts; `x_active_mask`: active tokens (BS) or copies (BS, k)."""
+        assert (shared_expert_rank_num, tp_world_size) in _SUPPORTED
         chosen = expert_ids.flatten()
         copies = torch.arange(len(chosen), device=chosen.device)
-        if active is not None:
-            copies = copies[active.reshape(len(active), -1).expand_as(expert_ids).flatten()]
+        if x_active_mask is not None:
+            copies = copies[x_active_mask.reshape(len(x_active_mask), -1).expand_as(expert_ids).flatten()]
         self.copies = copies[chosen[copies].argsort(stable=True)]
         self.expert_ids = expert_ids
-        self.experts = all_experts // ranks
-        self.expert_counts = torch.bincount(chosen[copies], minlength=all_experts)
-        self._ranks = ranks
-        self._group = group
+        self.experts = moe_expert_num // ep_world_size
+        self.expert_counts = torch.bincount(chosen[copies], minlength=moe_expert_num)
+        self._ranks = ep_world_size
+        self._group = group_ep
 
     def sender_to_experts(self) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Returns the number of copies for each expert from each rank, (E, R), and a function that sends their rows.
@@ -306,18 +280,34 @@ class _TokenCopies:
         return received
 
 
-def _dispatch(x: Tensor, exchange: _Exchange, sent: _TokenCopies) -> tuple[Any, ...]:
-    """Returns the results of a dispatch, and a function that sends further rows the same way, without padding."""
-    assert exchange.quant_mode in (0, 2)
-    scales, expert_scales = exchange.scales, exchange.expert_scales
+def _dispatch(
+    x: Tensor,
+    sent: _TokenCopies,
+    *,
+    scales: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+    quant_mode: int = 0,
+    global_bs: int = 0,
+    tp_world_size: int = 0,
+    **_: Any,
+) -> tuple[Any, ...]:
+    """Returns the results of a dispatch, and a function that sends further rows the same way, without padding.
+
+    Args:
+        scales: (R E, H), factors of the tokens of an expert before quantization.
+        expert_scales: (BS, k), weights to dispatch with the tokens.
+        quant_mode: 0: none; 2: INT8 with a scale for each token, by its largest number.
+        global_bs: the most tokens of all ranks together; 0: R BS.
+    """
+    assert quant_mode in (0, 2)
     k, ranks = sent.expert_ids.shape[1], len(sent.expert_counts) // sent.experts
-    most = exchange.global_bs or len(x) * ranks
+    most = global_bs or len(x) * ranks
     room = most * min(sent.experts, k)
     counts, arrived = sent.sender_to_experts()
     tokens = x[sent.copies // k]
     expert = sent.expert_ids.flatten()[sent.copies]
     token_scales = torch.zeros(len(tokens), device=x.device)
-    if exchange.quant_mode == 2:
+    if quant_mode == 2:
         smooth = None if scales is None else scales[expert]
         tokens, token_scales = dynamic_quant(tokens, smooth_scales=smooth)
     expand_idx = torch.zeros_like(sent.expert_ids).flatten()
@@ -335,7 +325,7 @@ def _dispatch(x: Tensor, exchange: _Exchange, sent: _TokenCopies) -> tuple[Any, 
         expand_idx,
         counts.sum(1),
         ends,
-        ends.new_zeros(exchange.tp_world_size),
+        ends.new_zeros(tp_world_size),
         expand_scales,
         arrived,
     )

@@ -68,23 +68,18 @@ class RemoteDevice(Protocol):
 
     def open(self) -> Future[DeviceAnswer]:
         """Opens the device; after a loss in a new process."""
-        ...
 
     def run(self, jobs: Sequence[Job]) -> Future[DeviceAnswer]:
         """Runs jobs in their order, after those of earlier calls."""
-        ...
 
     def beat(self) -> Future[str]:
         """Asks for a sign of life. The result is a line for the user, such as whom a row waits for; mostly ""."""
-        ...
 
     def stop(self) -> None:
         """Lets all calls return after the running job."""
-        ...
 
     def kill(self) -> None:
         """Ends all processes of the device."""
-        ...
 
 
 class Pulse:

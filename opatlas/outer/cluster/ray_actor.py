@@ -125,18 +125,16 @@ class HostFacts:
     Attributes:
         host: name of the machine.
         software: versions and the digest of the code, by name; "" for software that is not installed.
-        driver: version of the device's driver; "" if there is none.
+        hardware: the driver of the device, or what CPUs of one name differ in: `8 cores, family 26, model 2`.
         cores: number of the host's cores that a process may use.
-        processor: the difference between CPUs of one name, such as `family 26, model 2`; "" if unknown.
         spec: the device; None where the host has no fitting device.
         problem: why there is no device; "" if there is one.
     """
 
     host: str
     software: dict[str, str]
-    driver: str = ""
+    hardware: str = ""
     cores: int = 1
-    processor: str = ""
     spec: DeviceSpec | None = None
     problem: str = ""
 
@@ -235,8 +233,9 @@ class DeviceActor(HostActor):
             self._spec = self._spec or available_devices(self._device)[0]
         except OpAtlasError as error:
             return HostFacts(self._host, known, problem=str(error))
-        driver = kind_named(self._spec.kind).driver_version() or ""
-        return HostFacts(self._host, known, driver, available_cores(), processor(), self._spec)
+        cores, driver = available_cores(), kind_named(self._spec.kind).driver_version()
+        hardware = f"{cores} cores, {processor()}" if self._spec.kind == "cpu" else f"driver {driver}" if driver else ""
+        return HostFacts(self._host, known, hardware, cores, self._spec)
 
     @sent
     def open(self, settings: MeasureSettings, patience_s: float) -> DeviceAnswer:

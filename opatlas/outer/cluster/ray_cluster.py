@@ -19,6 +19,7 @@ from opatlas.outer.cluster.ray_actor import (
     DeviceActor,
     HostFacts,
     beat,
+    first_line,
     future,
     in_order,
     ray,
@@ -123,12 +124,9 @@ class RayCluster:
         require_extra("ray", "--ray", "ray")
         _join(address)
         try:
-            self.notes: list[str] = []
             self._device = device
-            places = _places(device, own)
-            self._devices = [RayDevice(place, device) for place in places]
-            self._used = self._choose(device)
-            self.notes += differing_cpus([facts for _, facts in self._used], mixed=mixed)
+            self._devices = [RayDevice(place, device) for place in _places(device, own)]
+            self._used, self.notes = self._choose(mixed=mixed)
         except BaseException:
             self.close()
             raise
@@ -181,34 +179,27 @@ class RayCluster:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""
         ray().shutdown()
 
-    def _choose(self, device: str | None) -> list[tuple[RayDevice, HostFacts]]:
-        """Returns the devices with equal software; ends the others. Raises OpAtlasError where none is left."""
+    def _choose(self, *, mixed: bool) -> tuple[list[tuple[RayDevice, HostFacts]], list[str]]:
+        """Returns the devices of equal hosts, and notes on the others, which end. Raises OpAtlasError without any."""
         found: list[tuple[RayDevice, HostFacts]] = []
         looks = [(each, each.look()) for each in self._devices]
         left_out: Counter[str] = Counter()
         for each, look in looks:
             try:
-                facts = look.result(_START_S)
+                found.append((each, look.result(_START_S)))
             except Exception as error:
                 # Whatever keeps a host from answering costs that host alone.
-                first = (str(error) or f"no answer after {_START_S:g} s").strip().splitlines()[0]
-                left_out[f"{each.name}: {type(error).__name__}: {first}"] += 1
+                left_out[f"{each.name}: {first_line(error)}"] += 1
                 each.kill()
-                continue
-            found.append((each, facts))
-        here = software()
-        drivers = Counter(facts.driver for _, facts in found if facts.spec is not None)
-        driver = max(sorted(drivers), key=drivers.__getitem__, default="")
         used = []
-        for each, facts in found:
-            if reason := facts.problem or _difference(facts, here, driver):
+        reasons = differences([facts for _, facts in found], software(), mixed=mixed)
+        for (each, facts), reason in zip(found, reasons, strict=True):
+            if reason:
                 left_out[f"{facts.host}: {reason}"] += 1
                 each.kill()
             else:
                 used.append((each, facts))
-        self.notes = [
-            f"--ray leaves out {pluralize(count, 'device')} of {reason}" for reason, count in left_out.items()
-        ]
+        notes = [f"--ray leaves out {pluralize(count, 'device')} of {reason}" for reason, count in left_out.items()]
         names = {facts.spec.name for _, facts in used if facts.spec is not None}
         if len(names) > 1:
             raise OpAtlasError(
@@ -216,32 +207,33 @@ class RayCluster:
                 f"folders: name one with --device"
             )
         if not used:
-            raise OpAtlasError("; ".join(["--ray: the cluster has no device to measure on", *self.notes]))
-        return used
+            raise OpAtlasError("; ".join(["--ray: the cluster has no device to measure on", *notes]))
+        return used, notes
 
 
-def differing_cpus(hosts: Sequence[HostFacts], *, mixed: bool) -> list[str]:
-    """Returns a note where CPUs that measure rows differ in facts that their name does not state: cores, model.
+def differences(hosts: Sequence[HostFacts], here: Mapping[str, str], *, mixed: bool) -> list[str]:
+    """Returns why each host is not used; "" for a host that is.
 
-    Raises:
-        OpAtlasError: they may not be mixed.
+    Args:
+        here: the software of this machine, which all hosts have to have.
+        mixed: whether CPUs may differ from those of most hosts.
     """
-    found: dict[str, list[str]] = {}
-    for facts in hosts:
-        if facts.spec is not None and facts.spec.kind == "cpu":
-            about = f"{pluralize(facts.cores, 'core')}{f', {facts.processor}' if facts.processor else ''}"
-            names = found.setdefault(about, [])
-            if facts.host not in names:
-                names.append(facts.host)
-    if len(found) < 2:
-        return []
-    groups = "; ".join(f"{', '.join(names)} with {about}" for about, names in found.items())
-    if mixed:
-        return [f"--mixed: the CPUs of the cluster differ: {groups}"]
-    raise OpAtlasError(
-        f"the CPUs of the cluster differ, so that their durations do not compare: {groups}. Leave hosts out of the "
-        f"cluster, or let their durations be mixed (--mixed)"
-    )
+    known = Counter(each.hardware for each in hosts if each.spec is not None)
+    most = max(sorted(known), key=known.__getitem__, default="")
+    reasons = []
+    for each in hosts:
+        versions = {name: (version, each.software.get(name) or "(none)") for name, version in here.items() if version}
+        other = [
+            f"it has {name} {there}, and this machine has {version}: install the same"
+            for name, (version, there) in versions.items()
+            if there != version
+        ]
+        if each.hardware != most and not (mixed and each.spec is not None and each.spec.kind == "cpu"):
+            other.append(
+                f"it has {each.hardware or 'no known driver'}, and most hosts have {most} (--mixed mixes CPUs)"
+            )
+        reasons.append(each.problem or next(iter(other), ""))
+    return reasons
 
 
 def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:
@@ -257,17 +249,6 @@ def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:
         in_order([facts.spec for _, facts in used if facts.spec is not None]),
         is_given=places[0].spec is not None,
     )
-
-
-def _difference(facts: HostFacts, here: Mapping[str, str], driver: str) -> str:
-    """Returns how a host differs from this machine, or in its driver from most hosts; "" if it does not."""
-    for name, version in here.items():
-        there = facts.software.get(name, "")
-        if version and there != version:
-            return f"it has {name} {there or '(none)'}, and this machine has {version}: install the same"
-    if facts.driver != driver:
-        return f"its driver is {facts.driver or 'unknown'}, and that of most hosts is {driver}"
-    return ""
 
 
 def _join(address: str) -> None:
@@ -288,10 +269,9 @@ def _join(address: str) -> None:
             ray().init(address=address, **quiet)
     except Exception as error:
         # Ray raises errors of many kinds, from a refused connection to another version of Python.
-        first = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise OpAtlasError(
-            f"--ray {address}: the cluster cannot be joined ({first}): `ray status` shows whether it runs; start it "
-            f"with `ray start --head`, or give {LOCAL}"
+            f"--ray {address}: the cluster cannot be joined ({first_line(error)}): `ray status` shows whether it runs; "
+            f"start it with `ray start --head`, or give {LOCAL}"
         ) from None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 import pandas as pd
 from cyclopts import Group, Parameter
@@ -166,17 +167,7 @@ class DiagnosisPage(ReportPage):
         counts, times = rows["verdict"].value_counts(), rows.groupby("verdict")["time_us"].sum()
         return {
             "verdicts": [
-                {
-                    "verdict": str(verdict),
-                    "zh": rule.zh,
-                    "rows": int(counts[verdict]),
-                    "duration_us": float(times[verdict]),
-                    "test": rule.test,
-                    "source": rule.source,
-                    "what": rule.advice.what,
-                    "what_zh": rule.advice.zh,
-                    "apis": dict(rule.advice.apis),
-                }
+                {**msgspec.to_builtins(rule), "rows": int(counts[verdict]), "duration_us": float(times[verdict])}
                 for verdict, rule in verdict_rules().items()
                 if verdict in counts
             ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -230,17 +230,6 @@ def ranked_as_json(found: Diagnosis, ranked: RankedKernel) -> dict[str, Any]:
     }
 
 
-#: The columns of a table of changes.
-_CHANGES: Mapping[str, Column | str] = {
-    "rank": "#",
-    "kernel_type": "kernel type",
-    "shapes": SHAPES,
-    "old_us": Column("old(us)", microseconds),
-    "new_us": Column("new(us)", microseconds),
-    "speed_up": Column("speed-up", ratio),
-    "old_verdict": "old verdict",
-    "new_verdict": "new verdict",
-}
 #: The least change of a ratio that is worth a look.
 _TELLING = 0.05
 _VERDICT = "verdict"
@@ -248,11 +237,11 @@ _VERDICT = "verdict"
 _RATIOS = ("_ratio", "_rate", "(%)")
 
 
-def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[dict[str, Any]], int, int]:
-    """Returns the kernels of both, the largest change of time first, and the numbers of those that one of them has.
+def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
+    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there.
 
     Kernels are the same where type, shapes, dtypes and formats are, or the row's id. Durations and counters are means
-    of the launches, verdicts those of the longest launch; None if none holds.
+    of the launches, verdicts those of the longest launch; None if none holds. The largest change of time is first.
     """
     captured = new.table.is_capture or old.table.is_capture
     names = [name for name in (TYPE, *BASE[2:]) if all(name in each.table.frame for each in (old, new))]
@@ -260,7 +249,8 @@ def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[dict[str, An
     before, after = (_by_kernel(each, names if captured else [ROW], counters) for each in (old, new))
     both = after.index.intersection(before.index, sort=False)
     changed_us = (after.loc[both, DURATION] - before.loc[both, DURATION]).abs() * after.loc[both, LAUNCHES]
-    kernels = []
+    kernels: list[dict[str, Any]] = []
+    ratios: list[tuple[Any, ...]] = []
     for rank, key in enumerate(changed_us.sort_values(ascending=False, kind="stable").index, 1):
         first, second = before.loc[key], after.loc[key]
         values = {name: (float(first[name]), float(second[name])) for name in counters}
@@ -278,7 +268,37 @@ def compare_diagnoses(old: Diagnosis, new: Diagnosis) -> tuple[list[dict[str, An
                 "speed_up": float(first[DURATION] / second[DURATION]),
             }
         )
-    return kernels, len(before) - len(both), len(after) - len(both)
+        for name, (was, now) in kernels[-1]["counters"].items():
+            least = _TELLING * (100 if name.endswith("(%)") else 1)
+            if rank <= SHOWN and name.endswith(_RATIOS) and abs(now - was) >= least:
+                ratios.append((rank, name, was, now))
+    content = {"only_old": len(before) - len(both), "only_new": len(after) - len(both), "kernels": kernels}
+    problems = [*old.table.problems, *new.table.problems]
+    parts: list[Part]
+    if row is not None:
+        one = chosen(kernels, row)
+        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
+        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
+        rows = [(name, was, now, now / was if was else None) for name, (was, now) in values.items()]
+        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
+        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
+    else:
+        facts = {
+            "old": str(old.table.place),
+            "new": str(new.table.place),
+            "kernels in both": len(kernels),
+            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
+            "only in old": content["only_old"],
+            "only in new": content["only_new"],
+        }
+        times = (Column("old(us)", microseconds), Column("new(us)", microseconds), Column("speed-up", ratio))
+        columns = ("#", "kernel type", SHAPES, *times, "old verdict", "new verdict")
+        cells = ("rank", "kernel_type", "shapes", "old_us", "new_us", "speed_up", "old_verdict", "new_verdict")
+        shown = [tuple(each[name] for name in cells) for each in kernels]
+        parts = [Fields(facts), Table(columns, shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:]))]
+        if ratios:
+            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
+    return Result(parts, content, problems, status=1 if problems else 0)
 
 
 def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd.DataFrame:
@@ -293,42 +313,3 @@ def _by_kernel(diagnosis: Diagnosis, keys: list[str], counters: list[str]) -> pd
     found[[DURATION, *counters]] = grouped[[DURATION, *counters]].mean()
     found[LAUNCHES] = grouped[LAUNCHES].sum()
     return found
-
-
-def comparison_result(old: Diagnosis, new: Diagnosis, row: int | None) -> Result:
-    """Returns what changed; with `row` all counters of one kernel. Raises UsageError for a kernel that is not there."""
-    kernels, only_old, only_new = compare_diagnoses(old, new)
-    problems = [*old.table.problems, *new.table.problems]
-    content = {"only_old": only_old, "only_new": only_new, "kernels": kernels}
-    parts: list[Part]
-    if row is not None:
-        one = chosen(kernels, row)
-        told = {name: one[name] for name in ("shapes", "old_verdict", "new_verdict")}
-        values = {"Duration(us)": (one["old_us"], one["new_us"]), **one["counters"]}
-        rows = [(name, before, after, after / before if before else None) for name, (before, after) in values.items()]
-        table = Table(("counter", "old", "new", Column("new / old", ratio)), rows)
-        parts = [Fields(told, title=f"{one['rank']} {one['kernel_type']}"), table]
-    else:
-        counts = {
-            "kernels in both": len(kernels),
-            "with another verdict": sum(each["old_verdict"] != each["new_verdict"] for each in kernels),
-            "only in old": only_old,
-            "only in new": only_new,
-        }
-        places = {"old": str(old.table.place), "new": str(new.table.place)}
-        shown = [tuple(each[name] for name in _CHANGES) for each in kernels]
-        parts = [
-            Fields({**places, **counts}),
-            Table(tuple(_CHANGES.values()), shown[:SHOWN], "largest changes", left_out=len(shown[SHOWN:])),
-        ]
-        ratios = [(each["rank"], *changed) for each in kernels[:SHOWN] for changed in _changed_ratios(each["counters"])]
-        if ratios:
-            parts.append(Table(("#", "counter", "old", "new"), ratios, "counters that changed"))
-    return Result(parts, content, problems, status=1 if problems else 0)
-
-
-def _changed_ratios(counters: Mapping[str, tuple[float, float]]) -> Iterator[tuple[str, float, float]]:
-    """Yields the counters that are ratios, and changed, with both values."""
-    for name, (old, new) in counters.items():
-        if name.endswith(_RATIOS) and abs(new - old) >= _TELLING * (100 if name.endswith("(%)") else 1):
-            yield name, old, new

@@ -24,7 +24,7 @@ from opatlas.run.devices.device import device_kinds, kind_named
 from opatlas.run.msprof_output import PARSE_TIMEOUT_S
 from opatlas.show.result import Fields, Part, Result, Table
 
-from . import measure, stages
+from . import stages
 from .probe import PRINTS_S, Probe, ProbeResult, State, Target, run_probe, skipped
 
 _FORMAT = 3
@@ -40,8 +40,10 @@ _SECRET_VALUE = "(left out)"
 _TOLD_AFTER_S = 5.0
 #: Deadline of an import of torch, perhaps from a cold remote disk.
 _IMPORTS_S = 180.0
-#: Deadline of a device process and an export of msprof, whose own deadlines pass before and tell more.
+#: Deadline of a session and an export of msprof, whose own deadlines pass before and tell more.
 _MEASURES_S = 2 * PARSE_TIMEOUT_S
+#: A larger file, such as the raw data of a profile, is left out of the report.
+_MOST_BYTES = 32 << 20
 
 #: By name, in the order in which they run.
 PROBES = {
@@ -53,9 +55,9 @@ PROBES = {
         Probe(stages.npu_driver, needed_by=("npu",), of_ascend=True),
         Probe(stages.cann, needed_by=("npu",), of_ascend=True),
         Probe(stages.torch_npu, _MEASURES_S, ("npu",), of_ascend=True, requires="device"),
-        Probe(measure.replay, _MEASURES_S, requires="device"),
+        Probe(stages.replay, _MEASURES_S, requires="device"),
         Probe(stages.operators, _IMPORTS_S, (), of_ascend=True, requires="torch_npu", as_device_process=True),
-        Probe(measure.group, _MEASURES_S, requires="device"),
+        Probe(stages.group, _MEASURES_S, requires="device"),
     )
 }
 
@@ -139,8 +141,8 @@ def _write(path: Path, files: Path, found: Mapping[str, Any]) -> Fields:
 
     Returns what it holds, for the eyes of whom it is from.
     """
-    left = sorted(each for each in files.rglob("*") if each.is_file() and not each.is_symlink())
-    contents = {f"probes/{each.relative_to(files)}": each for each in left}
+    left = [each for each in sorted(files.rglob("*")) if each.is_file() and not each.is_symlink()]
+    contents = {f"probes/{each.relative_to(files)}": each for each in left if each.stat().st_size <= _MOST_BYTES}
 
     def write(temporary: str) -> None:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:

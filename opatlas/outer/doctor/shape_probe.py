@@ -13,7 +13,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -63,7 +64,6 @@ class ShapeProbe:
         spec: the group of ranks.
         weights: dtype of the weights, a key of BLOCKS.
         weight_format: "ND" or "FRACTAL_NZ".
-        case_timeout_s: time limit of a case.
         replay: module and function that replay a case.
         trials: the cases and their outcomes, in order.
     """
@@ -72,7 +72,6 @@ class ShapeProbe:
     spec: GroupSpec
     weights: str
     weight_format: str
-    case_timeout_s: float
     replay: tuple[str, str] = _REPLAY
     trials: list[Trial] = field(default_factory=list)
     run_id: str = field(default_factory=new_run_id)
@@ -81,13 +80,13 @@ class ShapeProbe:
     def kernel(self) -> MoeKernel:
         return MoeKernel(self.spec.ranks, self.weights)
 
+    @property
+    def _block(self) -> tuple[int, int]:
+        """Rows and columns of a block of the weights."""
+        return BLOCKS[self.weights] if self.weight_format == "FRACTAL_NZ" else (1, 1)
+
     def run(
-        self,
-        path: Path,
-        start: MoeShape,
-        most: MoeShape,
-        budget_s: float,
-        random_cases: int = _RANDOM_CASES,
+        self, path: Path, start: MoeShape, most: MoeShape, budget_s: float, random_cases: int = _RANDOM_CASES
     ) -> Path:
         """Tries cases until the time limit, and returns the file with the results.
 
@@ -104,47 +103,37 @@ class ShapeProbe:
         """
         path.mkdir(parents=True, exist_ok=True)
         began, end = time.time(), time.monotonic() + budget_s
-        search = ShapeSearch(self._try, self._axes(start, most), lambda: time.monotonic() >= end)
+        # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
+        rows, columns = self._block
+        units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
+        for name, unit in units.items():
+            if getattr(start, name) % unit:
+                raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self.weight_format}")
+        axes = {axis: range(units.get(axis, 1), getattr(most, axis) + 1, units.get(axis, 1)) for axis in AXES}
+        search = ShapeSearch(self._try, axes, lambda: time.monotonic() >= end)
         with progress(f"probe, cases, at most {budget_s:g} s", None) as self._advance:
             try:
                 search.run(start, random_cases)
             except KeyboardInterrupt:
                 print_note("interrupted: the results so far are kept")
-        manifest = Manifest(
+        told = {**asdict(self.kernel), "format": self.weight_format, "start": asdict(start), "most": asdict(most)}
+        Manifest(
             self.run_id,
             began,
-            {
-                "command": "probe-dispatch-ffn-combine",
-                **asdict(self.kernel),
-                "format": self.weight_format,
-                "start": asdict(start),
-                "most": asdict(most),
-                "time_budget_s": budget_s,
-                "case_timeout_s": self.case_timeout_s,
-            },
+            {"command": "shape_probe", **told, "time_budget_s": budget_s},
             code_digest(measuring_code()),
             device=asdict(self.executor.describe()) if self.trials else {},
             finished_at=time.time(),
             statuses=dict(Counter(trial.status.value for trial in self.trials)),
             **this_machine(),
-        )
-        manifest.write(Database(path))
+        ).write(Database(path))
         return save_constraints(path, self.kernel, self.trials)
-
-    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, range]:
-        rows, columns = BLOCKS[self.kernel.weights] if self.weight_format == "FRACTAL_NZ" else (1, 1)
-        # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
-        units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
-        for name, unit in units.items():
-            if getattr(start, name) % unit:
-                raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self.weight_format}")
-        return {axis: range(units.get(axis, 1), getattr(most, axis) + 1, units.get(axis, 1)) for axis in AXES}
 
     def _try(self, shape: MoeShape) -> bool:
         module, function = self.replay
         cells = self._cells(shape)
         spec = replace(self.spec, hccl_buffer_mib=hccl_buffer_mib(needed_bytes(cells)))
-        outcome = self.executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self.case_timeout_s, spec))
+        outcome = self.executor.run(Job(module, "", function, _KERNEL_TYPE, cells, _CASE_TIMEOUT_S, spec))
         if outcome.status is Status.SKIPPED:
             # A precondition of all cases is missing.
             raise OpAtlasError(outcome.reason)
@@ -170,15 +159,11 @@ class ShapeProbe:
     def _weight(self, experts: int, rows: int, columns: int) -> str:
         if self.weight_format == "ND":
             return f"{experts},{rows},{columns}"
-        block_rows, block_columns = BLOCKS[self.kernel.weights]
+        block_rows, block_columns = self._block
         return f"{experts},{columns // block_columns},{rows // block_rows},{block_rows},{block_columns}"
 
 
-#: Tells whether a kernel accepts a case.
-Try = Callable[[MoeShape], bool]
-
-
-class OutOfTimeError(Exception):
+class _OutOfTime(Exception):
     """The time limit of the search has passed. The results so far are kept."""
 
 
@@ -192,26 +177,25 @@ class ShapeSearch:
         is_over: returns whether the search has to stop.
     """
 
-    accepts: Try
+    accepts: Callable[[MoeShape], bool]
     axes: Mapping[str, range]
     is_over: Callable[[], bool]
     known: dict[MoeShape, bool] = field(default_factory=dict)
 
     def run(self, base: MoeShape, random_cases: int) -> None:
-        """Tries cases until the search is complete or `is_over` returns True.
+        """Tries a case, its sizes one at a time, the largest and the smallest ones together, and random ones between.
 
-        Args:
-            base: the case whose sizes vary.
-            random_cases: the number of further cases in which all sizes differ.
+        It ends when all of them are tried, or `is_over` returns True.
         """
-        try:
+        with suppress(_OutOfTime):
             if not self._try(base):
                 return
             ranges = {axis: self._along(base, axis) for axis in AXES}
-            for shape in self._corners(ranges, random_cases):
-                self._try(shape)
-        except OutOfTimeError:
-            return
+            drawn = random.Random(0)
+            self._try(MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()}))
+            self._try(MoeShape(**{name: sizes[0] for name, sizes in ranges.items()}))
+            for _ in range(random_cases):
+                self._try(MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()}))
 
     def _along(self, base: MoeShape, name: str) -> range:
         """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
@@ -249,18 +233,10 @@ class ShapeSearch:
                 bad = half
         return start + good * step
 
-    def _corners(self, ranges: Mapping[str, range], count: int) -> Iterator[MoeShape]:
-        """Yields the case of all largest sizes, the case of all smallest sizes, then random cases in between."""
-        yield MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()})
-        yield MoeShape(**{name: sizes[0] for name, sizes in ranges.items()})
-        drawn = random.Random(0)
-        for _ in range(count):
-            yield MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()})
-
     def _try(self, shape: MoeShape) -> bool:
         if shape not in self.known:
             if self.is_over():
-                raise OutOfTimeError
+                raise _OutOfTime
             self.known[shape] = self.accepts(shape)
         return self.known[shape]
 
@@ -314,7 +290,7 @@ def probe(
     spec = GroupSpec(ep_size)
     if reason := pool.shortage(spec):
         raise OpAtlasError(f"--ep-size {ep_size} {reason}: give a smaller --ep-size, or show more devices")
-    search = ShapeProbe(pool, spec, weights, weight_format, _CASE_TIMEOUT_S)
+    search = ShapeProbe(pool, spec, weights, weight_format)
     try:
         written = search.run(path, start or _START, _MOST, time_budget)
     except DeviceGone as error:

@@ -1,7 +1,8 @@
-"""What a machine needs before it can measure: the device, packages, drivers, CANN, and the operators that replays call.
+"""What a machine needs before it can measure (device, packages, drivers, CANN, operators), and rows that it measures.
 
 A replay looks an operator up when the first row needs it. The stage `operators` looks up all of them, in a process with
-the environment and the device of a replay, and so names the kernel types whose rows would be skipped.
+the environment and the device of a replay, and so names the kernel types whose rows would be skipped. Rows are measured
+by the commands that a user runs.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
+from opatlas.data.csv_files import write_text
 from opatlas.installation import CHECKOUT
+from opatlas.row.columns import INPUT_SLOTS, OUTPUT_SLOTS
 from opatlas.row.errors import ReplayError
 from opatlas.row.versions import cann_version
-from opatlas.run.devices import cuda as gpu
 from opatlas.run.devices import npu_operators
-from opatlas.run.devices.device import available_devices, device_environment, open_device
+from opatlas.run.devices.device import available_devices, device_environment, kind_named, open_device
 from opatlas.run.devices.npu import KIND, import_torch_npu, set_env_scripts
 from opatlas.run.devices.npu_smi import list_chips
 from opatlas.run.instruments.instrument import MeasureSettings
 from opatlas.run.registry import replay_spec, replays_of_bench
 from opatlas.text import exception_line, first_line
 
-from .measure import replay
 from .probe import Target, Verdict, failed, passed, skipped
 
 _INSTALL = (
@@ -45,6 +48,27 @@ _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 #: Deadline of a tool that only prints.
 _TOOL_S = 30
 _NAMED = 8
+#: By kernel type, a row for each way in which kernels compute: element by element, along an axis, a matrix product.
+ROWS: Mapping[str, tuple[str, ...]] = {
+    "Add": ("16,64;16,64", "FLOAT;FLOAT", "ND;ND", "16,64", "FLOAT", "ND"),
+    "SoftmaxV2": ("16,256", "FLOAT", "ND", "16,256", "FLOAT", "ND"),
+    "MatMulV2": ("64,128;128,64", "FLOAT16;FLOAT16", "ND;ND", "64,64", "FLOAT16", "ND"),
+}
+_REMEDY = (
+    "see what the session printed (--report has it, with tracebacks and profiles). On an NPU also `dmesg`, `npu-smi "
+    "info` and whether msprof works by itself (`msprof --output=/tmp/alone sleep 1`); --instrument npu-events does "
+    "without it"
+)
+#: The most frequent causes of groups that do not start, by communication library.
+_REMEDIES = {
+    "hccl": (
+        "see whether the links are up (hccn_tool -i N -link -g for each device), whether HCCL_SOCKET_IFNAME or "
+        "HCCL_IF_IP names an interface of this host, and what NPU logs say (~/ascend/log, with "
+        "ASCEND_GLOBAL_LOG_LEVEL=1); rows of one device need no HCCL"
+    ),
+    "nccl": "run it again with NCCL_DEBUG=INFO, which tells what NCCL does; rows of one device need no NCCL",
+    "gloo": "see whether GLOO_SOCKET_IFNAME names an interface of this host, and whether the host's name resolves",
+}
 
 
 def device(target: Target) -> Verdict:
@@ -58,29 +82,25 @@ def device(target: Target) -> Verdict:
 def packages(target: Target) -> Verdict:
     """Compares installed versions with the ranges that OpAtlas and its extra `bench` require."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
-    installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    installed: dict[str, str] = {
+        canonicalize_name(found.metadata["Name"]): found.version for found in metadata.distributions()
+    }
     wrong = []
     for each in map(Requirement, metadata.requires("opatlas") or []):
-        if each.marker is None or each.marker.evaluate({"extra": "bench"}):
-            version = installed.get(each.name) or _version(each.name)
-            if not version or not each.specifier.contains(version, prereleases=True):
-                wrong.append(f"{each.name} {version or '(none)'} is not {each.specifier}")
+        version = installed.get(canonicalize_name(each.name), "")
+        is_needed = each.marker is None or each.marker.evaluate({"extra": "bench"})
+        if is_needed and not (version and each.specifier.contains(version, prereleases=True)):
+            wrong.append(f"{each.name} {version or '(none)'} is not {each.specifier}")
     if wrong:
         return failed("; ".join(wrong), _INSTALL, installed=installed)
     shown = [f"{name} {installed[name]}" for name in ("opatlas", "torch", "pandas", "pytest") if name in installed]
     return passed(", ".join(shown), installed=installed)
 
 
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def cuda(target: Target) -> Verdict:
-    """Runs nvidia-smi, and checks a product of matrices on the GPU."""
+    """Compares what nvidia-smi shows with what torch sees."""
     if not shutil.which("nvidia-smi") and not list(_DEVICE_FILES.glob("nvidia[0-9]*")) and target.kind != "cuda":
         return skipped("no NVIDIA GPU")
     driver = _told("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -95,9 +115,6 @@ def cuda(target: Target) -> Verdict:
             "install the NVIDIA driver, or one that is new enough for this torch's CUDA (in a container, start it with "
             "--gpus all), or unset CUDA_VISIBLE_DEVICES",
         )
-    from opatlas.run.devices.device import probe
-
-    probe(torch.device(gpu.KIND.name, 0))
     return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}", nvidia_smi=driver)
 
 
@@ -174,7 +191,7 @@ def torch_npu(target: Target) -> Verdict:
             f"repair what failed above first, or unset {KIND.visible}",
             **facts,
         )
-    found = replay(target, KIND.events)
+    found = replay(target, "--instrument", KIND.events)
     return Verdict(found.state, f"{module.__version__}, {found.detail}", found.remedy, {**facts, **found.facts})
 
 
@@ -216,3 +233,51 @@ def _names(names: list[str]) -> str:
     """Returns `Add, Mul`, or `Add, Mul and 3 more`."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(sorted(names)[:_NAMED])}{more}"
+
+
+def replay(target: Target, *options: str) -> Verdict:
+    """Measures three rows by a session, with the device's default instrument: on an NPU under msprof."""
+    assert target.files is not None
+    for kernel_type, cells in ROWS.items():
+        header = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS))
+        row = ",".join(f'"{cell}"' for cell in cells)
+        write_text(target.files / "rows" / f"{kernel_type}.csv", f"{header}\n{row}\n")
+    measured, other = _session(target, "bench", *options)
+    return failed("; ".join(other), _REMEDY) if other else passed(", ".join(measured))
+
+
+def group(target: Target) -> Verdict:
+    """Measures an all_reduce of two ranks: without a profiler, and with the device's default instrument."""
+    kind = kind_named(available_devices(target.device or None)[0].kind)
+    if not target.with_group:
+        return skipped(f"two ranks over {kind.backend}: only with --group")
+    told: list[str] = []
+    message = ("--ops", "all_reduce", "--num-devices", "2", "--bytes-grid", str(1 << 20), "--comm-dtype", "float32")
+    # The first session has no profiler, so that a failure is one of the communication library.
+    for instrument in dict.fromkeys((kind.events, None)):
+        options = ("--instrument", instrument) if instrument else ()
+        measured, other = _session(target, "collectives", *message, *options)
+        if other:
+            remedy = f"measure groups with --instrument {kind.events}" if told else _REMEDIES[kind.backend]
+            return failed("; ".join([*told, *other]), remedy)
+        told += measured
+    return passed("; ".join(told))
+
+
+def _session(target: Target, *words: str) -> tuple[list[str], list[str]]:
+    """Runs a command of OpAtlas in a database of the probe's; returns what it measured, and why it did not measure."""
+    assert target.files is not None
+    report = target.files / "junit.xml"
+    places = ["--database-path", str(target.files / "rows"), "--junitxml", str(report), "--repeat-count", "3"]
+    device = ["--device", target.device] if target.device else []
+    done = subprocess.run([sys.executable, "-m", "opatlas", *words, *places, *device], check=False)
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.is_file() else []
+    measured, other = [], []
+    for case in cases:
+        facts = {each.get("name"): each.get("value") for each in case.iter("property")}
+        text = " ".join([str(case.get("classname")), case.findtext("system-out") or "", facts.get("reason") or ""])
+        if facts.get("status") == "measured":
+            measured.append(" ".join(text.split()))
+        else:
+            other.append(f"{case.get('classname')}: {facts.get('status')}: {facts.get('reason')}")
+    return measured, other or ([] if cases else [f"no row ran: exit code {done.returncode}"])

@@ -45,20 +45,13 @@ class LoopSubject(Protocol):
         candidate: the function that a candidate defines; "" for a task, whose candidates may have several forms.
     """
 
-    @property
-    def task_set(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def full_name(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def complexity(self) -> str: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def candidate(self) -> str: ...
+    task_set: str
+    name: str
+    full_name: str
+    source: str
+    complexity: str
+    digest: str
+    candidate: str
 
 
 @dataclass(frozen=True)

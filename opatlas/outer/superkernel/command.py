@@ -18,21 +18,9 @@ from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.show.site.pages import ReportPage
 from opatlas.text import Word, pluralize
 
-from .scopes import (
-    CAP_US,
-    CHECKS,
-    GATE,
-    LEAST_RUNS,
-    MOST_RUNS,
-    SYNC_US,
-    ScopeAdvice,
-    ScopeAnalysis,
-    advise,
-    analyse,
-    analysis_as_json,
-)
+from .advice import CHECKS, LEAST_RUNS, MOST_RUNS, ScopeAdvice, advise, analysis_as_json
+from .scopes import CAP_US, GATE, SYNC_US, ScopeAnalysis, analyse
 from .structure import (
-    ModelFamily,
     StepPhase,
     StepSource,
     find_structure,
@@ -43,8 +31,6 @@ from .structure import (
 )
 from .timeline import Timeline, captures_at, read_file, read_timeline
 
-_SUPER_KERNEL = "SuperKernel"
-_KERNEL_NAME = "te_superkernel"
 #: The line of each step in the output of cann-recipes-infer: "deepseek-v3 inference time cost of decode is 31.50 ms".
 _STEP_LINE = re.compile(r"(\S+) inference time cost of (prefill|decode) is ([\d.]+) ?ms")
 _LOGS = (".log", ".txt")
@@ -131,9 +117,8 @@ def _steps_us(timeline: Timeline, in_steps: bool) -> tuple[float, ...]:
 
 
 def _super_kernels(timeline: Timeline) -> int:
-    return sum(
-        launch.kernel_type == _SUPER_KERNEL or launch.name.startswith(_KERNEL_NAME) for launch in timeline.launches
-    )
+    kernels = timeline.launches
+    return sum(each.kernel_type == "SuperKernel" or each.name.startswith("te_superkernel") for each in kernels)
 
 
 def _logs_at(path: Path) -> list[Path]:
@@ -159,12 +144,8 @@ def _steps_of_logs(paths: Sequence[Path], notes: list[str]) -> Iterator[StepTime
             runs.append(kept)
             for model in dict.fromkeys(name.lower() for name, *_ in found):
                 known = known_types().families.items()
-                notes += [_recommended(name, each) for name, each in known if matches(model, each.names)]
+                notes += [f"{name} models: try {each.told}" for name, each in known if matches(model, each.names)]
         yield StepTimes(str(path), runs, None)
-
-
-def _recommended(name: str, family: ModelFamily) -> str:
-    return f"{name} models: try {family.told}"
 
 
 def _checks(old: StepTimes, new: StepTimes, gain: float) -> Iterator[ValidationCheck]:
@@ -282,13 +263,14 @@ def _parts(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> 
         },
         title=str(timeline.path),
     )
+    us, gaps, capped = bound.duration_us or 1.0, bound.gaps_us, bound.capped_us
     yield Fields(
         {
-            "kernels": (bound.kernels, f"in {bound.stretches:,} stretches"),
+            "kernels": (round(bound.fused_kernels), f"in {bound.super_kernels:,.0f} stretches"),
             "duration(us)": microseconds(bound.duration_us),
-            "gaps(us)": (microseconds(bound.gaps_us), percent(bound.raw_ceiling)),
-            f"gaps up to {CAP_US:g} us": (microseconds(bound.capped_us), percent(bound.capped_ceiling)),
-            f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.saved_ceiling)),
+            "gaps(us)": (microseconds(gaps), percent(gaps / (us + gaps))),
+            f"gaps up to {CAP_US:g} us": (microseconds(capped), percent(capped / (us + capped))),
+            f"less {SYNC_US:g} us for each": (microseconds(bound.saved_us), percent(bound.ceiling)),
         },
         title="upper bound, between collectives, AI CPU kernels, other streams and steps",
     )

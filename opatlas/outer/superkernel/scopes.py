@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from opatlas.text import Word, pluralize
 
 from .structure import (
     LayerKind,
-    ModelFamily,
     Module,
     ModuleOf,
     ScopeKind,
@@ -39,38 +37,13 @@ GATE = 0.10
 #: it, in microseconds. A longer gap waits for the host, and a graph removes it.
 CAP_US, SYNC_US = 5.0, 0.5
 _AI_CORES = frozenset({"AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "MIX_AIV"})
-#: The runs of each experiment.
-LEAST_RUNS, MOST_RUNS = 3, 5
 #: Phases whose steps are left out where a capture has others, and why they are refused.
 _REFUSED_PHASES = {
     StepPhase.TRAINING: "training: its graphs are dynamic, and SuperKernel is for decode",
     StepPhase.PREFILL: "prefill: SuperKernel is for decode",
 }
-#: The label of a scope in the guide, and its body in the model's code.
-_SNIPPETS = {
-    ScopeKind.ATTENTION: ("attention", "attn_output = self.self_attn(hidden_states, ...)"),
-    ScopeKind.MOE: ("moe", "ffn_output = self.moe(hidden_states)"),
-    ScopeKind.FFN: ("ffn", "ffn_output = self.ffn(hidden_states)"),
-    ScopeKind.LAYER: ("decoder_layer", "hidden_states = layer(hidden_states, ...)"),
-    ScopeKind.ALL_LAYERS: ("all_layers", "for layer in self.layers: hidden_states = layer(hidden_states, ...)"),
-    ScopeKind.STEP: ("step", "output = self.decode(input_ids, ...)"),
-}
-#: What to check after each experiment, with the command, in this order.
-CHECKS = {
-    "compile": (
-        "no [ERROR] or fault kernel_name; a [WARNING] names a scope that was split",
-        "grep -e super_kernel_scope -e te_superkernel PLOG",
-    ),
-    "function": (
-        "prints True: the results differ by 0",
-        'python -c "import numpy as n, sys; print(n.array_equal(*map(n.load, sys.argv[1:]), equal_nan=True))" OLD NEW',
-    ),
-    "performance": (
-        f"a step is more than {percent(GATE, 0)} shorter, of steady runs, and captures have SuperKernels",
-        "opatlas diagnose optimized.log --superkernel --against baseline.log",
-    ),
-}
-_GRAPH = (
+#: What makes a graph static.
+GRAPH = (
     "run decode as a static graph of GE first: torch.compile(self.decode, dynamic=False, fullgraph=True, "
     "backend=torchair.get_npu_backend())"
 )
@@ -270,28 +243,6 @@ class ScopeGain:
 
 
 @dataclass(frozen=True)
-class StretchGains:
-    """The upper bound for any scopes: all kernels between collectives, AI CPU kernels, other streams and steps.
-
-    Attributes:
-        stretches: ranges of two kernels or more.
-        raw_ceiling: `gaps_us` as a share of durations and gaps.
-        capped_ceiling: the same with gaps of at most the cap.
-        saved_ceiling: the same less the synchronizations.
-    """
-
-    stretches: int
-    kernels: int
-    duration_us: float
-    gaps_us: float
-    capped_us: float
-    saved_us: float
-    raw_ceiling: float
-    capped_ceiling: float
-    saved_ceiling: float
-
-
-@dataclass(frozen=True)
 class ScopeAnalysis:
     """What a capture tells about SuperKernels.
 
@@ -301,7 +252,8 @@ class ScopeAnalysis:
         analysed_steps: the steps that the scopes are of.
         step_us: the mean duration of these steps, with gaps of at most the cap.
         needs_graph: whether the capture is of a run without a static graph: no kernel has the OP State static.
-        upper_bound: of any scopes.
+        upper_bound: of any scopes in the whole capture: all kernels between collectives, AI CPU kernels, other streams
+            and steps.
         cuts: what splits SuperKernels, with counts.
         supported_collectives: those that do not cut.
         layers: the kinds of layers, in all steps.
@@ -317,7 +269,7 @@ class ScopeAnalysis:
     analysed_steps: int
     step_us: float
     needs_graph: bool
-    upper_bound: StretchGains
+    upper_bound: ScopeGain
     cuts: Sequence[CutCount]
     supported_collectives: int
     layers: Sequence[LayerKind]
@@ -362,7 +314,7 @@ def analyse(timeline: Timeline, *, module_of: ModuleOf | None = None, phase: Ste
         analysed_steps=len(analysed),
         step_us=step_us,
         needs_graph=needs_graph,
-        upper_bound=_upper_bound(timeline, cuts),
+        upper_bound=_gain(timeline, cuts, ScopeKind.STEP, [(0, len(cuts.hard))], 1, step_us, "", inside=~cuts.hard),
         cuts=cuts.counts,
         supported_collectives=cuts.collectives,
         layers=structure.kinds,
@@ -379,15 +331,6 @@ def _step_us(timeline: Timeline, start: int, stop: int) -> float:
     return float(timeline.busy_us[start:stop].sum() + idle.sum())
 
 
-def _upper_bound(timeline: Timeline, cuts: Cuts) -> StretchGains:
-    stretches = cuts.divided(~cuts.hard, 0, len(cuts.hard))
-    all_gaps = _gaps_us(timeline, stretches)
-    gaps, (capped, saved) = float(all_gaps.sum()), _saved_us(all_gaps)
-    us = sum(float(timeline.duration_us[stretch].sum()) for stretch in stretches)
-    ceilings = _share(gaps, us + gaps), _share(capped, us + capped), _share(saved, us + capped)
-    return StretchGains(len(stretches), sum(map(len, stretches)), us, gaps, capped, saved, *ceilings)
-
-
 def _gain(
     timeline: Timeline,
     cuts: Cuts,
@@ -396,6 +339,8 @@ def _gain(
     steps: int,
     step_us: float,
     refusal: str,
+    *,
+    inside: np.ndarray | None = None,
 ) -> ScopeGain:
     """Returns the prediction for a scope.
 
@@ -404,8 +349,10 @@ def _gain(
         steps: the number of steps that these are from.
         step_us: the mean duration of these steps, by `_step_us`.
         refusal: why no scope of the capture may be tried; "" if one may.
+        inside: whether each launch may be fused; None: as the cuts tell.
     """
-    pieces = [piece for each in ranges for piece in cuts.divided(cuts.fusable, *each)]
+    fusable = cuts.fusable if inside is None else inside
+    pieces = [piece for each in ranges for piece in cuts.divided(fusable, *each)]
     all_gaps = _gaps_us(timeline, pieces)
     gaps, (capped, saved) = float(all_gaps.sum()), _saved_us(all_gaps)
     main = [start + np.flatnonzero(~timeline.beside_main[start:stop]) for start, stop in ranges]
@@ -455,7 +402,7 @@ def _notes(
     if needs_graph:
         yield (
             "all kernels have the OP State dynamic, as in eager runs and ACL graphs: those whose shapes are the same "
-            f"in each step count as static{' (there is one step)' if analysed == 1 else ''}. {_GRAPH}"
+            f"in each step count as static{' (there is one step)' if analysed == 1 else ''}. {GRAPH}"
         )
     if not timeline.wait_pairs:
         yield "the capture has no waits: whether it is an excerpt was not checked"
@@ -473,117 +420,3 @@ def _notes(
     left_out = [phase for phase in phases if phase in _REFUSED_PHASES]
     if left_out and len(left_out) < len(phases):
         yield f"left out: {pluralize(len(left_out), 'step')} of {' and '.join(map(str, dict.fromkeys(left_out)))}"
-
-
-@dataclass(frozen=True)
-class ScopeAdvice:
-    """What to try.
-
-    Attributes:
-        model: the kind of model, as the guide's decision tree has it.
-        answers: the questions of the tree with their answers.
-        order: the scopes to try, the smallest first; empty if none may be tried.
-        snippet: lines of Python for the first.
-        experiments: the plan from small to large.
-        top_down: the plan from all layers, halved where there is trouble.
-        families: the scopes that the guide recommends for families of models of this kind, with the source.
-    """
-
-    model: str
-    answers: Sequence[str]
-    order: Sequence[ScopeKind]
-    snippet: Sequence[str]
-    experiments: Sequence[str]
-    top_down: Sequence[str]
-    families: Mapping[str, ModelFamily]
-
-
-def advise(analysis: ScopeAnalysis) -> ScopeAdvice:
-    """Returns what the guide of CANN's recipes says of an analysed capture: decision tree, plans, families."""
-    shares = analysis.module_shares
-    attention, moe = shares.get(Module.ATTENTION, 0.0), shares.get(Module.MOE, 0.0)
-    first: ScopeKind | None = ScopeKind.ATTENTION
-    if Module.MOE in shares:
-        model = "MoE model"
-        first = ScopeKind.MOE if moe >= attention else ScopeKind.ATTENTION
-        answers = [
-            f"experts the bottleneck? {'yes' if moe >= attention else 'no'}, with {percent(moe)} of the time",
-            f"attention takes {percent(attention)}: try {first} first",
-            "best performance wanted? then all layers",
-        ]
-    elif Module.ATTENTION in shares:
-        model = "standard Transformer"
-        answers = [
-            f"first try? attention, which takes {percent(attention)} of the time",
-            "attention verified? then all layers",
-        ]
-    else:
-        model, first = "other model", None
-        answers = ["neither attention nor experts are told by kernel types: a scope of your own, or --module-map FILE"]
-    kinds = [first, ScopeKind.LAYER, ScopeKind.ALL_LAYERS, ScopeKind.STEP]
-    found = [gain for kind in kinds if kind is not None and (gain := analysis.scope(kind)) is not None]
-    tried = [gain for gain in found if gain.verdict is not ScopeVerdict.REFUSED]
-    families = {
-        name: each
-        for name, each in known_types().families.items()
-        if first is not None and each.experts in (None, Module.MOE in shares)
-    }
-    if not tried:
-        return ScopeAdvice(model, answers, (), (), (), (), families)
-    label, body = _SNIPPETS[tried[0].kind]
-    options = "stream-fusion=1" if any(cut.reason is CutReason.OTHER_STREAM for cut in analysis.cuts) else ""
-    snippet = (
-        "# superkernel_scope of cann-recipes-infer wraps torchair.scope.super_kernel",
-        f'with superkernel_scope(enable and not is_prefill, "{label}", "{options}"):',
-        f"    {body}",
-    )
-    graph = [_GRAPH] if analysis.needs_graph else []
-    experiments = [
-        *graph,
-        f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs",
-        *(
-            f"{place}: {gain.kind}, predicted {percent(gain.step_share)} of a step, the same number of runs"
-            for place, gain in zip(("smallest", "larger", "largest"), tried, strict=False)
-        ),
-        "after each: the checks; widen it only where all pass",
-        "coefficient of variation: below 5 % excellent, to 10 % good, to 20 % more runs, above that repeat all",
-    ]
-    order = tuple(gain.kind for gain in tried)
-    return ScopeAdvice(model, answers, order, snippet, experiments, _top_down(tried, graph), families)
-
-
-def _top_down(tried: Sequence[ScopeGain], graph: Sequence[str]) -> list[str]:
-    """Returns the plan that begins with the largest scope, and halves its layers where there is trouble."""
-    plan = [*graph, f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs"]
-    by_kind = {gain.kind: gain for gain in tried}
-    if (every := by_kind.get(ScopeKind.ALL_LAYERS)) and (layer := by_kind.get(ScopeKind.LAYER)):
-        count = whole = round(layer.occurrences)
-        while count > 1:
-            layers = "self.layers" if count == whole else f"self.layers[:{count}]"
-            plan.append(f"{layers}: predicted {percent(every.step_share * count / whole)} of a step")
-            count = -(-count // 2)
-    plan += [
-        f"{gain.kind}, each: predicted {percent(gain.step_share)} of a step"
-        for gain in reversed(tried)
-        if gain.kind is not ScopeKind.ALL_LAYERS
-    ]
-    trouble = "go on to the next line only on trouble: it does not compile, takes too long, or a check fails"
-    return [*plan, f"{trouble}; try the other half before a smaller one"]
-
-
-def analysis_as_json(timeline: Timeline, analysis: ScopeAnalysis, advice: ScopeAdvice) -> dict[str, Any]:
-    """Returns everything that an analysis found, for JSON."""
-    return {
-        "capture": str(timeline.path),
-        "kernels": len(timeline.launches),
-        "streams": dict(timeline.streams),
-        "main_stream": timeline.main_stream,
-        "wait_pairs": timeline.wait_pairs,
-        "wait_mismatches": timeline.wait_mismatches,
-        "is_excerpt": timeline.is_excerpt,
-        "cap_us": CAP_US,
-        "sync_us": SYNC_US,
-        "gate": GATE,
-        **asdict(analysis),
-        "advice": {**asdict(advice), "families": {name: each.told for name, each in advice.families.items()}},
-    }

@@ -19,7 +19,6 @@ from opatlas.text import pluralize
 WAIT_TOLERANCE_US = 0.5
 #: A capture with a larger share of waits that do not fit its rows is an excerpt.
 _EXCERPT = 0.01
-_NAMED = 4
 #: Sums of two such times are int64.
 _MOST_NS = 1 << 61
 
@@ -84,8 +83,7 @@ def read_timeline(path: Path) -> Timeline:
     """
     files = captures_at(path)
     if len(files) > 1:
-        named = ", ".join(map(str, files[:_NAMED])) + (" and others" if len(files) > _NAMED else "")
-        raise OpAtlasError(f"{path}: {len(files)} captures, and a timeline is that of one device: name one of {named}")
+        raise OpAtlasError(f"{path}: {len(files)} captures, and a timeline is that of one device: name one: {files[0]}")
     return read_file(files[0])
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from opatlas.options import Scope, at_least, declare
 from opatlas.row.columns import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
@@ -29,56 +29,27 @@ _MOST_RANKS = 1024
 _WEIGHTS, _SENT_WEIGHTS = 4, 10
 
 
-@dataclass(frozen=True)
-class LayerSlots:
+class LayerSlots(NamedTuple):
     """The slots of a DispatchFFNCombine row: x, w1, w2, experts, scale1, scale2, probabilities, perhaps a mask.
 
     Weights and scales are lists of tensors: one tensor for all experts, or one for each expert of a rank. vllm-ascend
-    has the mask from version 0.20 on.
-
-    Attributes:
-        count: number of slots.
+    has the mask from version 0.20 on. `fits`: whether a call can have so many slots.
     """
 
-    count: int
+    fits: bool
+    weights: tuple[range, range]
+    experts: int
+    scales: tuple[range, range]
+    probabilities: int
+    has_mask: bool
 
-    @property
-    def listed(self) -> int:
-        """Returns the number of tensors of each list."""
-        return (self.count - _FIXED) // 4
 
-    @property
-    def has_mask(self) -> bool:
-        return (self.count - _FIXED) % 4 == 1
-
-    @property
-    def fits(self) -> bool:
-        """Returns whether a call can have this number of slots."""
-        return self.listed > 0 and (self.count - _FIXED) % 4 < 2
-
-    @property
-    def weights(self) -> tuple[range, range]:
-        """Slots of w1 and of w2."""
-        n = self.listed
-        return range(1, 1 + n), range(1 + n, 1 + 2 * n)
-
-    @property
-    def experts(self) -> int:
-        return 1 + 2 * self.listed
-
-    @property
-    def scales(self) -> tuple[range, range]:
-        """Returns the slots of scale1 and of scale2."""
-        first, n = self.experts + 1, self.listed
-        return range(first, first + n), range(first + n, first + 2 * n)
-
-    @property
-    def probabilities(self) -> int:
-        return self.experts + 1 + 2 * self.listed
-
-    @property
-    def mask(self) -> int:
-        return self.probabilities + 1
+def layer_slots(count: int) -> LayerSlots:
+    """Returns the slots of a call with so many of them."""
+    n, masks = divmod(count - _FIXED, 4)
+    ends = [1, 1 + n, 1 + 2 * n, 2 + 2 * n, 2 + 3 * n, 2 + 4 * n]
+    weights, scales = (range(*ends[:2]), range(*ends[1:3])), (range(*ends[3:5]), range(*ends[4:]))
+    return LayerSlots(n > 0 and masks < 2, weights, ends[2], scales, ends[5], masks == 1)
 
 
 def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
@@ -90,7 +61,7 @@ def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
 def needed_bytes(cells: Mapping[str, str]) -> int:
     """Returns the bytes of HCCL's buffer that a row needs; 0 for a row that its replay refuses."""
     words = slot_words(cells.get(INPUT_SHAPES, ""), cells.get(INPUT_DTYPES, ""), "", ALL_SLOTS)
-    slots = LayerSlots(len(words))
+    slots = layer_slots(len(words))
     if not slots.fits:
         return 0
     try:

@@ -111,28 +111,20 @@ class ReplayRow(RowSlots):
         self.expect_inputs(1)
         return self.tensor(0, low, high)
 
-    def tensor_or_number(self, slot: int, low: float = -1.0, high: float = 1.0) -> torch.Tensor | int:
-        """Returns `tensor`, or SCALAR for an absent slot."""
-        return self.tensor(slot, low, high) if slot < len(self.input_slots) else SCALAR
-
     def operands(
-        self, first: tuple[float, float] = (-1.0, 1.0), second: tuple[float, float] = (-1.0, 1.0)
+        self, first: tuple[Any, Any] = (-1.0, 1.0), second: tuple[Any, Any] = (-1.0, 1.0), *, whole: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | int]:
         """Returns both operands of an elementwise kernel, from these ranges; SCALAR for an absent second operand.
 
         Refuses a row that does not have one or two tensors, and shapes that do not broadcast to the output.
+
+        Args:
+            whole: whether they are whole numbers; see `integers`.
         """
         self.expect_inputs(1, 2)
         self.expect_broadcast()
-        return self.tensor(0, *first), self.tensor_or_number(1, *second)
-
-    def integer_operands(
-        self, first: tuple[int, int] = (-8, 8), second: tuple[int, int] = (-8, 8)
-    ) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """Returns `operands` as whole numbers; see `integers`."""
-        self.expect_inputs(1, 2)
-        self.expect_broadcast()
-        return self.integers(0, *first), self.integers(1, *second) if len(self.input_slots) == 2 else SCALAR
+        draw = self.integers if whole else self.tensor
+        return draw(0, *first), draw(1, *second) if len(self.input_slots) == 2 else SCALAR
 
     def destination(self, slot: int = 0) -> torch.Tensor:
         """Returns zeros in the shape and dtype of an output slot, for a kernel that writes into a tensor."""

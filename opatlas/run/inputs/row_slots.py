@@ -166,19 +166,6 @@ class RowSlots:
         fits = self.input_slot(slot).dtype == name
         self.expect(fits, INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
 
-    def expect_output_shape_like(self, slot: int) -> None:
-        """Refuses a row whose output differs in shape from an input slot."""
-        fits = self.output_shape() == self.shape(slot)
-        problem = f"the output must have the shape of input slot {slot}"
-        self.expect(fits, OUTPUT_SHAPES, problem, "correct one of the shapes")
-
-    def expect_output_like(self, slot: int) -> None:
-        """Refuses a row whose output differs in shape or dtype from an input slot."""
-        self.expect_output_shape_like(slot)
-        fits = self.output_dtype() == self.input_dtype(slot)
-        problem = f"the output must have the dtype of input slot {slot}"
-        self.expect(fits, OUTPUT_DTYPES, problem, "correct one of the dtypes")
-
     def expect_list(self, slot: int, length: int, meaning: str) -> None:
         """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
 

@@ -89,15 +89,15 @@
         ["steps", `${number(found.steps)}: ${counted(found.phases)}`],
         ["layers in a step", found.layers.map((each) => `${number(each.layers / found.steps)} × ${number(each.kernel_types.length)} ${t("kernels")}`).join(", ")],
         ["share of the time", Object.entries(found.module_shares).map(([module, share]) => `${t(module)} ${percent(share)}`).join(", ")],
-        ["all gaps", `${percent(bound.raw_ceiling)} (${number(bound.gaps_us)} µs)`],
-        ["gaps that a SuperKernel may save", `${percent(bound.capped_ceiling)}; ${t("less synchronizations")} ${percent(bound.saved_ceiling)}`],
+        ["all gaps", `${percent(bound.gaps_us / (bound.duration_us + bound.gaps_us))} (${number(bound.gaps_us)} µs)`],
+        ["gaps that a SuperKernel may save", `${percent(bound.capped_us / (bound.duration_us + bound.capped_us))}; ${t("less synchronizations")} ${percent(bound.ceiling)}`],
       ]),
       ...[...found.refusals.map((text) => [t("refused"), text]), ...found.notes.map((text) => [t("note"), text])]
         .map(([word, text]) => h("p", { class: "problem" }, `${word}: ${text}`)),
       section("scopes", saves && opatlas.legend(colours) || "", place, smallTable(titles, rows)),
       section("what splits a SuperKernel", smallTable([{ title: "reason" }, { title: "count", number: true }, { title: "kernel types" }], cuts)),
       advice.order.length ? section("what to do first", h("p", {}, `${advice.model}: ${advice.answers.join("; ")}`),
-        h("pre", {}, advice.snippet.join("\n")), h("ol", {}, ...advice.experiments.map((line) => h("li", {}, line)))) : null,
+        h("pre", {}, advice.snippet.join("\n")), ...[advice.experiments, advice.top_down].map((plan) => h("ol", {}, ...plan.map((line) => h("li", {}, line))))) : null,
     ];
   }
 

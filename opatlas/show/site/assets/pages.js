@@ -217,21 +217,21 @@
     verdicts = new Map((overview.diagnosis ? overview.diagnosis.verdicts : []).map((each) => [each.verdict, each]));
     for (const each of verdicts.values()) {
       opatlas.chinese[each.verdict] = opatlas.chinese[each.verdict] || each.zh;
-      opatlas.chinese[each.what] = each.what_zh;
+      opatlas.chinese[each.advice.what] = each.advice.zh;
     }
   }
 
   function adviceOn(verdict) {
     const known = verdicts.get(verdict);
-    return !known ? null : h("section", { class: "advice" }, h("p", {}, h("strong", {}, t(verdict)), ": ", t(known.what)),
-      facts([["rule", known.test], ["source", known.source], ...Object.entries(known.apis)]));
+    return !known ? null : h("section", { class: "advice" }, h("p", {}, h("strong", {}, t(verdict)), ": ", t(known.advice.what)),
+      facts([["rule", known.test], ["source", known.source], ...Object.entries(known.advice.apis)]));
   }
 
   function diagnosisPage(overview, state) {
     const { diagnosis } = overview;
     if (!diagnosis) return [h("h1", {}, t("there is no such page"))];
     const titles = ["verdict", "rows", "share of the time", "what to do first"].map((title, i) => ({ title, number: i === 1 || i === 2 }));
-    const lines = diagnosis.verdicts.map((each) => [t(each.verdict), number(each.rows), `${(each.duration_us / diagnosis.time_us * 100).toFixed(1)} %`, t(each.what)]);
+    const lines = diagnosis.verdicts.map((each) => [t(each.verdict), number(each.rows), `${(each.duration_us / diagnosis.time_us * 100).toFixed(1)} %`, t(each.advice.what)]);
     const columns = new opatlas.Columns(diagnosis.table), link = (row) => rowLink(columns.get("kernel_type", row), columns.get("id", row), columns.get("implementation", row));
     const shown = [{ name: "id", title: "row", long: true, link }, { name: "kernel_type", title: "kernel type" }, { name: "verdict", title: "verdict" },
       { name: "duration_us", title: "duration", unit: "µs" }, { name: "launches", title: "launches" }, { name: "time_us", title: "time of all launches", unit: "µs" },
