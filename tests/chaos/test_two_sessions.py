@@ -142,7 +142,8 @@ def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
 
 
 def test_a_killed_holder_is_recognized_and_its_journals_are_merged(sessions: Sessions) -> None:
-    sizes, measured = (40, 2, 1, 3, 4), 3
+    # A worker of xdist has a row more in advance than the one that it runs.
+    sizes, measured = (40, 2, 1, 3, 4), 2
     sessions.write("Moody", [row(size) for size in sizes])
     holder = sessions.start(SIMULATED_DEVICES="2")
     holder.wait_for_body(Mood.WAIT_FOR_GO)
