@@ -97,9 +97,11 @@ def diagnose(
     parts = list(kernel_parts(found, ranked))
     content = ranked_as_json(found, ranked)
     if output is not None:
-        # Only questions to models need it.
-        from .improve import ask
-
+        try:
+            # Only questions to models need it, and what it is made of may have been deleted.
+            from .improve import ask
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--output: this installation has no {error.name}") from None
         parts += ask(found, ranked, output, source, wish, models, content, problems)
     return Result(parts, content, problems, status=1 if problems else 0)
 
