@@ -141,7 +141,8 @@ def _apply_to_table(database: Database, kernel_type: str, cases: Cases, known: C
             counts.problems.append(_unexplained_problem(database, fold, unexplained[0]))
             continue
         if modes is not None:
-            counts.mixed.append(TwoPopulations(kernel_type, case_shapes(case.cells), modes))
+            shapes = f"{case.cells.get(col.INPUT_SHAPES, '')} -> {case.cells.get(col.OUTPUT_SHAPES, '')}"
+            counts.mixed.append(TwoPopulations(kernel_type, shapes, modes))
         if not positions:
             base = {column: case.cells.get(column, "") for column in col.BASE}
             fold.append({**base, **profiling, **runtime})
@@ -316,11 +317,6 @@ def _columns_of_new_table(kernel_type: str) -> list[str]:
 def _runtime_cells(case: Case) -> dict[str, str]:
     cells = {column: text for column, text in case.cells.items() if column in col.RUNTIME}
     return {**cells, SOURCE_PROFILE: source_cell(case.sources)} if case.sources else cells
-
-
-def case_shapes(cells: Mapping[str, str]) -> str:
-    """Returns the shapes of a row as text."""
-    return f"{cells.get(col.INPUT_SHAPES, '')} -> {cells.get(col.OUTPUT_SHAPES, '')}"
 
 
 def _profiling_cells(case: Case, modes: Modes | None) -> dict[str, str]:

@@ -229,7 +229,7 @@ class Chunk:
 def read_capture(path: Path, root: Path, on_bytes: Callable[[int], None]) -> CapturedLaunches:
     """Reads the launches of a capture (`CaptureReader`)."""
     header = read_capture_header(path)
-    launches = CapturedLaunches(path, root, header.counters)
+    launches = CapturedLaunches(path, root, header.counters, header.duration)
     for chunk in read_chunks(path, header):
         columns = [column for column in (TYPE, *_KEY) if column in chunk.text]
         groups, first = _group([chunk.text[column] for column in columns], chunk.rows)

@@ -201,8 +201,8 @@ class CapturedLaunches:
         counts: all launches by their outcome.
     """
 
-    def __init__(self, path: Path, root: Path, counters: Sequence[str] = ()) -> None:
-        """`counters` are the names of the counters that launches have."""
+    def __init__(self, path: Path, root: Path, counters: Sequence[str] = (), duration: str = "Duration(us)") -> None:
+        """`counters` are the names of the counters that launches have, `duration` that of the durations."""
         self.counts = LaunchCounts()
         self._path = path
         self._source = _source_name(path, root)
@@ -210,7 +210,7 @@ class CapturedLaunches:
         self._more_problems = 0
         self._kinds: list[_Kind] = []
         self._numbers: dict[tuple[str, ...], int] = {}
-        self._counters = counters
+        self._counters, self._duration = counters, duration
         self._sums = np.zeros((len(counters), 256))
         self._counted = np.zeros((len(counters), 256), dtype=np.int64)
         # Of each launch that counts the number of its kind, and the duration.
@@ -331,7 +331,7 @@ class CapturedLaunches:
         reason = SkipReason.IMPOSSIBLE_DURATION if too_long else SkipReason.INVALID_DURATION
         self.counts.add(reason, kernel_type, 1)
         if not too_long and text.upper() not in EMPTY_WORDS and parse_real(text) != 0:
-            self.report(line, "not a number of microseconds above 0", LEFT_OUT, "Duration(us)", text)
+            self.report(line, "not a number of microseconds above 0", LEFT_OUT, self._duration, text)
         elif reason not in dict(self.counts.without_duration):
             self.counts.without_duration.append((reason, f"{self._path}:{line}: {text!r}"))
 

@@ -356,8 +356,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in one step; lone surrogates are escaped (`\\udcff`). Raises OpAtlasError."""
-    content = text.encode(errors="backslashreplace")
-    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_atomically(path: Path, write: Callable[[str], object]) -> None:

@@ -1,16 +1,14 @@
 """The sizes of a row by the names of the field, its bytes and operations, and the peaks of devices by data sheets.
 
---where, queries and the features of their models read sizes here, so that a name means the same everywhere.
-
-No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither cores nor memory channels, and a short
-measurement depends on other processes (12 GB/s instead of 45 with two busy processes).
+No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither cores nor memory channels.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from opatlas.errors import CellError
 from opatlas.row.columns import ATTENTION_TYPES, MESSAGE, RUNTIME_PREFIX
@@ -117,14 +115,13 @@ ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
 #: depends on the implementation.
 _STREAMING = frozenset(
     {
-        *("ArgMaxV2", "AscendQuantV2", "BroadcastTo", "Cast", "ConcatD", "Cos", "Cumsum", "DynamicQuant"),
-        *("DepthwiseConv2D", "DynamicBlockQuant"),
-        *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "RmsNorm", "LpNormV2", "ReduceSum"),
-        *("ArgMaxWithValue", "LayerNormV3", "Pack", "ReduceMean", "ReduceMeanD", "ReduceSumD"),
-        *("ClipByValueV2", "Exp", "FastGelu", "Reciprocal", "Rsqrt", "ScaledMaskedSoftmax", "Square", "Swish"),
-        *("Equal", "Greater", "GreaterEqual", "Less", "LogicalAnd", "LogicalNot", "LogicalOr", "NotEqual"),
-        *("FloorDiv", "FloorMod", "Log", "PadV3", "Pows", "Relu", "Sin", "SwiGlu", "TensorMove", "Tile", "Transpose"),
-        *("InterleaveRope", "RotaryPositionEmbedding", "SoftmaxV2", "LogSoftmaxV2"),
+        *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "ArgMaxV2", "ArgMaxWithValue", "AscendQuantV2"),
+        *("BroadcastTo", "Cast", "ClipByValueV2", "ConcatD", "Cos", "Cumsum", "DepthwiseConv2D", "DynamicBlockQuant"),
+        *("DynamicQuant", "Equal", "Exp", "FastGelu", "FloorDiv", "FloorMod", "Greater", "GreaterEqual"),
+        *("InterleaveRope", "LayerNormV3", "Less", "Log", "LogSoftmaxV2", "LogicalAnd", "LogicalNot", "LogicalOr"),
+        *("LpNormV2", "NotEqual", "Pack", "PadV3", "Pows", "Reciprocal", "ReduceMean", "ReduceMeanD", "ReduceSum"),
+        *("ReduceSumD", "Relu", "RmsNorm", "RotaryPositionEmbedding", "Rsqrt", "ScaledMaskedSoftmax", "Sin"),
+        *("SoftmaxV2", "Square", "SwiGlu", "Swish", "TensorMove", "Tile", "Transpose"),
     }
 )
 #: Some kernels pack two elements of this dtype into a byte, others do not.
@@ -241,11 +238,7 @@ def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:
 
 
 def achieved_rates(work: Work, peak: Peak, duration_us: float, *, cold: bool = True) -> AchievedRates:
-    """Returns the rates of a duration in microseconds, above zero, and their shares of the peaks.
-
-    Args:
-        cold: as in `bound_us`; a warm row has no share of the memory bandwidth.
-    """
+    """Returns the rates of a duration in microseconds; a warm row (`bound_us`) has no share of the memory."""
     gbps = work.moved_bytes / duration_us / 1e3
     tera_ops = work.operations / duration_us / 1e6 if work.operations else None
     of_dtype = peak.tera_ops.get(work.dtype)
@@ -264,8 +257,7 @@ _RING_KEY, _RING_MASK = 2, 5
 _CAUSAL = ("2", "3")
 
 
-@dataclass(frozen=True, slots=True)
-class ProductSizes:
+class ProductSizes(NamedTuple):
     """The sizes of a matrix product: `batch` products of (m, k) and (k, n)."""
 
     batch: int
@@ -285,8 +277,7 @@ def product_sizes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Sl
     return ProductSizes(math.prod(batch), m, n, done // (2 * math.prod(outputs[0].shape)))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedSizes:
+class GroupedSizes(NamedTuple):
     """The sizes of products of experts: m rows in all, each multiplied by the (k, n) of one of the groups."""
 
     groups: int
@@ -314,8 +305,7 @@ def grouped_sizes(kernel_type: str, inputs: Sequence[Slot]) -> GroupedSizes | No
     return GroupedSizes(groups, m, n, k) if min(groups, m, n, k) else None
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSizes:
+class AttentionSizes(NamedTuple):
     """The sizes of a call of attention.
 
     Attributes:
@@ -347,7 +337,7 @@ class AttentionSizes:
     @property
     def read_elements(self) -> int:
         """The elements of all queries, keys and values, each once."""
-        of_cache = self.head_size + (0 if self.latent else self.value_size)
+        of_cache = self.head_size + self.value_size * (not self.latent)
         return self.queries * self.heads * self.head_size + self.keys * self.kv_heads * of_cache
 
     @property
@@ -400,10 +390,7 @@ def attention_sizes(kernel_type: str, inputs: Sequence[Slot], cells: Mapping[str
 
 
 def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
-    """Returns the sizes, dtype and format of a row, with or without a duration, and its operations if they are counted.
-
-    A row whose cells cannot be read has none.
-    """
+    """Returns the sizes, dtype, format and counted operations of a row; none if its cells cannot be read."""
     if set(MESSAGE[:2]) <= cells.keys():
         return {name.lower(): parse_whole(cells.get(name, "")) or cells.get(name, "") for name in MESSAGE}
     try:
@@ -415,11 +402,11 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
     grouped = grouped_sizes(kernel_type, inputs)
     attention = attention_sizes(kernel_type, inputs, cells)
     if product is not None:
-        found = {**asdict(product), "operations": 2 * product.batch * product.m * product.n * product.k}
+        found = {**product._asdict(), "operations": 2 * product.batch * product.m * product.n * product.k}
     elif grouped is not None:
-        found = {**asdict(grouped), "operations": 2 * grouped.m * grouped.n * grouped.k}
+        found = {**grouped._asdict(), "operations": 2 * grouped.m * grouped.n * grouped.k}
     elif attention is not None:
-        found = {**asdict(attention), "operations": attention.operations}
+        found = {**attention._asdict(), "operations": attention.operations}
     first = next((slot for slot in inputs if not slot.absent), None)
     if first is not None:
         found |= {"dtype": first.dtype, "format": first.format}
@@ -431,7 +418,7 @@ def row_sizes(kernel_type: str, cells: Mapping[str, str]) -> dict[str, object]:
 
 
 def _ring_sizes(inputs: Sequence[Slot]) -> AttentionSizes | None:
-    """Returns the sizes of a call with one sequence; with a mask a query reads the keys before it only."""
+    """Returns the sizes for one sequence; with a mask a query reads the keys before it only."""
     if len(inputs) <= _RING_KEY or min(len(slot.shape) for slot in inputs[: _RING_KEY + 1]) < 3:
         return None
     (queries, heads, size), rope, (keys, kv_heads, _) = (inputs[i].shape for i in range(_RING_KEY + 1))

@@ -107,7 +107,8 @@ def test_the_table_of_opatlas_names_kernels_that_have_a_replay(tmp_path: Path) -
 def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     catalog = built_in_catalog()
     write_default_mapping(tmp_path, is_npu=True)
-    assert set(database_kernels(Database(tmp_path), catalog)) == set(catalog.kernels)
+    without = Database(tmp_path / "without")
+    assert database_kernels(Database(tmp_path), catalog).keys() == database_kernels(without, catalog).keys()
 
 
 def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from opatlas.data.database import Database, SessionLock
 
 SIZES = (3, 5, 8)
 RIGHT = "def kernel(x, y):\n    return x + y\n"
-#: Takes 3 ms longer, and tells its processes.
+#: Takes 30 ms longer, much more than a busy machine may take from the other, and tells its processes.
 SLOW = """
 import os, time
 from pathlib import Path
 
 def kernel(x, y):
     Path(__file__).with_name(f"in-{os.getpid()}").touch()
-    end = time.perf_counter() + 0.003
+    end = time.perf_counter() + 0.03
     while time.perf_counter() < end:
         pass
     return x + y
@@ -100,8 +100,9 @@ def test_a_kernel_takes_turns_with_the_baseline_and_a_difference_is_looked_for_i
     toys: Sessions, order: str
 ) -> None:
     folder = kernels(toys, Toy=SLOW)
+    toys.write("Toy", [row(3)])
     done = toys.run(f"--implementation={order.format(folder)}", measure=("--repeat-count=10", "--cache=warm"))
-    assert done.ledger() == {"measured": 2 * len(SIZES)}
+    assert done.ledger() == {"measured": 2}
     for cells in durations(toys, "mine").values():
         assert float(cells["Speed-up Low"]) <= float(cells["Speed-up"]) <= float(cells["Speed-up High"]) < 0.5
         assert (cells["Speed-up Rounds"], cells["MicroBench Samples"]) == ("10;10", "10")
