@@ -120,12 +120,8 @@ def _plan_target(context: SessionContext, number: int, base: _BaseRows) -> Plan:
         if target.rows_from is not None and requested is None:
             requested = base.with_own(target, database)
         elif starter is not None and settings.collect_only and not database.kernel_types():
-            told = source.starter_unlisted
-            if told:
-                elsewhere |= settings.ops
-            else:
-                requested = base.starter_rows()
-                told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
+            requested = base.starter_rows()
+            told = f"without --co the session first makes one of {sum(map(len, requested.values())):,} theory rows"
             plan.notes.append(f"there is no database yet: {told}")
     if base.requested is not None:
         elsewhere |= base.requested.keys()
@@ -220,9 +216,7 @@ class _BaseRows:
         if self.requested is not None:
             return {name: rows for name, rows in self.requested.items() if has_kernel(name)}
         assert target.rows_from is not None
-        source, starter = Database(target.rows_from), self._settings.source.starter
-        if self._settings.source.is_listed and self._settings.writes and starter and not source.kernel_types():
-            starter(source)
+        source = Database(target.rows_from)
         names = source.kernel_types()
         if target.rows_from not in self._rows:
             self._rows[target.rows_from] = {} if names else self.starter_rows()

@@ -345,11 +345,9 @@ class Session:
             # A condition on the status that no row meets is success; another condition may be wrong.
             settings = self.context.settings
             is_of_status = settings.where is not None and settings.where.is_of_status
-            unlisted = not plan.tables and not plan.problems and settings.source.starter_unlisted
             # A shard of few rows may be empty, which is success.
             if (
-                unlisted
-                or self.requested(Fate.LEFT_OUT)
+                self.requested(Fate.LEFT_OUT)
                 or self.requested(Fate.OTHER_SHARD)
                 or (is_of_status and self.requested(Fate.NOT_SELECTED))
             ):

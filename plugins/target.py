@@ -249,7 +249,7 @@ def _implementations(
     if models is None:
         return find_implementations(names, kind, source.find)
     found = find_implementations(names, kind, source.find) if names else []
-    written = models.implementations(source.subjects)
+    written = models.implementations(source.asked)
     if taken := {each.name for each in found} & {each.name for each in written}:
         raise OpAtlasError(f"--implementation, --models: two of them are called {min(taken)}: rename a folder")
     return [*found, *written]

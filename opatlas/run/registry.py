@@ -249,12 +249,12 @@ class RowSource:
         rows: returns the rows that options list, given a database that may have them, and notes; None: the rows of
             the database. Raises OpAtlasError.
         starter: fills a database without rows, and returns the number of rows; None: it stays empty.
-        starter_unlisted: why --co cannot list the starter of an empty database; "": it can.
         is_listed: whether the rows are written into a database that is made for them.
         counts_missing: whether rows without a function of an implementation are run, with a status that says so.
         subfolder: the folder of this machine in the database: all nodes of a group may see the same disk.
         ops: returns the kernel types to run, from the names of --ops; empty: all.
         subjects: what a row is about and its cells do not hold (`Job.subject`), by kernel type.
+        asked: what models are asked to write a kernel for, by kernel type.
         find: finds the candidates for these among the files of a folder (`read_directory`).
         scores: returns figures for the end of a session, given the implementations and their databases.
         notes: lines that tell the user what was chosen.
@@ -268,12 +268,12 @@ class RowSource:
     verb: str = "replay"
     rows: Callable[[Database], tuple[Rows, Sequence[str]]] | None = None
     starter: Callable[[Database], int] | None = None
-    starter_unlisted: str = ""
     is_listed: bool = False
     counts_missing: bool = False
     subfolder: str = ""
     ops: Callable[[Sequence[str]], frozenset[str]] = frozenset
     subjects: Mapping[str, Any] = field(default_factory=dict)
+    asked: Mapping[str, Any] = field(default_factory=dict)
     find: Callable[..., Any] | None = None
     scores: Callable[[Sequence[tuple[Any, Path]]], list[Any]] = lambda targets: []
     notes: Sequence[str] = ()

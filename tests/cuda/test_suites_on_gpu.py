@@ -19,13 +19,16 @@ from opatlas.run.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
-_OPINFOS = ("add", "argmax", "cat", "mm", "nn.functional.relu", "nn.functional.max_pool2d", "sort", "sum", "softmax")
+_OPERATORS = (
+    *("add.Tensor", "argmax.default", "cat.default", "mm.default", "relu.default", "max_pool2d_with_indices.default"),
+    *("sort.default", "sum.dim_IntList", "_softmax.default"),
+)
 
 
 @pytest.mark.parametrize("suite", ["opinfo", "traces"])
 def test_torch_is_right_in_the_cases_of_a_suite(suite: str) -> None:
     """Cases without elements launch no kernel: these are checked, and the others are measured."""
-    rows = listing.suite_rows("opinfo", "cuda", _OPINFOS) if suite == "opinfo" else listing.suite_rows(suite, "cuda")
+    rows = listing.list_suite(suite, "cuda", _OPERATORS).rows
     runner = Runner(DeviceSpec("cuda"), MeasureSettings(repeat_count=2, cache="warm"))
     found: Counter[Status] = Counter()
     wrong = []

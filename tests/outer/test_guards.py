@@ -63,7 +63,9 @@ def test_other_code_in_the_same_function_is_named() -> None:
     guard.examine("its import")
 
 
-def test_a_changed_file_of_opatlas_ends_all_later_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_of_opatlas_is_known_by_a_time_that_nobody_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a" / "row.py"
     file.parent.mkdir()
     file.write_text("")

@@ -74,7 +74,7 @@ class Rows:
             models_folder=models.folder(self.folder),
             devices=[SimpleNamespace(name="", kind="cpu")],
             targets=[SimpleNamespace(implementation=implementation)],
-            source=SimpleNamespace(subjects=subjects),
+            source=SimpleNamespace(asked=subjects),
         )
         context: Any = SimpleNamespace(settings=session, tell=lambda line: None, stop_reason="")
         self.context = context

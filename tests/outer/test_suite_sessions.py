@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from chat_server import ChatServer, chat_server
 from commands import as_json, run
 from operator_kernels import write_kernels
 from sessions import ROOT, Finished, Sessions, row, write_table
@@ -15,7 +17,8 @@ from sessions import ROOT, Finished, Sessions, row, write_table
 from opatlas.cli.main import main
 from opatlas.data.database import Database
 from opatlas.errors import OpAtlasError
-from opatlas.outer.suites.listing import suite_name, suite_rows
+from opatlas.outer.generation.attempts import AttemptLog
+from opatlas.outer.suites.listing import list_suite, suite_name
 from opatlas.outer.suites.score import SuiteScore, read_score
 from opatlas.outer.suites.texts import overload_of
 from opatlas.row.columns import AVERAGE, SAMPLE, STATUS, TRACE_COUNT
@@ -152,8 +155,32 @@ def test_a_new_folder_has_right_kernels(
     assert done.outcomes() == {"passed": 12}
 
 
+#: Right for numbers from 0 on.
+WRITTEN = "```python\ndef relu__default_kernel_impl(x):\n    return x.clone()\n```"
+REPAIRED = '{"modifications": [{"old_string": "x.clone()", "new_string": "x.clamp(min=0)"}]}'
+
+
+def test_a_model_writes_a_kernel_of_an_operator_and_repairs_it(tmp_path: Path) -> None:
+    """Variants are not asked for: they call the functional operator."""
+    sessions = Sessions(tmp_path)
+    shutil.copy(ROOT / "bench" / "test_suites.py", sessions.folder)
+    calls = ["cnt: 1, ((T([64], f32),), {})", "cnt: 1, ((T([4, 8], f32),), {})"]
+    lines = ["Operator: aten.relu.default", *calls, "Operator: aten.relu_.default", calls[0]]
+    (sessions.folder / "calls.txt").write_text("\n".join(lines) + "\n")
+    with chat_server(ChatServer(lambda body: REPAIRED if "attempt 2" in str(body["messages"]) else WRITTEN)) as server:
+        models = {"language": "torch", "models": {"writer": {"endpoint": server.url}}}
+        (sessions.folder / "models.yaml").write_text(json.dumps(models))
+        done = sessions.run_in_process("--suite=calls.txt", "--models=models.yaml", "test_suites.py")
+        first, repair = (body["messages"][-1]["content"] for body in server.bodies)
+    assert done.outcomes() == {"passed": 2}, done.output
+    attempts = list(AttemptLog(sessions.database / "generated" / "torch").all())
+    assert [each.judgement.name for each in attempts] == ["mismatch/other", "pass"]
+    assert "aten::relu(Tensor self) -> Tensor" in first
+    assert "called with ((T([" in repair
+
+
 def test_the_shipped_traces_are_read_and_named_by_their_content() -> None:
-    rows = suite_rows("traces", "cpu")
+    rows = list_suite("traces", "cpu").rows
     assert len(rows) >= 124
     assert all(cells["Trace Count"] for own in rows.values() for cells in own)
     assert {cells["Functional"] for cells in rows["add___Tensor"]} == {"add__Tensor"}

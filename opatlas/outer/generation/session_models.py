@@ -279,7 +279,7 @@ class ModelRuns:
         return str(self._session.targets[row.target].implementation.name)
 
     def _subject(self, row: Any) -> LoopSubject:
-        subject: LoopSubject = self._session.source.subjects[row.kernel_type]
+        subject: LoopSubject = self._session.source.asked[row.kernel_type]
         return subject
 
     def _source(self, row: Any, path: Path) -> KernelSource:

@@ -22,7 +22,8 @@ from opatlas.outer.judging.court_control import court_process
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
 from opatlas.outer.judging.sentence import failed_outcome, sentenced
-from opatlas.row.errors import ReplayError
+from opatlas.row.columns import ARGUMENTS
+from opatlas.row.errors import MissingPrecondition, ReplayError
 from opatlas.row.status import Status
 from opatlas.run.devices.fatal_errors import fatal_device_error, is_out_of_memory
 from opatlas.run.job import Job, RowOutcome, outcome_of
@@ -188,6 +189,10 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
     for each in (job.log, job.phase_file) if job.log else ():
         Path(each).unlink(missing_ok=True)
     judgement = Judgement.of(outcome)
+    if judgement is not None and not judgement.passed and (arguments := job.cells.get(ARGUMENTS)):
+        # Whoever repairs a kernel of an operator must know the call.
+        judgement = replace(judgement, text=f"called with {arguments}: {judgement.text}")
+        outcome = replace(outcome, judged=judgement.judged)
     if judgement is None or not notes:
         return outcome
     judged = replace(judgement, notes=(*notes, *judgement.notes)).judged
@@ -198,6 +203,9 @@ def run_candidate(run: Callable[[Job], RowOutcome], job: Job, language: str = ""
 def run_judged(run: Callable[[Job], RowOutcome], job: Job) -> RowOutcome:
     """Runs a candidate with inputs from the court, whose verdict decides. Raises the errors of `run`."""
     court, files = court_process(), _files_at_first()
+    if own_files() != files:
+        why = "files of OpAtlas were changed since the first candidate ran: run the session again"
+        return outcome_of(MissingPrecondition(why))
     outcome = run(replace(job, court=court.begin(job, _TASKS if job.subject is not None else _CASES)))
     found = sentenced(outcome, court.verdict())
     if changed := sorted(path for path, _ in files ^ own_files()):

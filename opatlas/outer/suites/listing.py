@@ -12,10 +12,12 @@ import re
 import subprocess
 import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from opatlas.data.database import Database
@@ -27,10 +29,14 @@ from opatlas.outer.suites.texts import (
     LARGEST_BYTES,
     OPINFO,
     folder_of,
+    is_folder,
     overload_of,
     trace_files,
 )
+from opatlas.outer.tasks.task import complexity_of_task
+from opatlas.progress import progress
 from opatlas.row.columns import (
+    ARGUMENTS,
     FUNCTIONAL,
     SAMPLE_TORCH,
 )
@@ -38,18 +44,14 @@ from opatlas.row.location import default_database_of, suite_path
 from opatlas.run.devices.device import DeviceSpec, kind_named
 from opatlas.run.implementation import Implementation
 from opatlas.run.process.fresh_python import import_environment, module_command
-from opatlas.run.registry import RowSource
+from opatlas.run.registry import Rows, RowSource
 from opatlas.show.result import Fields
 from opatlas.text import suggest
 
-#: The listing takes half a minute; a machine may be slow.
-_DEADLINE_S = 1800
 #: The traces that ship.
 TRACES = "traces"
 _HERE = Path(__file__).parent
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9.+]+")
-
-Rows = dict[str, list[Mapping[str, str]]]
 
 
 def suite_name(suite: str) -> str:
@@ -75,63 +77,158 @@ def _trace_path(suite: str) -> Path:
     return path
 
 
-def suite_rows(suite: str, device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Rows:
-    """Returns the rows of a suite by kernel type.
+@dataclass
+class Listing:
+    """The cases of a suite, and the schemas of their operators, by kernel type."""
+
+    rows: dict[str, list[Mapping[str, str]]] = field(default_factory=dict)
+    schemas: dict[str, str] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=2)
+def list_suite(suite: str, device_kind: str, operators: tuple[str, ...] = ()) -> Listing:
+    """Lists a suite in a process of its own.
 
     Args:
         suite: OPINFO, TRACES, or a file or folder of traces.
         device_kind: a kind of device ("cuda"); OpInfo knows the dtypes of each operator there.
-        names, dtypes: of OpInfo the only functions ("nn.functional.relu") and dtypes ("float32"); empty: all.
+        operators: of OpInfo the only operators ("add.Tensor"), with their variants; empty: all.
 
     Raises:
         OpAtlasError: there is no such suite, torch is missing, or its cases cannot be listed.
     """
-    request = [device_kind, names, dtypes] if suite == OPINFO else str(_trace_path(suite))
-    try:
-        done = subprocess.run(
+    request = [device_kind, operators] if suite == OPINFO else str(_trace_path(suite))
+    found = Listing()
+    with (
+        TemporaryFile("w+") as said,
+        progress(f"cases of {suite}, %", 100.0) as advance,
+        subprocess.Popen(
             module_command("opatlas.outer.suites.listing"),
-            input=json.dumps(request),
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
             text=True,
-            timeout=_DEADLINE_S,
             env=import_environment(),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise OpAtlasError(f"the cases of the suite were not listed within {_DEADLINE_S} s: try again") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise OpAtlasError(f"the cases of the suite cannot be listed ({said})")
-    rows: Rows = defaultdict(list)
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            kernel_type, cells = json.loads(line)["row"]
-            rows[kernel_type].append(cells)
-    if not rows:
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request))
+        process.stdin.close()
+        done = 0.0
+        for line in filter(lambda line: line.startswith("{"), process.stdout):
+            told = json.loads(line)
+            if "share" in told:
+                advance(100 * told["share"] - done)
+                done = 100 * told["share"]
+            else:
+                kernel_type, cells, found.schemas[kernel_type] = told["row"]
+                found.rows.setdefault(kernel_type, []).append(cells)
+        if process.wait():
+            said.seek(0)
+            why = (said.read().strip().splitlines() or ["no message"])[-1]
+            raise OpAtlasError(f"the cases of the suite cannot be listed ({why})")
+    if not found.rows and not operators:
         raise OpAtlasError("the suite has no case: this torch has no sample of it")
-    return dict(sorted(rows.items()))
+    found.rows = dict(sorted(found.rows.items()))
+    return found
+
+
+#: A file in a database that has all cases of its suite.
+_WHOLE = "all_cases_listed"
 
 
 def suite_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns the cases of the suite that --suite names; the kind of the device decides their dtypes."""
     name, kind = suite_name(option.suite), devices[0].kind
+    ops = _kernel_types(option.ops)
+    asked: dict[str, OperatorSubject] = {}
+    if option.models is not None:
+        listed = list_suite(option.suite, kind, operators=_operators(ops))
+        asked = {
+            each: OperatorSubject(name, overload_of(each), listed.schemas[each], [cells[ARGUMENTS] for cells in own])
+            for each, own in listed.rows.items()
+            if not own[0][FUNCTIONAL] and (not ops or each in ops)
+        }
+
+    def rows(database: Database) -> tuple[Rows, Sequence[str]]:
+        """The cases of a database, and before those that it lacks."""
+        known = set(filter(is_folder, database.kernel_types()))
+        whole = database.path / _WHOLE
+        found: Rows = {}
+        if not (whole.exists() or (ops and ops <= known)):
+            found = list_suite(option.suite, kind, operators=_operators(ops)).rows
+            if not (option.collectonly or option.read_only):
+                add_rows(database, found)
+                if not ops:
+                    whole.touch()
+        stored = {each: database.read_or_empty(each).identities() for each in known if not ops or each in ops}
+        # Models write no variants, which call the functional operator.
+        return {each: own for each, own in {**found, **stored}.items() if each in asked or not asked}, ()
+
     return RowSource(
         option,
         lambda device_kind: kind_named(device_kind).tasks_named_by,
         lambda device, versions: suite_path(device, name, versions),
         unit="case",
-        starter=lambda database: add_rows(database, suite_rows(option.suite, kind)),
-        starter_unlisted="without --co the session first lists the cases of the suite, which takes minutes",
+        rows=rows,
         is_listed=True,
         counts_missing=True,
         ops=_kernel_types,
-        scores=lambda targets: _scores(targets, _kernel_types(option.ops)),
+        asked=asked,
+        scores=lambda targets: _scores(targets, ops),
     )
 
 
 def _kernel_types(names: Sequence[str]) -> frozenset[str]:
     """Returns the kernel types of operators, which may be named as torch names them (`add.Tensor`)."""
     return frozenset(folder_of(name) if "." in name else name for name in names)
+
+
+def _operators(kernel_types: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(overload_of, filter(is_folder, kernel_types))))
+
+
+#: Calls of an operator that a model gets to see.
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class OperatorSubject:
+    """An operator that models write a kernel for: what the loop of attempts asks of it."""
+
+    task_set: str
+    name: str
+    schema: str
+    arguments: Sequence[str]
+
+    @property
+    def full_name(self) -> str:
+        """The suite and the operator ("opinfo/add.Tensor")."""
+        return f"{self.task_set}/{self.name}"
+
+    @property
+    def candidate(self) -> str:
+        """The name of the function that a candidate defines."""
+        return f"{folder_of(self.name)}_kernel_impl"
+
+    @property
+    def source(self) -> str:
+        """The text that a model gets: the schema, and calls from all over the suite."""
+        step = max(1, len(self.arguments) // _SHOWN)
+        shown = [f"#   {each}" for each in self.arguments[::step][:_SHOWN]]
+        count = len(self.arguments)
+        return "\n".join([f"# {self.schema}", f"# {len(shown)} of the {count} calls that are compared:", *shown])
+
+    @property
+    def complexity(self) -> str:
+        """Its class, C1 to C4."""
+        return complexity_of_task(f"def call():\n    torch.{self.name.partition('.')[0].strip('_')}()\n")
+
+    @property
+    def digest(self) -> str:
+        """Stands for the operator and its calls."""
+        return blake2b("\n".join([self.schema, *self.arguments]).encode(), digest_size=6).hexdigest()
 
 
 def _scores(targets: Sequence[tuple[Implementation, Path]], ops: frozenset[str]) -> list[Fields]:
@@ -173,7 +270,7 @@ def operator_files(folder: Path, operators: Sequence[str], suite: str = "") -> d
         OpAtlasError: torch has no such operator, or the suite cannot be listed.
     """
     if suite:
-        rows = suite_rows(suite, "cpu").items()
+        rows = list_suite(suite, "cpu").rows.items()
         operators = [overload_of(name) for name, own in rows if not any(cells[FUNCTIONAL] for cells in own)]
     return {
         folder / name / f"{name}_implementation_v1.py": _text(folder, operator)
@@ -220,15 +317,21 @@ def _main() -> None:
     import torch
 
     from opatlas.outer.suites.case import trace_cases
+    from opatlas.outer.suites.operators import find_overload
     from opatlas.outer.suites.opinfo import list_cases
+
+    def tell(share: float) -> None:
+        print(json.dumps({"share": share}), flush=True)
 
     request = json.load(sys.stdin)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     try:
-        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(*request)
+        cases = trace_cases(Path(request)) if isinstance(request, str) else list_cases(request[0], request[1], tell)
         for kernel_type, cells in cases:
-            print(json.dumps({"row": (kernel_type, {**cells, SAMPLE_TORCH: torch.__version__})}))
+            overload = find_overload(overload_of(kernel_type))
+            schema = str(overload._schema) if overload is not None else ""
+            print(json.dumps({"row": (kernel_type, {**cells, SAMPLE_TORCH: torch.__version__}, schema)}))
     except OpAtlasError as error:
         sys.exit(str(error))
 

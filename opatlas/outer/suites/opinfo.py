@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 import sys
 import types
 import unittest
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,7 @@ from opatlas.outer.suites.operators import (
     Call,
     NoText,
     find_overload,
+    functional_of,
     is_no_operator,
     name_of,
     out_arguments,
@@ -116,11 +118,17 @@ def _samples(opinfo: str, dtype_name: str) -> Sequence[Any]:
     """Returns the samples of an OpInfo on the CPU, from a seed of its name: those of OpInfo, then extreme values."""
     info, dtype = opinfos()[opinfo], getattr(torch, dtype_name)
     seed = int.from_bytes(hashlib.blake2b(f"{opinfo} {dtype}".encode(), digest_size=4).digest(), "little")
-    # OpInfo seeds torch for each sample. For each device that is not open torch then keeps a traceback, which takes
-    # longer than the samples; these are drawn on the CPU alone.
-    with patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
+    with _seeds_of_the_cpu():
         torch.manual_seed(seed)
         return [*info.sample_inputs("cpu", dtype, requires_grad=False), *_extreme(info, dtype)]
+
+
+def _seeds_of_the_cpu() -> AbstractContextManager[object]:
+    """Lets OpInfo, which seeds torch for each sample, seed the CPU alone, on which they are drawn.
+
+    For each device that is not open torch would keep a traceback, which takes longer than the samples.
+    """
+    return patch.object(torch, "manual_seed", torch.default_generator.manual_seed)
 
 
 def _extreme(info: Any, dtype: torch.dtype) -> Iterable[Any]:
@@ -144,7 +152,10 @@ def recorded(opinfo: str, dtype: str, number: int) -> Call | None:
     Raises:
         KeyError, IndexError: this torch has no such OpInfo or sample.
     """
-    sample, info = _samples(opinfo, dtype)[number], opinfos()[opinfo]
+    return _recorded(opinfos()[opinfo], _samples(opinfo, dtype)[number])
+
+
+def _recorded(info: Any, sample: Any) -> Call | None:
     recorder = _Recorder()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,25 +170,59 @@ def with_out(variant: torch._ops.OpOverload, call: Call, results: Sequence[torch
     return Call(variant, call.positional, {**call.keywords, **out_arguments(variant, outs)})
 
 
-def list_cases(device_kind: str, names: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Iterator[CaseRow]:
-    """Yields the cases of all operators.
+def list_cases(
+    device_kind: str,
+    operators: Sequence[str] = (),
+    tell: Callable[[float], object] = lambda share: None,
+) -> Iterator[CaseRow]:
+    """Yields the cases of operators.
 
     Args:
         device_kind: a device ("cuda"), whose dtypes count as OpInfo knows them; the samples are made on the CPU.
-        names, dtypes: the only OpInfos and dtypes; empty: all.
+        operators: the only operators ("add.Tensor"), with their variants; empty: all.
+        tell: gets the share that is done, from time to time.
     """
     known = device_kind if device_kind in _KNOWN_DEVICES else "cuda"
-    for dtype, most in MOST_CASES.items():
-        if dtypes and dtype not in dtypes:
-            continue
+    overloads = list(filter(None, map(find_overload, operators)))
+    wanted = {name_of(functional_of(each) or each) for each in overloads}
+    infos = opinfos()
+    if operators:
+        infos = {name: info for name, info in infos.items() if _may_call(name, info, known, wanted)}
+    for turn, (dtype, most) in enumerate(MOST_CASES.items()):
         by_operator: dict[str, list[_Sample]] = defaultdict(list)
-        for name, info in opinfos().items():
-            if (not names or name in names) and getattr(torch, dtype) in info.supported_dtypes(known):
+        for place, (name, info) in enumerate(infos.items()):
+            tell((turn + place / len(infos)) / len(MOST_CASES))
+            if getattr(torch, dtype) in info.supported_dtypes(known):
                 for sample in _recordable(name, dtype):
                     by_operator[name_of(sample.call.overload)].append(sample)
-        for operator in sorted(by_operator):
+        for operator in sorted(by_operator.keys() & wanted if operators else by_operator):
             chosen = map(_checked, _chosen(by_operator[operator], most))
             yield from _cases_of(operator, dtype, [each for each in chosen if each is not None])
+
+
+#: Samples of an OpInfo that tell the families of the operators that it calls; others are for more axes.
+_FIRST = 8
+#: OpInfos of which later samples, or those of other dtypes, call other families.
+_UNCLEAR = ("isfinite", "masked.")
+
+
+def _may_call(name: str, info: Any, device: str, operators: Collection[str]) -> bool:
+    """Returns whether an OpInfo may call one of these operators, from a few of its samples."""
+    supported = info.supported_dtypes(device)
+    dtype = next((found for each in MOST_CASES if (found := getattr(torch, each)) in supported), None)
+    families, called = set(map(_family, operators)), set[str]()
+    if dtype is None or name.startswith(_UNCLEAR):
+        return dtype is not None
+    with suppress(Exception), _seeds_of_the_cpu():
+        for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), _FIRST):
+            with suppress(Exception):
+                called |= {_family(name_of(call.overload)) for call in [_recorded(info, sample)] if call is not None}
+    return any(wanted.startswith(family) for wanted in families for family in called)
+
+
+def _family(operator: str) -> str:
+    """Returns the name of an operator without its overload and numbers of axes: `max_pool` of `max_pool2d.default`."""
+    return re.sub(r"\d+d?", "", operator.partition(".")[0]).strip("_")
 
 
 def _recordable(opinfo: str, dtype: str) -> Iterator[_Sample]:

@@ -146,6 +146,7 @@ def task_source(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Ro
         is_listed=True,
         ops=_kernel_types,
         subjects=tasks,
+        asked=tasks,
         find=find_candidates(list(tasks.values())),
     )
 
