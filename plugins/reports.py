@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict
 from xml.etree.ElementTree import Element, SubElement
@@ -161,8 +162,9 @@ def shorten_message(report: pytest.TestReport) -> None:
 def take_output(item: pytest.Item) -> None:
     """Moves the output that pytest has captured since it last looked to the call of a test."""
     capture = item.config.pluginmanager.get_plugin("capturemanager")
-    if capture is not None:
-        for name, text in zip(("stdout", "stderr"), capture.read_global_capture(), strict=True):
+    # After Ctrl-C pytest has stopped to capture, and says so by an assertion.
+    with suppress(AssertionError):
+        for name, text in zip(("stdout", "stderr"), capture.read_global_capture() if capture else (), strict=False):
             item.add_report_section("call", name, text)
 
 

@@ -139,10 +139,15 @@ class TableFold:
 
     def put_duration(self, position: int, part: RunCells) -> bool:
         """Gives a row a duration; what it replaces is kept in the log. Returns whether a cell changed."""
-        own = self._own_duration(position)
+        own, status = self._own_duration(position), self.status_of(position)
         if own is not None and self._differ(own, part):
             self._keep_own(position, part.run_id)
-        return self._set_duration(position, part)
+        if status is not None and not self.rows[col.STATUS_RUN_ID][position]:
+            # The run of a status is written into its own column, before the run of the duration changes.
+            named = {name: status.cells[name] for name in (col.STATUS_REASON, col.STATUS_RUN_ID)}
+            self.rows.set_cells(position, named)
+        (self._recorded.add if part.is_record else self._recorded.discard)(position)
+        return self.rows.set_cells(position, {**dict.fromkeys(self._replayed_columns(), ""), **part.cells})
 
     def clear(self, position: int) -> None:
         """Empties duration, status and pooled cells of a row, whose cells are of another case now."""
@@ -211,9 +216,7 @@ class TableFold:
             part, own = candidate.duration, self._own_duration(position)
             assert part is not None
             if self._is_newer(position, candidate, part, own):
-                if own is not None and self._differ(own, part):
-                    self._keep_own(position, part.run_id)
-                if self._set_duration(position, part):
+                if self.put_duration(position, part):
                     changes.changed.add(position)
                 changes.measured[position] = candidate
             elif candidate.record is not None:
@@ -345,17 +348,6 @@ class TableFold:
         if _captured_rank(cells) <= _captured_rank({name: self.rows[name][position] for name in names}):
             return False
         return self.rows.set_cells(position, {**dict.fromkeys(names, ""), **cells})
-
-    def _name_run_of_status(self, position: int) -> None:
-        """Writes the run of a status into its own column, before the run of the duration changes."""
-        own = self.status_of(position)
-        if own is not None and not self.rows[col.STATUS_RUN_ID][position]:
-            self.rows.set_cells(position, {name: own.cells[name] for name in (col.STATUS_REASON, col.STATUS_RUN_ID)})
-
-    def _set_duration(self, position: int, part: RunCells) -> bool:
-        self._name_run_of_status(position)
-        (self._recorded.add if part.is_record else self._recorded.discard)(position)
-        return self.rows.set_cells(position, {**dict.fromkeys(self._replayed_columns(), ""), **part.cells})
 
     def _replayed_columns(self) -> Sequence[str]:
         """Returns the columns of replayed durations; an earlier duration may have brought further counters."""

@@ -63,36 +63,33 @@ _FUNCTIONS: Mapping[Any, str] = {
     torch.nn.functional: "gelu layer_norm linear normalize pad relu scaled_dot_product_attention silu softmax",
     time: "monotonic monotonic_ns perf_counter perf_counter_ns sleep time",
 }
-#: Settings of torch by dotted name. A newer name precedes the older name, which newer versions of torch refuse to read
-#: if both were set. Names that do not exist in this torch are skipped.
-_SETTINGS = (
-    ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
-    ("backends.cudnn.conv.fp32_precision", "backends.cudnn.allow_tf32"),
-    ("backends.mkldnn.matmul.fp32_precision", "backends.mkldnn.allow_tf32"),
-    ("backends.cuda.matmul.allow_fp16_reduced_precision_reduction",),
-    ("backends.cuda.matmul.allow_bf16_reduced_precision_reduction",),
-    ("backends.cudnn.enabled",),
-    ("backends.cudnn.benchmark",),
-    ("backends.cudnn.deterministic",),
-    ("backends.mkldnn.enabled",),
-    ("backends.quantized.engine",),
-    ("utils.deterministic.fill_uninitialized_memory",),
-)
-#: Functions of torch that return a setting. Functions that do not exist in this torch are skipped.
-_TOLD_BY_TORCH = {
-    "torch threads": "get_num_threads",
-    "torch interop threads": "get_num_interop_threads",
-    "default dtype": "get_default_dtype",
-    "default device": "get_default_device",
-    "deterministic algorithms": "get_deterministic_debug_mode",
-    "float32 matmul precision": "get_float32_matmul_precision",
-    "grad mode": "is_grad_enabled",
-    "inference mode": "is_inference_mode_enabled",
-    "anomaly detection": "is_anomaly_enabled",
-    "flash attention": "backends.cuda.flash_sdp_enabled",
-    "memory efficient attention": "backends.cuda.mem_efficient_sdp_enabled",
-    "math attention": "backends.cuda.math_sdp_enabled",
-    "cuDNN attention": "backends.cuda.cudnn_sdp_enabled",
+#: Settings of torch, and functions that return one, by their dotted names there. A newer name precedes the older one,
+#: which newer versions of torch refuse to read if both were set. What does not exist in this torch is skipped.
+_SETTINGS = {
+    "torch threads": ("get_num_threads",),
+    "torch interop threads": ("get_num_interop_threads",),
+    "default dtype": ("get_default_dtype",),
+    "default device": ("get_default_device",),
+    "deterministic algorithms": ("get_deterministic_debug_mode",),
+    "float32 matmul precision": ("get_float32_matmul_precision",),
+    "grad mode": ("is_grad_enabled",),
+    "inference mode": ("is_inference_mode_enabled",),
+    "anomaly detection": ("is_anomaly_enabled",),
+    "flash attention": ("backends.cuda.flash_sdp_enabled",),
+    "memory efficient attention": ("backends.cuda.mem_efficient_sdp_enabled",),
+    "math attention": ("backends.cuda.math_sdp_enabled",),
+    "cuDNN attention": ("backends.cuda.cudnn_sdp_enabled",),
+    "torch.backends.cuda.matmul precision": ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
+    "torch.backends.cudnn.conv precision": ("backends.cudnn.conv.fp32_precision", "backends.cudnn.allow_tf32"),
+    "torch.backends.mkldnn.matmul precision": ("backends.mkldnn.matmul.fp32_precision", "backends.mkldnn.allow_tf32"),
+    "torch.backends.cuda.matmul FP16": ("backends.cuda.matmul.allow_fp16_reduced_precision_reduction",),
+    "torch.backends.cuda.matmul BF16": ("backends.cuda.matmul.allow_bf16_reduced_precision_reduction",),
+    "torch.backends.cudnn.enabled": ("backends.cudnn.enabled",),
+    "torch.backends.cudnn.benchmark": ("backends.cudnn.benchmark",),
+    "torch.backends.cudnn.deterministic": ("backends.cudnn.deterministic",),
+    "torch.backends.mkldnn.enabled": ("backends.mkldnn.enabled",),
+    "torch.backends.quantized.engine": ("backends.quantized.engine",),
+    "torch.utils.deterministic": ("utils.deterministic.fill_uninitialized_memory",),
 }
 _SMALLEST_NORMAL = sys.float_info.min
 _ENVIRONMENT, _THREADS, _CHILDREN = "environment", "running threads", "child processes"
@@ -210,25 +207,18 @@ def _has_children() -> bool:
 
 def _of_torch(kind: str) -> dict[str, Reader]:
     readers: dict[str, Reader] = {}
-    for name, function in _TOLD_BY_TORCH.items():
-        if (reader := _torch_attribute(function)) is not None:
-            readers[name] = reader
-    for names in _SETTINGS:
-        for name in names:
-            if _torch_attribute(name) is not None:
-                readers[f"torch.{name}"] = partial(attrgetter(name), torch)
+    for name, places in _SETTINGS.items():
+        for place in places:
+            if (setting := _torch_attribute(place)) is not None:
+                readers[name] = setting if callable(setting) else partial(attrgetter(place), torch)
                 break
     readers[f"autocast of {kind}"] = partial(torch.is_autocast_enabled, kind)
     for name in ("current_device", "current_stream"):
         if (reader := _torch_attribute(f"{kind}.{name}")) is not None:
-            readers[f"torch.{kind}.{name}"] = partial(_as_text, reader)
+            # As text, because each call returns a new object for the same stream.
+            readers[f"torch.{kind}.{name}"] = lambda reader=reader: str(reader())  # type: ignore[misc]
     readers["functions"] = _Functions()
     return readers
-
-
-def _as_text(reader: Reader) -> str:
-    # Converted to text, because each call returns a new object for the same stream.
-    return str(reader())
 
 
 def _torch_attribute(name: str) -> Any:

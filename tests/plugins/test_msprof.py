@@ -38,7 +38,7 @@ def pytest_runtest_logreport(report):
 
 
 #: Each costs a session of msprof, and a device process.
-FAULTS = ("exit-1", "no-marks", "slices", "two-devices", "older-header", "exit-1-with-summary", "older-marks")
+FAULTS = ("exit-1", "slices", "two-devices", "older-header", "exit-1-with-summary", "older-marks")
 
 
 @pytest.mark.parametrize("faults", [FAULTS[:2], pytest.param(FAULTS[2:], marks=pytest.mark.slow)])

@@ -97,8 +97,6 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
         # One kernel after the other, as a stream runs them.
         started_us, start_us = start_us, start_us + 10 + round(launch["us"])
         shapes = launch["cells"].get("Input Shapes", "")
-        if launch["type"] == "Neg" and fault == "no-marks":
-            continue
         if launch["type"] == "Neg" and fault == "older-marks":
             # CANN's name of the kernel where a graph was captured.
             launch["type"] = "NegAiCore"

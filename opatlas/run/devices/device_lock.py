@@ -117,21 +117,17 @@ class DeviceLock:
 
 
 class DeviceWaits:
-    """Measures how long the rows of a process wait for their device, and shows the user once which session holds it.
+    """The waits of a process's rows for their device; shows the user once which session holds it.
 
     Used as a context around each job: the end of a job also ends its wait.
 
     Attributes:
         tell: shows a line to the user.
-        others_s: seconds that rows have waited for other sessions.
-        own_s: seconds that rows have waited for other workers of the same session.
         interrupted: whether the last job ended during its wait.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.tell = tell
-        self.others_s = 0.0
-        self.own_s = 0.0
         self.interrupted = False
         self._shown: set[LockHolder] = set()
         self._going_on: list[LockWait] = []
@@ -141,8 +137,7 @@ class DeviceWaits:
 
     def __exit__(self, *_: object) -> None:
         self.interrupted = bool(self._going_on)
-        for wait in list(self._going_on):
-            self.end(wait)
+        self._going_on.clear()
 
     @property
     def current(self) -> LockWait | None:
@@ -160,12 +155,7 @@ class DeviceWaits:
 
     def end(self, wait: LockWait | None = None) -> None:
         """Ends a wait, by default that which goes on, whether or not the row has its device."""
-        for each in [wait] if wait is not None else list(self._going_on):
-            self._going_on.remove(each)
-            if each.holder.own_session:
-                self.own_s += each.seconds
-            else:
-                self.others_s += each.seconds
+        self._going_on[:] = [each for each in self._going_on if wait is not None and each is not wait]
 
 
 class LockWait:
