@@ -231,7 +231,9 @@ def test_a_row_that_is_checked_on_the_host_must_fit_there_too(monkeypatch, kind,
     monkeypatch.setattr("opatlas.run.replay.host_available_bytes", lambda: host_bytes)
     cells = {**CELLS_OF_ROW, "Input Shapes": "8192,8192;8192,8192", "Output Shapes": "8192,8192"}
     row = ReplayRow("Add", cells, torch.device("cpu"))
-    replay = Replay(row, ReplaySpec(("Add",), npu="torch.add"), device, None, MeasureSettings())
+    replay = Replay(
+        row, ReplaySpec(("Add",), npu="torch.add"), device, SimpleNamespace(name="wall-clock"), MeasureSettings()
+    )
     with nullcontext() if fits else pytest.raises(OutOfMemory, match="host"):
         replay.expect_memory()
 

@@ -2,6 +2,7 @@
 
 Task: softmax
 Expected: mismatch
+Process: own
 Caught by: nothing in the process decides
 """
 
