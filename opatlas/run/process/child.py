@@ -211,11 +211,6 @@ class Child:
         if (end := open_pidfd(pid)) is not None:
             self.ends.append(end)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the keeper has ended."""
-        return self.keeper.poll() is not None
-
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """A context in which kernels run, and in which this process starts no other processes."""

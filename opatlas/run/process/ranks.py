@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from multiprocessing.connection import wait
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -26,7 +26,7 @@ from opatlas.run.devices.device_lock import DeviceWaits
 from opatlas.run.group import GroupSpec
 from opatlas.run.inputs.experts import HCCL_BUFFER_VARIABLE
 from opatlas.run.job import Job
-from opatlas.run.process.child import MASTER_PORT, MEETING, UNDER_LAUNCHER, Child, Launcher, write_stacks
+from opatlas.run.process.child import MASTER_PORT, MEETING, UNDER_LAUNCHER, Child, Launcher, readable, write_stacks
 from opatlas.run.process.fresh_python import import_paths, module_command
 from opatlas.run.process.keeper import END
 from opatlas.run.process.messages import RANK_PLACEHOLDER, ChannelBroken, DeviceOpened, NotReady, Ready, Run, Start
@@ -129,14 +129,14 @@ class Ranks:
         for local_rank, start in enumerate(self._starts):
             own = [word.replace(RANK_PLACEHOLDER, str(local_rank)) for word in command]
             self._ranks[local_rank] = Child(
-                lambda fd, own=own: [word.replace(_FD, fd) for word in own],  # type: ignore[misc]
+                partial(_with_descriptor, own),
                 {**device_environment(start.spec), **self._variables(local_rank)},
             )
 
     def expect_idle(self) -> None:
         """Raises ChannelBroken, EOFError or OSError where a rank has ended, or has sent an unexpected message."""
         for rank in self._ranks.values():
-            if not rank.channel.is_silent() or wait(rank.ends, 0):
+            if not rank.channel.is_silent() or readable(rank.ends, 0):
                 raise ChannelBroken
 
     def send(self, job: Job) -> None:
@@ -161,7 +161,7 @@ class Ranks:
         """
         # A fork of a rank may hold the connection open.
         waited = [end for rank in self._ranks.values() for end in (rank.channel.fileno(), *rank.ends)]
-        ready = set(wait(waited, max(limit_s, 0)))
+        ready = readable(waited, max(limit_s, 0))
         messages = []
         unread: set[int] = set()
         died = {number for number, rank in self._ranks.items() if ready.intersection(rank.ends)}
@@ -202,8 +202,12 @@ class Ranks:
         Args:
             at_once: whether ranks are killed, and not let end by themselves; launchers still write their records.
         """
+        if at_once and self._launcher is None:
+            # With its connection still open: a rank would print that it cannot send.
+            self.kill()
+            return
         self.release()
-        patience_s = 0.0 if at_once else END_TIMEOUT_S
+        patience_s = END_TIMEOUT_S
         if any(rank.pid is None for rank in self._ranks.values()):
             # One that has not opened its device has nothing to write.
             patience_s = 0.0
@@ -310,3 +314,8 @@ class Ranks:
             return f"no {self._spec.other_nodes} {limit}: {_NODE_REMEDY[self._spec.in_cluster]}"
         who, what = self._slowest()
         return f"{who} did not join {limit}: still to {what}"
+
+
+def _with_descriptor(words: Sequence[str], fd: str) -> list[str]:
+    """Returns a command that names a descriptor."""
+    return [word.replace(_FD, fd) for word in words]

@@ -4,6 +4,7 @@ Task: linear
 Device: cpu
 Expected: pass
 Notes: cuda.matmul
+Process: own
 Caught by: the baseline runs in another process; settings are told
 """
 
