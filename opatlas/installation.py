@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -80,8 +79,7 @@ REPORT_PAGES = "opatlas.report_pages"
 KERNEL_TEMPLATES = "opatlas.kernel_templates"
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """`opatlas NAME ...`, a function that returns a Result, or a session of pytest.
 
     The help of all commands loads it: it lies in a module without heavy imports, such as the package's `__init__`.

@@ -31,7 +31,6 @@ from opatlas.row.columns import (
     TASK,
 )
 from opatlas.row.quality import Floats
-from opatlas.row.signature import signature
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable
 from opatlas.run.registry import replay_spec
@@ -146,10 +145,6 @@ class SessionCase:
     @property
     def kernel_type(self) -> str:
         return self.rows.kernel_type
-
-    @property
-    def signature(self) -> str:
-        return signature(self.kernel_type, self.cells)
 
     @property
     def cells(self) -> dict[str, str]:

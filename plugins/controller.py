@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from opatlas.row.signature import case_id_in
-
 from .row_runner import batches
 from .session import Session
 from .session_context import EXCLUSIVE_ITEMS
@@ -37,11 +35,27 @@ class RowScheduling(LoadScopeScheduling):  # type: ignore[misc]
         config.option.loadscopereorder = False
         self._scopes_of = scopes_of
         self._scopes: Mapping[str, str] = {}
+        self._indices: dict[str, int] = {}
 
     def _split_scope(self, nodeid: str) -> str:
         if not self._scopes and self.collection:
             self._scopes = self._scopes_of(self.collection)
+            # The first of equal node ids, as list.index finds it.
+            self._indices = {each: index for index, each in reversed(list(enumerate(self.collection)))}
         return self._scopes[nodeid]
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Gives a worker the next scope. xdist's own method looks for each row in the list of all."""
+        scope, unit = self.workqueue.popitem(last=False)
+        self.assigned_work[node][scope] = unit
+        node.send_runtest_some([self._indices[nodeid] for nodeid, done in unit.items() if not done])
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """Forgets a scope whose rows have run: xdist counts all rows of a worker's scopes again and again."""
+        super().mark_test_complete(node, item_index, duration)
+        work, scope = self.assigned_work[node], self._split_scope(self.registered_collections[node][item_index])
+        if all(work[scope].values()):
+            del work[scope]
 
     def _reschedule(self, node: Any) -> None:
         """Gives a worker scopes until it has a row to run and two that wait. xdist's own method gives one scope."""
@@ -104,8 +118,8 @@ class ControllerHooks:
         scopes = dict.fromkeys(nodeids[ordinary:], "groups")
         if (size := self._context.settings.msprof_rows or 1) > 1:
             return scopes | {nodeid: str(batch) for nodeid, batch in batches(nodeids[:ordinary], size).items()}
-        rows = {case.id: case.row_id for case in self._session.cases}
-        return scopes | {nodeid: rows.get(case_id_in(nodeid), nodeid) for nodeid in nodeids[:ordinary]}
+        cases = {nodeid: self._session.case_of(nodeid) for nodeid in nodeids[:ordinary]}
+        return scopes | {nodeid: nodeid if case is None else case.row_id for nodeid, case in cases.items()}
 
     def pytest_configure_node(self, node: Any) -> None:
         """Prepares the input of a worker, before it starts: it takes the lowest free place."""

@@ -92,17 +92,6 @@ class SessionRecords:
             return self._stop(error, target)
         return ""
 
-    def launched(self, device: DeviceDescription) -> None:
-        """Writes the manifest before the first record: the session that reads a killed msprof session needs it.
-
-        msprof's files lie in the database of the first target.
-        """
-        if self._context.settings.writes:
-            try:
-                self._begin_manifest(device, 0)
-            except (OSError, OpAtlasError) as error:
-                self._stop(error, 0)
-
     def _begin_manifest(self, device: DeviceDescription | None, target: int) -> None:
         """Writes the manifest, unless another process has; again with each further device of this process."""
         database, known = self._context.databases[target].database, self._written.setdefault(target, [])

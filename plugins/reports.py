@@ -33,7 +33,7 @@ from opatlas.run.registry import replay_spec
 from opatlas.show.result import UNLIMITED, Part
 from opatlas.text import cut_middle, parse_real, pluralize
 
-from .cases import CaseResult, Fate, of_fate, row_of
+from .cases import CaseResult, row_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -209,10 +209,9 @@ class JUnit:
             self._xml.add_global_property(name, value)
         if self._xml.suite_name == _DEFAULT_SUITE and self._records.device_name:
             self._xml.suite_name = f"opatlas {self._records.device_name}"
-        rows = {row.id: row for row in of_fate(self._session.cases, Fate.TO_RUN)}
         for reporter in self._xml.node_reporters_ordered:
             case = reporter.to_xml()
-            row = rows.get(case_id_in(case.get("name", "")))
+            row = self._session.case_of(case.get("name", ""))
             if row is not None:
                 case.set("classname", ".".join(filter(None, (self._xml.prefix, row.kernel_type))))
                 self._complete(case, row.result)

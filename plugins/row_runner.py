@@ -52,14 +52,12 @@ def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
 class RowRunner:
     """Runs the rows of a session: in turn, or, where the scheduler takes many at once, ahead of pytest."""
 
-    def __init__(self, context: SessionContext, on_launched: Callable[[], None], on_arrived: Arrived) -> None:
+    def __init__(self, context: SessionContext, on_arrived: Arrived) -> None:
         """
         Args:
-            on_launched: called when a row has run whose samples are pending.
             on_arrived: gets each outcome of a row that may run ahead of pytest, before anybody else hears of it.
         """
         self._context = context
-        self._on_launched = on_launched
         self._on_arrived = on_arrived
         self._items: Sequence[pytest.Item] = ()
         self._scheduler: Scheduler | None = None
@@ -269,7 +267,6 @@ class RowRunner:
             if outcome.pending is not None:
                 self._launched.add(job.id)
                 self._device = device
-                self._on_launched()
             else:
                 del self._item_of[job.id], self._job_of[item.nodeid]
                 self._ready[item.nodeid] = Done(job, outcome, device)
@@ -349,7 +346,6 @@ class RowRunner:
             group=spec.group(row.cells, settings.source.options) if spec is not None and spec.group else None,
             source=source,
             instrument="" if settings.mixed or settings.read_only else _instrument(row),
-            database=str(settings.targets[row.target].path) if row.target else "",
             subject=settings.source.subjects.get(row.kernel_type),
             judge=spec.judge if spec is not None and source is not None and not source.module else "",
             together=row.row_id if len(settings.targets) > 1 else "",

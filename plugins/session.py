@@ -100,7 +100,7 @@ class Session:
         self.paths: list[str] = []
         self.unaccounted: list[str] = []
         self.unreported: list[str] = []
-        self.runner = RowRunner(context, self._launched, self._take_arrived)
+        self.runner = RowRunner(context, self._take_arrived)
         #: Signatures of --prof-path without a row, by kernel type.
         self.unmatched: Counter[str] = Counter()
         #: The cases that may be collected, by id; None before pytest has selected them.
@@ -391,7 +391,3 @@ class Session:
             judged=outcome.judged.cells if outcome.judged is not None else {},
             host=host,
         )
-
-    def _launched(self) -> None:
-        """Writes the manifest, with the device: if this session is killed, the next session reads the profile."""
-        self.records.launched(self.runner.describe())

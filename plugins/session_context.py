@@ -154,7 +154,7 @@ class SessionContext:
         run_id: names the run in the CSVs, the manifest and the journals; begins with the time in UTC, because runs of
             several machines are ordered by it.
         started_at: seconds since the epoch.
-        waits: how long rows of this process have waited for their device.
+        waits: the waits of this process's rows for their device.
         plan: None until a replay is collected (`Session.plan` makes it).
         profile: the captures of --prof-path, read with the plan; None without --prof-path.
     """
@@ -323,18 +323,15 @@ class SessionContext:
         """Why the session stops, unless the user asked for it; "" while it goes on."""
         return "" if self.stop_reason == STOPPED else self.stop_reason
 
-    def kept_lines(self, ended: str) -> Iterator[str]:
-        """Yields which journals keep the records of a session that does not merge them; nothing with --read-only.
-
-        Args:
-            ended: how the session ended.
-        """
+    def kept_lines(self) -> Iterator[str]:
+        """Yields which journals keep the records of a session that does not merge them; nothing with --read-only."""
         for each in self.databases if self.settings.writes else ():
             try:
                 kept = pluralize(count_run_records(each.database, self.run_id), "record stays", "records stay")
             except OSError as error:
                 kept = f"the records stay ({error.strerror})"
-            yield f"{ended}: {kept} in {each.database.journal_dir}; the next session on this database merges them"
+            where = each.database.journal_dir
+            yield f"stopped at once: {kept} in {where}; the next session on this database merges them"
 
     def end_without_device(self, reason: str) -> NoReturn:
         """Ends the session because there is no device. The current test fails, and its row gets no record.
@@ -352,8 +349,13 @@ class SessionContext:
             "shared_dir": str(self.shared.path),
             "controller": str(os.getpid()),
             "place": str(place),
-            "plan": pickle.dumps(self.plan, protocol=pickle.HIGHEST_PROTOCOL) if self.plan is not None else b"",
+            "plan": self._sent_plan,
         }
+
+    @cached_property
+    def _sent_plan(self) -> bytes:
+        """The plan, as all workers get it."""
+        return pickle.dumps(self.plan, protocol=pickle.HIGHEST_PROTOCOL) if self.plan is not None else b""
 
     def received_plan(self) -> Plan:
         """Returns the plan that the controller has sent to this worker."""

@@ -199,7 +199,7 @@ def print_summary(session: Session, terminal: pytest.TerminalReporter) -> None:
 
 def _parts(session: Session) -> Iterator[Part]:
     if session.context.stopped_now:
-        yield from session.context.kept_lines("stopped at once")
+        yield from session.context.kept_lines()
         return
     if not ledger(session.cases).keys() - {WITHOUT_REPLAY} and not session.has_written:
         idle = ((fate, session.requested(fate)) for fate in (Fate.LEFT_OUT, Fate.OTHER_SHARD, Fate.NOT_SELECTED))

@@ -257,7 +257,8 @@ class _AfterImport(MetaPathFinder):
                 execute(module)
                 then(module)
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            # Of this loader alone, not of its class.
+            vars(spec.loader)["exec_module"] = exec_module
         return spec
 
     def remove(self) -> None:

@@ -269,7 +269,7 @@ def read_chunks(path: Path, header: CaptureHeader) -> Iterator[Chunk]:
     """Yields the rows of a capture in order, block by block. Threads parse the next blocks meanwhile.
 
     Raises:
-        TableError: the file is not a CSV in UTF-8.
+        TableError: the file cannot be read, or is not a CSV.
     """
     # The parser releases Python's global lock, so threads parse blocks while another block is grouped.
     workers = min(os.cpu_count() or 1, _WORKERS)

@@ -269,7 +269,7 @@ def _capture_file(file: CaptureInput, counts: LaunchCounts) -> CaptureFile:
         sha256=file.sha256,
         rows=counts.rows,
         ingested=counts.ingested,
-        left_out={reason.name.lower(): count for reason, count in counts.left_out.items() if count},
+        left_out={reason.name.lower(): count for reason, count in counts.left_out.items()},
         same_bytes=tuple(printable(str(path)) for path in file.same_bytes),
     )
 

@@ -27,9 +27,9 @@ from opatlas.text import parse_real, printable
 
 #: Problems of a file that are reported with their lines.
 _PROBLEMS_NAMED = 100
-LEFT_OUT = "The row is left out; correct the cell, then ingest all captures of the database again, with --replace"
+_LEFT_OUT = "The row is left out; correct the cell, then ingest all captures of the database again, with --replace"
 #: What stands for bytes that are not UTF-8.
-UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 #: Cores on which collectives run, in older captures under names such as `allReduce`.
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 SOURCE_PROFILE = col.RUNTIME_PREFIX + "source_profile"
@@ -311,7 +311,7 @@ class CapturedLaunches:
         if reason is SkipReason.MALFORMED:
             self.report(line, "not UTF-8", "The row is left out; save the file as UTF-8")
         elif reason is SkipReason.BAD_KERNEL_TYPE:
-            self.report(line, "cannot name a file", LEFT_OUT, "Type", kernel_type)
+            self.report(line, "cannot name a file", _LEFT_OUT, "Type", kernel_type)
         elif reason is None:
             try:
                 for column in (col.INPUT_SHAPES, col.OUTPUT_SHAPES):
@@ -319,7 +319,7 @@ class CapturedLaunches:
                         parse_shape(shape, column, cells[column])
             except CellError as error:
                 reason = SkipReason.BAD_DIMENSION
-                self.report(line, error.problem, LEFT_OUT, error.column, error.value)
+                self.report(line, error.problem, _LEFT_OUT, error.column, error.value)
         if reason is not None:
             return _Kind(kernel_type, "", {}, reason)
         name, unknown = signature(kernel_type, cells), unknown_dtypes(cells)
@@ -331,7 +331,7 @@ class CapturedLaunches:
         reason = SkipReason.IMPOSSIBLE_DURATION if too_long else SkipReason.INVALID_DURATION
         self.counts.add(reason, kernel_type, 1)
         if not too_long and text.upper() not in EMPTY_WORDS and parse_real(text) != 0:
-            self.report(line, "not a number of microseconds above 0", LEFT_OUT, self._duration, text)
+            self.report(line, "not a number of microseconds above 0", _LEFT_OUT, self._duration, text)
         elif reason not in dict(self.counts.without_duration):
             self.counts.without_duration.append((reason, f"{self._path}:{line}: {text!r}"))
 
@@ -371,7 +371,7 @@ def is_collective(kernel_type: str, cells: Mapping[str, str]) -> bool:
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:
     """Returns the most specific reason why a row of a capture does not count; None if the row counts."""
-    if any(UNREADABLE in cell for cell in (kernel_type, *cells.values())):
+    if any(_UNREADABLE in cell for cell in (kernel_type, *cells.values())):
         return SkipReason.MALFORMED
     if is_collective(kernel_type, cells):
         return SkipReason.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else SkipReason.OTHER_COLLECTIVE

@@ -151,7 +151,7 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
             }
         )
     first = dict(reversed(account.without_duration))
-    left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common() if count]
+    left_out = [(reason.value, count, first.get(reason)) for reason, count in account.left_out.most_common()]
     yield from _table(("left out", "rows", "first"), left_out)
     shares = [(each.kernel_type, each.count, each.share) for each in account.without_shapes]
     yield from _table(("without shapes", "launches", _SHARE), shares)

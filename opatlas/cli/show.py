@@ -236,7 +236,8 @@ def report(
     place = database_folder(database)
     if against and "@" not in against:
         against = str(database_folder(against))
-    costs = [open_database(place).model(**msgspec.structs.asdict(each)) for each in step]
+    opened = open_database(place) if step else None
+    costs = [opened.model(**msgspec.structs.asdict(each)) for each in step] if opened else []
     site = write_site(place, output, against=against, costs=costs, capture=superkernel)
     parts: list[Part] = [
         Fields({"site": str(site.start), "kernel types": site.kernel_types}),

@@ -172,8 +172,10 @@ _PYTHON, _C = (".py", ".pyx"), (".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp"
 _SOURCES = frozenset(
     (*_PYTHON, *_C, ".cu", ".cuh", ".hip", ".asc", ".cce", ".ptx", ".cubin", ".o", ".a", ".so", ".json")
 )
-#: Folders of build outputs, and those in a database.
-_NO_SOURCES = frozenset(("__pycache__", "build", "implementations", "journal", "pruned", "reports", "runs"))
+#: Folders of build outputs, those in a database, and those of models that were asked.
+_NO_SOURCES = frozenset(
+    ("__pycache__", "answers", "attempts", "build", "implementations", "journal", "pruned", "reports", "runs")
+)
 #: A folder of BackendBench is named after an overload of torch: `add__Tensor`.
 _OVERLOAD = re.compile(r"\w+__\w+")
 _CANDIDATE = re.compile(r"_implementation_?(\w*)$")

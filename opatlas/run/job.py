@@ -86,7 +86,6 @@ class Job:
         group: the group of devices that the row needs; None: one device.
         instrument: name of the instrument that measured the stored duration and must measure the new duration; "": any.
         source: the implementation of the kernel that is timed; None: torch, or the NPU's call.
-        database: folder of the database that the result belongs to; "": that of the session's first implementation.
         subject: what the row is about besides its cells; None mostly.
         judge: what runs a job whose kernel is judged ("module:function", `ReplaySpec.judge`); "": nobody.
         log: a file for what a judged kernel writes on stderr, and for its current step; "" without one.
@@ -108,7 +107,6 @@ class Job:
     group: GroupSpec | None = None
     instrument: str = ""
     source: KernelSource | None = None
-    database: str = ""
     subject: Subject | None = None
     judge: str = ""
     log: str = ""

@@ -197,7 +197,7 @@ def msprof_on_device(
         spec: the device.
         settings: how rows are measured.
         folder: folder for msprof's output.
-        waits: measures the waits for the device; None: the waits are only shown to the user.
+        waits: keeps the waits for the device, and shows the user lines; None: lines go to stderr.
     """
     return MsprofBatches(
         lambda: MsprofSession(lambda launcher: DeviceProcess(spec, settings, launcher, waits), settings, folder)

@@ -137,7 +137,7 @@ class Replay:
         call, rivals = call_of(kernel, is_own), list[KernelCall]()
         if against is not None:
             baseline = self._kernel(against.source, impl)
-            for _ in range(2 if against.control else 1):
+            for _ in range(against.calls - 1):
                 rivals.append(call_of(_as_deep(baseline, kernel), against.source is not None))
         watch = InputWatch(call.inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
         has_all_from_caller = not _may_hold_tensors(kernel) and not _may_hold_tensors(baseline)

@@ -216,9 +216,13 @@ def _of_torch(kind: str) -> dict[str, Reader]:
     for name in ("current_device", "current_stream"):
         if (reader := _torch_attribute(f"{kind}.{name}")) is not None:
             # As text, because each call returns a new object for the same stream.
-            readers[f"torch.{kind}.{name}"] = lambda reader=reader: str(reader())  # type: ignore[misc]
+            readers[f"torch.{kind}.{name}"] = partial(_as_text, reader)
     readers["functions"] = _Functions()
     return readers
+
+
+def _as_text(reader: Callable[[], object]) -> str:
+    return str(reader())
 
 
 def _torch_attribute(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Defines the scheduler, which runs jobs and gives their outcomes: in turn here, and others made of those.
 
 in this process   `InProcess` below (--in-process)
-device processes  opatlas/run/process/device_process.py; of a group opatlas/run/process/device_process.py
+device processes  opatlas/run/process/device_process.py, also those of a group
 under msprof      opatlas/run/msprof_sessions.py
 on a cluster      opatlas/outer/cluster/dealer.py (Ray)
 no device at all  `Profiles` below (--prof-path)

@@ -177,12 +177,12 @@ def _as_table(part: Table | Fields) -> Table:
 
 
 def _is_number(table: Table, index: int) -> bool:
-    values = [row[index] for row in table.rows if row[index] is not None]
+    values = [row[index] for row in table.rows if row[index] not in (None, "")]
     return bool(values) and all(isinstance(value, _NUMBERS) for value in values)
 
 
 def _cell_text(column: Column, value: Any) -> str:
-    if value is None:
+    if value in (None, ""):
         return ""
     return plain_text(value) if column.text is str else printable(column.text(value))
 

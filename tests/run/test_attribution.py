@@ -1,4 +1,4 @@
-"""Samples found again in a profile, by marks or by order; and which launches of a call are the row's kernel."""
+"""Samples found again in a profile, by marks; and which launches of a call are the row's kernel."""
 
 from __future__ import annotations
 

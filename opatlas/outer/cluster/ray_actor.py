@@ -394,7 +394,8 @@ class GroupActor(HostActor):
     @sent
     def call(self, method: str, *arguments: Any, **options: bool) -> str | None:
         """Returns what another method of the ranks returns."""
-        return getattr(self._ranks, method)(*arguments, **options)  # type: ignore[no-any-return]
+        answer: str | None = getattr(self._ranks, method)(*arguments, **options)
+        return answer
 
     @sent
     def printed(self) -> str:

@@ -25,6 +25,7 @@ from opatlas.formats import microseconds, percent, ratio
 from opatlas.outer.generation.attempts import AttemptLog, LoopTask, RepairLoop
 from opatlas.outer.generation.endpoint import ChatMessage, Endpoint, RecordedAnswers, model_folder
 from opatlas.outer.generation.models_file import LANGUAGE_OF_KIND, KernelLanguage, ModelsFile, read_models
+from opatlas.outer.generation.prompt import error_text
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.outer.judging.rules import judge_source
 from opatlas.row.columns import (
@@ -144,7 +145,7 @@ class KernelPrompts:
         parts = [self.prompt, f"## Attempt {number + 1} of {self.attempts}"]
         if code:
             parts.append(f"Your last code:\n\n```python\n{code.rstrip()}\n```")
-        parts.append(f"What was found: {judgement.name}\n\n```text\n{judgement.text.strip()}\n```")
+        parts.append(f"What was found: {judgement.name}\n\n```text\n{error_text(judgement)}\n```")
         parts.append("Answer with the whole file again.")
         return (ChatMessage("user", "\n\n".join(parts) + "\n"),)
 
@@ -288,11 +289,21 @@ def ask(
     if file is not None:
         improved, content["attempts"] = improve(kernel_type, cells, prompt, file, output, problems)
         yield from improved
-    if kernel_type in replays_of_bench():
-        place = "" if found.table.is_capture else f" --database-path {found.table.place}"
-        yield f"next: opatlas bench --implementation torch,{output} --ops {kernel_type}{place}"
-    else:
+    if kernel_type not in replays_of_bench():
         yield f"{kernel_type} has no replay: docs/contributing.md adds one"
+        return
+    place = "" if found.table.is_capture else f" --database-path {found.table.place}"
+    command = f"opatlas bench --implementation torch,{output} --ops {kernel_type}{place}"
+    kernels = _kernels_folder(output, kernel_type)
+    if kernels.is_dir():
+        yield f"next: {command}"
+    elif file is None:
+        yield f"next: store the answer as {kernels}.py, then {command}"
+
+
+def _kernels_folder(output: Path, kernel_type: str) -> Path:
+    """Returns the folder of a type's kernels: what begins with "_" is no kernel (docs/implementations.md)."""
+    return output / kernel_type.lstrip("_")
 
 
 def _read_source(path: Path) -> str:
@@ -379,7 +390,10 @@ def improve(
                 rows.append((model, attempt.number, result, *times, attempt.candidate or None))
                 told.append(own | {"speed_up": speed_up})
             if loop.attempts and loop.attempts[-1].passed and loop.last_candidate is not None:
-                write_text(output / kernel_type / f"{model_folder(model)}.py", loop.last_candidate.read_text("utf-8"))
+                write_text(
+                    _kernels_folder(output, kernel_type) / f"{model_folder(model)}.py",
+                    loop.last_candidate.read_text("utf-8"),
+                )
     columns = (
         *("of", "attempt", "result", Column("before(us)", microseconds), Column("after(us)", microseconds)),
         Column("speed-up", ratio),

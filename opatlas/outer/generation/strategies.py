@@ -74,8 +74,7 @@ class Selector:
 
         def rank(model: str) -> tuple[float, float, float, float, str]:
             outcomes = self._of(model, complexity if known else None, without)
-            cost = fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
-            return (-_lower_bound(outcomes), cost, *self._price(model))
+            return (-_lower_bound(outcomes), _mean_cost(outcomes), *self._price(model))
 
         return min(self._models, key=rank)
 
@@ -91,8 +90,7 @@ class Selector:
             model = self.best(complexity)
             outcomes = self._of(model, complexity, None)
             rate = pass_rate(sum(each.passed for each in outcomes), len(outcomes))
-            cost_usd = fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
-            lines.append(Selection(complexity, model, rate, _lower_bound(outcomes), cost_usd))
+            lines.append(Selection(complexity, model, rate, _lower_bound(outcomes), _mean_cost(outcomes)))
         return lines
 
     def _price(self, model: str) -> tuple[float, float, str]:
@@ -105,6 +103,11 @@ class Selector:
         """Returns the outcomes of a model at the tasks of a complexity, or of all, but for one task."""
         of, tried = self._experiment.complexities, self._experiment.outcomes[model]
         return [each for task, each in tried.items() if group in (None, of[task]) and task != without]
+
+
+def _mean_cost(outcomes: Sequence[TaskOutcome]) -> float:
+    """Returns the mean cost of a task in USD."""
+    return fsum(each.cost_usd for each in outcomes) / max(len(outcomes), 1)
 
 
 def _lower_bound(outcomes: Sequence[TaskOutcome]) -> float:

@@ -53,7 +53,7 @@ from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle
 
 #: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
-_MEMORY_FACTOR = 12.0
+MEMORY_FACTOR = 12.0
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: The status of a row, by class; `failed` for any other.
@@ -162,7 +162,7 @@ class JudgedReplay(ABC):
             court, self._device, self._arguments(), is_cold=self._is_cold, margins=self._has_margins()
         )
         trial.rehearse()
-        self._sampling.expect_memory(_MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
+        self._sampling.expect_memory(MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
         trial.guard = self._guard = ProcessGuard() if self._job.source is not None else None
         self._step(Phase.IMPORT)
         function = self._import(court.weights_seed)

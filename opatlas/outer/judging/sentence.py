@@ -11,14 +11,13 @@ from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
 from opatlas.row.errors import ReplayError
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
+from opatlas.run.instruments.instrument import WallClock
 from opatlas.run.job import MOST_CHARACTERS, RowOutcome, outcome_of
 from opatlas.run.process.messages import ProcessMessage
 from opatlas.text import cut_middle, without_build_command
 
 #: The limit of the second verdict: the largest difference of any element.
 LIMIT = 1e-3
-#: The instrument whose durations hold all that the caller waits for, so that a second clock can contradict them.
-_WALL_CLOCK = "wall-clock"
 #: The shortest bracket, less that of the calls of nothing, is at most this many times the claim, a number of
 #: microseconds, and as many calls of nothing more: flushes of caches take longer while other processes use memory and
 #: cores. Found on the honest candidates of tests/outer/test_honest.py, with ten other processes on two cores.
@@ -139,7 +138,8 @@ def contradiction(measurement: Measurement, verdict: CourtVerdict) -> str:
     durations_us = measurement.samples_us
     if wrong := [each for each in durations_us if not (math.isfinite(each) and each > 0)]:
         return f"a sample of {wrong[0]} us"
-    if measurement.instrument != _WALL_CLOCK or not durations_us:
+    # Its durations alone hold all that the caller waits for, so that a second clock can contradict them.
+    if measurement.instrument != WallClock.name or not durations_us:
         return ""
     brackets = verdict.brackets_us[-len(durations_us) :]
     if len(brackets) < len(durations_us):

@@ -26,7 +26,6 @@ class CandidateSource:
     """The source of a candidate.
 
     Attributes:
-        text: the source.
         tree: its syntax tree, without the blocks that never run here: those of `if __name__ == "__main__"`, of
             `if TYPE_CHECKING` and of a constant that is false. Without a statement where there is an error.
         asked: the language that the candidate has to be written in; "" for any.
@@ -41,7 +40,7 @@ class CandidateSource:
         asked: str = "",
         helpers: frozenset[str] = frozenset(),
     ) -> None:
-        self.text, self.asked, self.helpers = text, asked, helpers
+        self.asked, self.helpers = asked, helpers
         self.tree = ast.Module([], [])
         self.error: SyntaxError | None = None
         try:

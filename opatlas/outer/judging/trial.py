@@ -92,7 +92,6 @@ class CandidateTrial:
     Attributes:
         made: the candidate, once it is constructed.
         guard: examined after each timed call; None where nobody is judged.
-        calls: number of calls so far.
         claimed_us: the duration of the last call, in microseconds; None where it is not known yet.
     """
 
@@ -115,7 +114,6 @@ class CandidateTrial:
         """
         self.made = Constructed()
         self.guard: ProcessGuard | None = None
-        self.calls = 0
         self.claimed_us: float | None = None
         self.inputs = LiveInputs(arguments, device.torch_device, margins)
         self._court, self._device, self._is_cold = court, device, is_cold
@@ -142,7 +140,7 @@ class CandidateTrial:
                 self._hand_in()
                 if has_weights and not inputs.weights:
                     break
-        self.made, self.calls = Constructed(), 0
+        self.made = Constructed()
 
     def further_calls(self) -> None:
         """Calls the candidate with inputs near the first ones and with others, each once more in poisoned memory."""
@@ -179,7 +177,6 @@ class CandidateTrial:
 
     def launch(self) -> None:
         """Calls the candidate, and has all of its results computed. This method is timed."""
-        self.calls += 1
         self._latest = flat_results(self.made.call(*self._arguments))
 
     def _prepare(self, purpose: Purpose, has_weights: bool | None = None) -> Inputs:

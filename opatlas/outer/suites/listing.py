@@ -31,6 +31,7 @@ from opatlas.outer.suites.texts import (
     folder_of,
     is_folder,
     overload_of,
+    text_digest,
     trace_files,
 )
 from opatlas.outer.tasks.task import complexity_of_task
@@ -228,7 +229,7 @@ class OperatorSubject:
     @property
     def digest(self) -> str:
         """Stands for the operator and its calls."""
-        return blake2b("\n".join([self.schema, *self.arguments]).encode(), digest_size=6).hexdigest()
+        return text_digest("\n".join([self.schema, *self.arguments]))
 
 
 def _scores(targets: Sequence[tuple[Implementation, Path]], ops: frozenset[str]) -> list[Fields]:

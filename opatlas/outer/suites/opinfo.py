@@ -213,6 +213,7 @@ def _may_call(name: str, info: Any, device: str, operators: Collection[str]) -> 
     families, called = set(map(_family, operators)), set[str]()
     if dtype is None or name.startswith(_UNCLEAR):
         return dtype is not None
+    # OpInfo's samples and functions may raise anything.
     with suppress(Exception), _seeds_of_the_cpu():
         for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), _FIRST):
             with suppress(Exception):
@@ -314,6 +315,7 @@ def _variant(variant: torch._ops.OpOverload, operator: str, dtype: str, sample: 
         made = call.cloned()
         results = made.results()
     except Exception:
+        # Any kernel of torch may refuse.
         return None
     is_resized = any(each.shape != before.shape for each, before in zip(made.tensors(), call.tensors(), strict=True))
     same = [text_of_tensor(each) for each in results] == [text_of_tensor(each) for each in sample.results]

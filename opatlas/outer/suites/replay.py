@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opatlas.outer.judging.court import Referee
-from opatlas.outer.judging.judged_replay import JudgedReplay
+from opatlas.outer.judging.judged_replay import MEMORY_FACTOR, JudgedReplay
 from opatlas.outer.judging.judgement import ReferenceFailed
 from opatlas.outer.judging.memory import vary
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results
@@ -84,8 +84,6 @@ class SuiteReplay(Replay):
         return writing
 
 
-#: Memory of a judged case relative to its arguments: three sets, float64, results and what the kernel needs.
-_JUDGED_MEMORY_FACTOR = 12.0
 _ALWAYS_THERE_BYTES = 64 << 20
 
 
@@ -214,7 +212,7 @@ class SuiteCandidate(JudgedReplay):
 
     def expect_memory(self) -> None:
         """Raises OutOfMemory if the device cannot hold the sets of arguments, the results and the reference."""
-        if (needed := self._row.bytes() * _JUDGED_MEMORY_FACTOR) > _ALWAYS_THERE_BYTES:
+        if (needed := self._row.bytes() * MEMORY_FACTOR) > _ALWAYS_THERE_BYTES:
             self._sampling.expect_memory(needed)
 
     def _prepare(self) -> None:

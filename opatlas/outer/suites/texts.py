@@ -346,9 +346,9 @@ SlotText = tuple[Sequence[int], str]
 CaseRow = tuple[str, dict[str, str]]
 
 
-def text_digest(arguments: str) -> str:
-    """Returns the digest of the text of arguments, which is a part of the name of a sample."""
-    return blake2b(arguments.encode(), digest_size=6).hexdigest()
+def text_digest(text: str) -> str:
+    """Returns the digest of a text. That of arguments is a part of the name of a sample."""
+    return blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def case_row(

@@ -102,10 +102,10 @@ def advise(analysis: ScopeAnalysis) -> ScopeAdvice:
         f'with superkernel_scope(enable and not is_prefill, "{label}", "{options}"):',
         f"    {body}",
     )
-    graph = [GRAPH] if analysis.needs_graph else []
+    baseline = f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs"
+    begin = [*([GRAPH] if analysis.needs_graph else []), baseline]
     experiments = [
-        *graph,
-        f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs",
+        *begin,
         *(
             f"{place}: {gain.kind}, predicted {percent(gain.step_share)} of a step, the same number of runs"
             for place, gain in zip(("smallest", "larger", "largest"), tried, strict=False)
@@ -114,12 +114,12 @@ def advise(analysis: ScopeAnalysis) -> ScopeAdvice:
         "coefficient of variation: below 5 % excellent, to 10 % good, to 20 % more runs, above that repeat all",
     ]
     order = tuple(gain.kind for gain in tried)
-    return ScopeAdvice(model, answers, order, snippet, experiments, _top_down(tried, graph), families)
+    return ScopeAdvice(model, answers, order, snippet, experiments, _top_down(tried, begin), families)
 
 
-def _top_down(tried: Sequence[ScopeGain], graph: Sequence[str]) -> list[str]:
+def _top_down(tried: Sequence[ScopeGain], begin: Sequence[str]) -> list[str]:
     """Returns the plan that begins with the largest scope, and halves its layers where there is trouble."""
-    plan = [*graph, f"baseline: SuperKernel off, decode only, {LEAST_RUNS} to {MOST_RUNS} runs"]
+    plan = list(begin)
     by_kind = {gain.kind: gain for gain in tried}
     if (every := by_kind.get(ScopeKind.ALL_LAYERS)) and (layer := by_kind.get(ScopeKind.LAYER)):
         count = whole = round(layer.occurrences)

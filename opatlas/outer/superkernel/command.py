@@ -95,19 +95,19 @@ class StepTimes:
 
 def _steps_of_captures(paths: Sequence[Path], notes: list[str]) -> Iterator[StepTimes]:
     """Yields the steps of the captures at each path; `notes` receives what these do not tell."""
-    timelines = [[read_file(each) for each in captures_at(path)] for path in paths]
-    every = [timeline for own in timelines for timeline in own]
-    notes += [problem for each in every for problem in each.problems]
-    in_steps = all(find_structure(each).step_source is not StepSource.NOTHING for each in every)
+    timelines = [[(each, find_structure(each)) for each in map(read_file, captures_at(path))] for path in paths]
+    every = [pair for own in timelines for pair in own]
+    notes += [problem for each, _ in every for problem in each.problems]
+    in_steps = all(structure.step_source is not StepSource.NOTHING for _, structure in every)
     if not in_steps:
         notes.append("a capture does not tell its steps: each counts as one step, so all must hold equally many")
     for path, own in zip(paths, timelines, strict=True):
-        yield StepTimes(str(path), [_steps_us(each, in_steps) for each in own], sum(map(_super_kernels, own)))
+        runs = [_steps_us(each, structure.ranges if in_steps else []) for each, structure in own]
+        yield StepTimes(str(path), runs, sum(_super_kernels(each) for each, _ in own))
 
 
-def _steps_us(timeline: Timeline, in_steps: bool) -> tuple[float, ...]:
-    """Returns the time from the first start to the last end of each step of decode."""
-    ranges = find_structure(timeline).ranges if in_steps else []
+def _steps_us(timeline: Timeline, ranges: Sequence[tuple[int, int]]) -> tuple[float, ...]:
+    """Returns the time from the first start to the last end of each step of decode; `ranges` has all steps."""
     others = (StepPhase.PREFILL, StepPhase.TRAINING)
     decode = [each for each in ranges if phase_of(timeline.launches[slice(*each)]) not in others]
     return tuple(

@@ -71,11 +71,10 @@ class ScopeKind(Word):
 
 
 class TypePatterns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"patterns": "types"}):
-    """Kernel types that a SuperKernel may, or may not, hold, who says so, and why."""
+    """Kernel types that a SuperKernel may, or may not, hold, and who says so."""
 
     patterns: tuple[str, ...]
     source: str
-    reason: str = ""
 
 
 class ModelFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,10 +49,10 @@ class Timeline:
         self.busy_us: np.ndarray = np.maximum(end - np.maximum(start, latest), 0) / 1000
         self.idle_us: np.ndarray = np.maximum(start - latest, 0) / 1000
         self.streams = Counter(launch.stream for launch in launches)
-        sums = Counter[str]()
+        sums: defaultdict[str, float] = defaultdict(float)
         for launch in launches:
-            sums[launch.stream] += launch.duration_us  # type: ignore[assignment]
-        del sums[""]
+            sums[launch.stream] += launch.duration_us
+        sums.pop("", None)
         self.main_stream = max(sums, key=sums.__getitem__, default="")
         overlaps = np.zeros(len(start), dtype=bool)
         into_next = end[:-1] > start[1:]

@@ -41,11 +41,16 @@ class _Row:
     number: int
 
 
+def _number(job: Job) -> int:
+    """Returns the number of the row's list of inputs."""
+    return int(job.cells.get(TASK_INPUTS, "0") or 0)
+
+
 def bind(job: Job, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group) -> Any:
     """Returns `row` and `replay` of a task. Raises MissingPrecondition if the session does not name the task."""
     if not isinstance(job.subject, Task):
         raise MissingPrecondition("a row of a task runs with --tasks, which names the task's file or folder")
-    row = _Row(job.subject, int(job.cells.get(TASK_INPUTS, "0") or 0))
+    row = _Row(job.subject, _number(job))
     return row, TaskReplay(row, job, device, instrument, settings, group)
 
 
@@ -172,7 +177,7 @@ def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
 def referee(job: Job, device: torch.device, seed: int) -> TaskReferee:
     """Returns the referee of a row of a task, for the process of the court. Raises the errors of the task."""
     assert isinstance(job.subject, Task)
-    return TaskReferee(TaskModule(job.subject), int(job.cells.get(TASK_INPUTS, "0") or 0), seed, device)
+    return TaskReferee(TaskModule(job.subject), _number(job), seed, device)
 
 
 def _with_init_inputs(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Callable[..., Any]:

@@ -169,16 +169,12 @@ class LockWait:
         self.holder = holder
         self._began = time.monotonic()
 
-    @property
-    def seconds(self) -> float:
-        """Returns the duration of the wait so far, in seconds."""
-        return time.monotonic() - self._began
-
     def left_s(self) -> float:
         """Returns the seconds that the row may still wait. Raises DeviceGone after `LONGEST_WAIT_S`."""
-        if self.seconds >= LONGEST_WAIT_S:
+        left_s = self._began + LONGEST_WAIT_S - time.monotonic()
+        if left_s <= 0:
             raise lock_timeout(LONGEST_WAIT_S, self.holder)
-        return LONGEST_WAIT_S - self.seconds
+        return left_s
 
 
 def lock_timeout(limit_s: float, holder: LockHolder) -> DeviceGone:

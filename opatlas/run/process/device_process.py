@@ -50,7 +50,7 @@ class Processes(InTurn):
         Args:
             spec: the group.
             devices: of this node, one for each process.
-            waits: times the waits for devices, and shows the user lines; None: lines go to stderr.
+            waits: keeps the waits for devices, and shows the user lines; None: lines go to stderr.
             launcher: runs each process; its command may hold RANK_PLACEHOLDER; None: nothing does.
             ranks_of: makes the processes.
         """
