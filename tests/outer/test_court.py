@@ -284,7 +284,9 @@ def test_no_candidate_passes_without_an_error(verdict: CourtVerdict | None, expe
     assert found.name == expected
 
 
-@pytest.mark.parametrize(("found", "expected"), [("hack", "hack/stale-result"), ("mismatch", "runtime/NoKernelLaunched")])
+@pytest.mark.parametrize(
+    ("found", "expected"), [("hack", "hack/stale-result"), ("mismatch", "runtime/NoKernelLaunched")]
+)
 def test_faked_results_stand_although_the_process_failed_after_them(found: str, expected: str) -> None:
     """A candidate that returns what it kept launches no kernel, so that nothing can be timed."""
     said = Judgement(ErrorClass.RUNTIME, "NoKernelLaunched", Level.COMPILE)
