@@ -8,7 +8,7 @@ from statistics import median
 
 from opatlas.formats import duration
 from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
-from opatlas.row.errors import ReplayError
+from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.instruments.instrument import WallClock
@@ -76,8 +76,10 @@ def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline:
     notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
     measurement = outcome.measurement
     is_wrong = verdict is not None and verdict.error_class not in ("", ErrorClass.PASS)
-    # A process that failed says why its calls ended; that the results before it were faked is said by the court.
-    if verdict is not None and is_wrong and (said.passed or verdict.error_class == ErrorClass.HACK):
+    # A process that failed says why its calls ended. That the results before were faked, or why there was no kernel to
+    # time, is said by the court.
+    of_court = said.passed or verdict.error_class == ErrorClass.HACK or said.sub_class == NoKernelLaunched.__name__
+    if verdict is not None and is_wrong and of_court:
         found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
     elif not said.passed:
         return replace(outcome, judged=said.judged)
