@@ -36,17 +36,24 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: The imports of sessions. Not plugins of pytest, which it could not rewrite any more.
-MODULES = ("execnet", "filelock", "msgspec", "pandas", "pyarrow.csv", "pytest", "torch", "yaml")
+MODULES = (
+    *("cyclopts", "execnet", "filelock", "msgspec", "pandas", "platformdirs", "pyarrow.csv", "pytest", "rich.console"),
+    *("torch", "yaml"),
+)
 #: Those of this checkout, which import the others.
 OWN_MODULES = (
     "opatlas.bench.formulas",
     "opatlas.bench.implementations.torch",
+    "opatlas.cli.app",
+    "opatlas.cli.main",
+    "opatlas.cli.query",
     "opatlas.outer.cluster.dealer",
     "opatlas.plugins.collector",
     "opatlas.plugins.hooks",
     "opatlas.plugins.theory",
     "opatlas.run.process.ranks",
     "opatlas.run.runner",
+    *(f"opatlas.bench.{path.stem}" for path in sorted(ROOT.glob("bench/test_*.py"))),
 )
 #: Linux's number of the call `clone`, and its flag for a child of the caller's parent.
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None
@@ -274,9 +281,12 @@ def _run(words: list[str], path: Sequence[str]) -> None:
     sys.argv = program[1:] if kind == "-m" else program if not kind else ["-c", *program[2:]]
     found = importlib.machinery.PathFinder.find_spec("opatlas")
     if found is not None and found.origin != str(ROOT / "opatlas" / "__init__.py"):
-        _forget("opatlas")
-    if kind == "-m":
-        _forget(program[1])
+        for name in [name for name in sys.modules if name.partition(".")[0] == "opatlas"]:
+            del sys.modules[name]
+    for word in program[:2]:
+        # runpy warns of a module that is there before it runs it. Of a package it runs another, __main__.
+        if word in sys.modules and not hasattr(sys.modules[word], "__path__"):
+            del sys.modules[word]
     if kind == "-m":
         runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     elif kind == "-c":
@@ -284,11 +294,6 @@ def _run(words: list[str], path: Sequence[str]) -> None:
         exec(compile(program[1], "<string>", "exec"), module.__dict__)
     else:
         runpy.run_path(program[0], run_name="__main__")
-
-
-def _forget(package: str) -> None:
-    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-        del sys.modules[name]
 
 
 def _show(words: Sequence[str]) -> None:
