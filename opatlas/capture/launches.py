@@ -56,6 +56,14 @@ class SkipReason(Enum):
     MALFORMED = "malformed rows"
     BAD_DIMENSION = "a dimension that is no whole number"
     BAD_KERNEL_TYPE = "a kernel type that cannot name a file"
+    NO_OPERATOR = "launched by an operator that has no kernel type"
+    FUSED = "several kernel types in one kernel (fused)"
+    NO_LENGTHS = "attention without its lengths"
+    UNKNOWN_LAYOUT = "operands or arguments that no row of the kernel type has"
+    BEFORE_WINDOW = "launched before the recording"
+    OUTSIDE_OPERATORS = "launched outside of all operators"
+    MEMORY_COPY = "copies between host and device"
+    GRAPH = "kernels of a CUDA graph without a capture that fits"
 
 
 _SHAPELESS = (SkipReason.NO_INPUT_SHAPES, SkipReason.NO_KERNEL_TYPE)
