@@ -107,7 +107,7 @@ class Tensor(NamedTuple):
         return Tensor(shape, dtype or self.dtype)
 
 
-class Call:
+class OperatorCall:
     """The arguments of a call while its row is made.
 
     Attributes:
@@ -209,7 +209,7 @@ class Call:
         )
 
 
-RowMaker = Callable[[Call], CapturedRow]
+RowMaker = Callable[[OperatorCall], CapturedRow]
 
 
 def _argument(kind: str, dims: Any, strides: Any) -> Tensor | list[Tensor] | None:
@@ -244,13 +244,13 @@ def layout(kernel_type: str, slots: str, *, ones: bool = False, last: int | None
             axes; `2.last5` has the number in argument 5 as its last axis. `[2]` is a list of two numbers, `=2` a number
             in the dtype of argument 2. `@3` gives the dtype of argument 3, `:INT32` this one. Tensors that no slot
             names must have one element.
-        ones: whether axes of one element are dropped; see `Call.drop_ones`.
+        ones: whether axes of one element are dropped; see `OperatorCall.drop_ones`.
         last: the argument, or the next one, that names an axis, which must be the last: rows do not record it.
     """
     sides = [[_WORD.fullmatch(word.strip()) for word in side.split(";")] for side in slots.split("->")]
     named = {int(word[1]) for side in sides for word in side if word and word[1].isdecimal()}
 
-    def slot(call: Call, word: re.Match[str] | None) -> Tensor:
+    def slot(call: OperatorCall, word: re.Match[str] | None) -> Tensor:
         assert word is not None, slots
         what, part, size, of, dtype = word.groups()
         if what.startswith("["):
@@ -273,7 +273,7 @@ def layout(kernel_type: str, slots: str, *, ones: bool = False, last: int | None
                 found = found.like(*before, call.value(int(size)))
         return found._replace(dtype=dtype or (call.tensor(int(of)).dtype if of else found.dtype))
 
-    def make(call: Call) -> CapturedRow:
+    def make(call: OperatorCall) -> CapturedRow:
         if ones:
             call.drop_ones()
         others = [each for at, each in enumerate(call.arguments) if isinstance(each, Tensor) and at not in named]
@@ -296,7 +296,7 @@ def pointwise(kernel_type: str, count: int = 2, *, result: str = "", scale: int 
         by_number: the kernel type if the second operand is a number, which then has no slot.
     """
 
-    def make(call: Call) -> CapturedRow:
+    def make(call: OperatorCall) -> CapturedRow:
         call.drop_ones()
         call.expect(not scale or call.value(scale) in (None, 1), "a factor of the second operand")
         given = [call.tensor(at) for at in range(count) if call.has(at)]
@@ -335,7 +335,7 @@ def _kind(dtype: str) -> int:
     return 2 if known and known.is_float else 0 if dtype == "BOOL" else 1
 
 
-def power(call: Call) -> CapturedRow:
+def power(call: OperatorCall) -> CapturedRow:
     """`pow`: a square is a kernel of its own."""
     return (pointwise("Square", 1) if call.value(1) == 2 else pointwise("Pows"))(call)
 
@@ -343,7 +343,7 @@ def power(call: Call) -> CapturedRow:
 def reduction(kernel_type: str) -> RowMaker:
     """Returns the maker of rows of a sum or mean: x, axes, whether they stay, dtype; or x, dtype."""
 
-    def make(call: Call) -> CapturedRow:
+    def make(call: OperatorCall) -> CapturedRow:
         call.drop_ones()
         x, some = call.told(0), len(call.arguments) > 2
         rank = len(x.shape)
@@ -355,7 +355,7 @@ def reduction(kernel_type: str) -> RowMaker:
     return make
 
 
-def cumulative(call: Call) -> CapturedRow:
+def cumulative(call: OperatorCall) -> CapturedRow:
     """`cumsum`: x, axis, dtype."""
     call.drop_ones()
     call.expect_last(1)
@@ -363,7 +363,7 @@ def cumulative(call: Call) -> CapturedRow:
     return call.row("Cumsum", [x, Tensor((), "INT64")], [x.like(*x.shape, dtype=call.dtype(2, x))])
 
 
-def copy(call: Call) -> CapturedRow:
+def copy(call: OperatorCall) -> CapturedRow:
     """`copy_`: destination, source. A strided copy is what it permutes, repeats or cuts out."""
     call.drop_ones()
     to, source = call.tensor(0), call.tensor(1)
@@ -392,7 +392,7 @@ _TEMPLATE = re.compile(r"CatArrayBatched\w*<(?:at::native::\(anonymous namespace
 _BY_BYTES = {"1": "UINT8", "2": "BF16", "4": "FLOAT", "8": "INT64"}
 
 
-def concatenation(call: Call) -> CapturedRow:
+def concatenation(call: OperatorCall) -> CapturedRow:
     """`cat`: tensors, axis. The dtype is that of the kernel's template, which mostly tells its bytes alone."""
     template = next(filter(None, map(_TEMPLATE.search, call.kernels)), None)
     typed = template and (

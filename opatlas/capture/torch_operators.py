@@ -13,11 +13,11 @@ from opatlas.capture import operator_rows as rows
 from opatlas.capture.launches import COMPLETENESS, SkipReason
 from opatlas.capture.operator_rows import (
     GAPS,
-    Call,
     CapturedRow,
     LeftOut,
     NoRow,
     Operator,
+    OperatorCall,
     RowMaker,
     Tensor,
     layout,
@@ -32,7 +32,7 @@ __all__ = ["CapturedRow", "LeftOut", "Operator", "is_known", "row_of", "wins_ove
 _CAUSAL_MASK, _ATTENTION_SLOTS = (2048, 2048), 31
 
 
-def _product(call: Call) -> CapturedRow:
+def _product(call: OperatorCall) -> CapturedRow:
     """`mm`: A (M, K), B (K, N); `addmm`: a bias, A, B, factors. A weight that is stored as (N, K) is written so."""
     biases = [call.tensor(0)] if call.name == "aten::addmm" else []
     a, b = call.tensor(len(biases)), call.tensor(len(biases) + 1)
@@ -43,7 +43,7 @@ def _product(call: Call) -> CapturedRow:
     return call.row("MatMulV2", [a, weight, *biases], [a.like(a.shape[0], b.shape[1])])
 
 
-def _weight(call: Call, a: Tensor, b: Tensor, *, by_columns: bool) -> Tensor:
+def _weight(call: OperatorCall, a: Tensor, b: Tensor, *, by_columns: bool) -> Tensor:
     """Returns B (..., K, N) as it is stored: (..., N, K) if its columns are contiguous.
 
     Args:
@@ -56,7 +56,7 @@ def _weight(call: Call, a: Tensor, b: Tensor, *, by_columns: bool) -> Tensor:
     return b.like(*batch, n, k) if stored else b
 
 
-def _batch_product(call: Call) -> CapturedRow:
+def _batch_product(call: OperatorCall) -> CapturedRow:
     """`bmm`: A (B, M, K), B (B, K, N); `baddbmm`: an input, A, B, factors, the first 0."""
     added = call.name == "aten::baddbmm"
     call.expect(not added or call.value(3) == 0, "a sum with a product")
@@ -71,7 +71,7 @@ def _scaled_product(first: int, dtype: int) -> RowMaker:
     `dtype` is the argument with the output's dtype, or the output.
     """
 
-    def make(call: Call) -> CapturedRow:
+    def make(call: OperatorCall) -> CapturedRow:
         a, b, of_a, of_b = (call.tensor(first + at) for at in range(4))
         (m, k), n = a.shape, b.shape[1]
         blocks = (-(-k // 128), -(-n // 128))
@@ -87,7 +87,7 @@ def _scaled_product(first: int, dtype: int) -> RowMaker:
     return make
 
 
-def _grouped_product(call: Call) -> CapturedRow:
+def _grouped_product(call: OperatorCall) -> CapturedRow:
     """`_grouped_mm`: A (M, K), B (E, K, N), the end of each group. How many rows a group has is not told."""
     a, b, ends = (call.tensor(at) for at in range(3))
     call.expect(len(a.shape) == 2 and len(b.shape) == 3, "groups of columns")
@@ -99,7 +99,7 @@ def _grouped_product(call: Call) -> CapturedRow:
 def _gathered(kernel_type: str, index: int) -> RowMaker:
     """Returns the maker of rows of a table whose lines (axis 0) are gathered; argument `index` has their numbers."""
 
-    def make(call: Call) -> CapturedRow:
+    def make(call: OperatorCall) -> CapturedRow:
         table, lines = call.tensor(0), math.prod(call.tensor(index).shape)
         call.expect(index == 1 or call.value(1) == 0, "another axis than the first")
         listed = numbers(lines, call.tensor(index).dtype)
@@ -108,7 +108,7 @@ def _gathered(kernel_type: str, index: int) -> RowMaker:
     return make
 
 
-def _put(call: Call) -> CapturedRow:
+def _put(call: OperatorCall) -> CapturedRow:
     """`index_put_`: x, index tensors, values. The index has no shapes: in a list x it is that of the values."""
     call.expect(
         len(call.tensor(0).shape) == len(call.tensor(2).shape) == 1, "index tensors, whose shapes a trace lacks"
@@ -116,13 +116,13 @@ def _put(call: Call) -> CapturedRow:
     return layout("IndexPutV2", "0; 2; [1]; [1]; 2:INT64 -> 0")(call)
 
 
-def _count_up(call: Call) -> CapturedRow:
+def _count_up(call: OperatorCall) -> CapturedRow:
     """`arange`: start, end, step, output."""
     (start, end, step), of = (call.value(at) for at in range(3)), call.tensor(3)
     return call.row("Range", [of.like()] * 3, [of.like(math.ceil((end - start) / step))])
 
 
-def _rope(call: Call) -> CapturedRow:
+def _rope(call: OperatorCall) -> CapturedRow:
     """`rotary_embedding`: positions, queries and keys in place, the size of a head, a table of cos and sin."""
     tokens, size = math.prod(call.tensor(0).shape), call.value(3)
     turned = [each.like(tokens, math.prod(each.shape) // (tokens * size), size) for each in map(call.tensor, (1, 2))]
@@ -135,7 +135,7 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
     All sequences have one length, so the row has their lengths: the sequences one after the other.
     """
 
-    def make(call: Call) -> CapturedRow:
+    def make(call: OperatorCall) -> CapturedRow:
         q, k, v = tensors = [call.tensor(at) for at in range(3)]
         call.expect(bias is None or not call.has(bias), "attention with a mask of its own")
         batch, _, queries, _ = q.shape
@@ -151,7 +151,7 @@ def _attention(causal: int, bias: int | None = None) -> RowMaker:
 
 
 def _attention_row(
-    call: Call,
+    call: OperatorCall,
     qkv: Sequence[Tensor],
     batch: int,
     width: int,
@@ -169,7 +169,7 @@ def _attention_row(
     return call.row("FusedInferAttentionScore", slots + [None] * (_ATTENTION_SLOTS - len(slots)), [result], cells)
 
 
-def _paged_attention(call: Call) -> CapturedRow:
+def _paged_attention(call: OperatorCall) -> CapturedRow:
     """Attention to keys in pages: queries (T, N, D), caches (blocks, block size, N, D), sums of lengths, a block table.
 
     The places of arguments change between versions, so they are found by axes and dtypes. The lengths are on the
@@ -326,7 +326,7 @@ def row_of(operator: Operator, kernels: Sequence[str]) -> CapturedRow | LeftOut:
     if maker is None:
         return _left_out(operator.name) or LeftOut(SkipReason.NO_OPERATOR, operator.name)
     try:
-        return maker(Call(operator, kernels))
+        return maker(OperatorCall(operator, kernels))
     except NoRow as no_row:
         return LeftOut(SkipReason.UNKNOWN_LAYOUT, str(no_row))
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError):
