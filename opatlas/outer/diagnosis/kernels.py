@@ -230,7 +230,7 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
             advance(chunk.size_bytes / 1e6)
     if not parts:
         return pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
-    frame = pd.concat(parts, ignore_index=True)
+    frame: pd.DataFrame = pd.concat(parts, ignore_index=True)
     if START in texts:
         start_ns = frame.pop(START)
         frame[START_US] = (start_ns - start_ns[start_ns > 0].min()) / 1e3
@@ -261,7 +261,8 @@ def _launch_frame(read: Launches, problems: list[str]) -> pd.DataFrame:
         }
         for number, launch in enumerate(read.launches, 1)
     ]
-    return pd.DataFrame(rows).astype({QUEUED_US: np.float64} if rows else {})
+    frame: pd.DataFrame = pd.DataFrame(rows).astype({QUEUED_US: np.float64} if rows else {})
+    return frame
 
 
 def _launches(
