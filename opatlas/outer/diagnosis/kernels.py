@@ -228,10 +228,10 @@ def _capture_frame(path: Path, header: CaptureHeader, problems: list[str]) -> pd
         for chunk in read_chunks(path, wider):
             parts.append(_launches(path, header, chunk, own_names, problems))
             advance(chunk.size_bytes / 1e6)
-    if not parts:
-        return pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
-    frame: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    if START in texts:
+    frame: pd.DataFrame = pd.DataFrame(columns=[TYPE, DURATION, LINE, *BASE])
+    if parts:
+        frame = pd.concat(parts, ignore_index=True)
+    if parts and START in texts:
         start_ns = frame.pop(START)
         frame[START_US] = (start_ns - start_ns[start_ns > 0].min()) / 1e3
         frame[QUEUED_US] = np.nan
