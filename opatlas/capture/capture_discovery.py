@@ -19,6 +19,7 @@ from pathlib import Path
 
 from opatlas.capture.capture_reader import read_capture
 from opatlas.capture.launches import CaptureReader
+from opatlas.capture.single_launches import Launches, read_launches
 from opatlas.data.header import expect_columns, read_header
 from opatlas.data.ingests import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
@@ -58,12 +59,14 @@ class CaptureKind:
     Attributes:
         names: a pattern of the names of its files, in any case.
         read: reads a file.
+        launches: reads the launches of a file one by one.
         last: returns those files that count, where later ones replace earlier ones; sorted.
     """
 
     name: str
     names: re.Pattern[str]
     read: CaptureReader = read_capture
+    launches: Callable[[Path], Launches] = read_launches
     last: Callable[[Iterable[Path]], list[Path]] = sorted
 
 
