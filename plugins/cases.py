@@ -16,16 +16,12 @@ from functools import cached_property
 import numpy as np
 import pytest
 
-from opatlas.data.comparable import Staleness, StoredDuration
+from opatlas.data.comparable import Staleness
 from opatlas.row.columns import (
     BASE,
-    CACHE_STATE,
     EP_SIZE,
-    IMPLEMENTATION,
-    INSTRUMENT,
     LEGACY_AVG_SEQ_LEN,
     MESSAGE,
-    RUN_ID,
     RUNTIME,
     SUITE,
     TASK,
@@ -194,12 +190,6 @@ class SessionCase:
         """File and line when the plan was made; only the file for a row that is not in the file yet."""
         path, is_there = self.rows.table.path, self.position < self.rows.rows_in_file
         return f"{path}:{self.position + FIRST_LINE}" if is_there else f"{path} (a new row)"
-
-    @property
-    def stored(self) -> StoredDuration:
-        """The replayed duration that a new one would replace."""
-        row = self.row
-        return StoredDuration(row.place, *map(row.cell, (RUN_ID, CACHE_STATE, INSTRUMENT, IMPLEMENTATION)))
 
 
 @dataclass
