@@ -17,15 +17,7 @@ import numpy as np
 import pytest
 
 from opatlas.data.comparable import Staleness
-from opatlas.row.columns import (
-    BASE,
-    EP_SIZE,
-    LEGACY_AVG_SEQ_LEN,
-    MESSAGE,
-    RUNTIME,
-    SUITE,
-    TASK,
-)
+from opatlas.row import columns as col
 from opatlas.row.quality import Floats
 from opatlas.row.status import Status
 from opatlas.row.table import FIRST_LINE, Row, RowTable
@@ -36,7 +28,7 @@ from opatlas.show.row_summary import RowSummary
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
 
 #: Columns that a replay may need.
-_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
+_CALL = (*col.BASE, col.EP_SIZE, *col.RUNTIME, col.LEGACY_AVG_SEQ_LEN, *col.MESSAGE, *col.SUITE, *col.TASK)
 
 
 class Fate(Enum):
