@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from opatlas.capture.ascend_database import LAUNCHED
 from opatlas.capture.capture_reader import (
     DEVICE,
     NAME,
@@ -25,7 +26,7 @@ from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import EMPTY_WORDS, strip_quotes
 from opatlas.text import parse_real
 
-_OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT)
+_OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT, LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Launch:
         step: the number of the training or decoding step; "" if the file has none.
         stream: the stream of the device; "" if the file has none, as for collectives.
         wait_us: time between the end of the launch before and the start, by the profiler; None if not recorded.
+        launched_ns: when the host's call began that launched it, on the same clock; None if not recorded.
     """
 
     device: str
@@ -55,6 +57,7 @@ class Launch:
     step: str = ""
     stream: str = ""
     wait_us: float | None = None
+    launched_ns: int | None = None
 
     @property
     def dimensions(self) -> str:
@@ -76,7 +79,7 @@ class Launches:
 
 
 def read_launches(path: Path) -> Launches:
-    """Reads kernel_details*.csv of torch_npu.profiler or op_summary*.csv of msprof.
+    """Reads kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof, or a database of one of them.
 
     A line that is cut off, or has an invalid number, becomes a problem of the result. The other lines count.
 
@@ -113,7 +116,7 @@ def _launch(
         raise ValueError(f"{duration!r} is not a duration")
     if duration_us > LONGEST_US:
         raise ValueError(f"{duration!r} us is more than an hour, which no launch takes")
-    wait_us = parse_real(cells.get(WAIT, ""))
+    wait_us, launched = parse_real(cells.get(WAIT, "")), cells.get(LAUNCHED, "")
     return Launch(
         device=cells.get(DEVICE, "").strip(),
         start_ns=_nanoseconds(cells[START]),
@@ -125,6 +128,7 @@ def _launch(
         step=_word(cells.get(STEP, "")),
         stream=_word(cells.get(STREAM, "")),
         wait_us=wait_us if wait_us is not None and math.isfinite(wait_us) else None,
+        launched_ns=_nanoseconds(launched) if launched else None,
     )
 
 

@@ -284,6 +284,18 @@ def test_no_candidate_passes_without_an_error(verdict: CourtVerdict | None, expe
     assert found.name == expected
 
 
+@pytest.mark.parametrize(
+    ("found", "expected"), [("hack", "hack/stale-result"), ("mismatch", "runtime/NoKernelLaunched")]
+)
+def test_faked_results_stand_although_the_process_failed_after_them(found: str, expected: str) -> None:
+    """A candidate that returns what it kept launches no kernel, so that nothing can be timed."""
+    said = Judgement(ErrorClass.RUNTIME, "NoKernelLaunched", Level.COMPILE)
+    verdict = CourtVerdict(found, "stale-result", calls=3, max_error=2.0)
+    judged = Judgement.of(sentenced(RowOutcome(Status.FAILED, judged=said.judged), verdict))
+    assert judged is not None
+    assert judged.name == expected
+
+
 def _clocked(durations: list[float], brackets: list[float], claims: list[float] | None = None) -> str:
     brackets = [each + 900 for each in brackets]
     verdict = CourtVerdict("pass", brackets_us=tuple(brackets), claims_us=tuple(claims or durations), empty_us=900.0)

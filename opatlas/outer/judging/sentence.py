@@ -75,7 +75,9 @@ def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline:
         said = replace(said, within_1e3=verdict.difference < LIMIT, max_error=verdict.max_error)
     notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
     measurement = outcome.measurement
-    if verdict is not None and said.passed and verdict.error_class not in ("", ErrorClass.PASS):
+    is_wrong = verdict is not None and verdict.error_class not in ("", ErrorClass.PASS)
+    # A process that failed says why its calls ended; that the results before it were faked is said by the court.
+    if verdict is not None and is_wrong and (said.passed or verdict.error_class == ErrorClass.HACK):
         found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
     elif not said.passed:
         return replace(outcome, judged=said.judged)
