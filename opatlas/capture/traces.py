@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import TableError
 from opatlas.files import BROKEN_GZIP
 from opatlas.row.quality import LONGEST_US
 
@@ -35,7 +35,7 @@ _DAMAGED = (ValueError, ArithmeticError, RecursionError)
 Event = TypeVar("Event")
 
 
-class TruncatedTraceError(OpAtlasError):
+class TruncatedTraceError(TableError):
     """A trace that ends, or cannot be read further, after some events."""
 
 
@@ -58,7 +58,7 @@ class EventStream(Generic[Event]):
             file: the uncompressed bytes.
 
         Raises:
-            OpAtlasError: the file is not a trace.
+            TableError: the file is not a trace.
         """
         self.header = b"{}"
         self._path, self._file, self._decoder = path, file, decoder
@@ -85,6 +85,7 @@ class EventStream(Generic[Event]):
             TruncatedTraceError: after the last event that can be read.
         """
         while True:
+            was_ended = self._has_ended
             try:
                 batch, end, is_last = self._whole_events()
             except _DAMAGED:
@@ -92,14 +93,15 @@ class EventStream(Generic[Event]):
                 return
             self._found += len(batch)
             yield batch
-            self._text = self._text[end:].lstrip(_BLANKS)
             if is_last:
                 return
-            self._text = self._text.removeprefix(b",").lstrip(_BLANKS)
-            if len(self._text) > _LONGEST or self._has_ended:
+            self._text = self._text[end:]
+            self._read()
+            if self._found:
+                self._text = self._text.lstrip(_BLANKS).removeprefix(b",").lstrip(_BLANKS)
+            if len(self._text) > _LONGEST + _BLOCK_BYTES or was_ended:
                 yield from self._events_before_damage()
                 return
-            self._read()
 
     def _whole_events(self) -> tuple[list[Event], int, bool]:
         """Returns the whole events of the text, where they end, and whether these are the last of the trace."""
@@ -154,8 +156,8 @@ class EventStream(Generic[Event]):
                 at = len(text) - len(text[at + 1 :].lstrip(" \t\n\r"))
         except _DAMAGED as error:
             why = self._problem or error
-            found = f"{self._path}: cannot be read after {self._found:,} events ({why}): these are kept"
-            raise TruncatedTraceError(found) from None
+            problem = f"cannot be read after {self._found:,} events ({why})"
+            raise TruncatedTraceError(self._path, problem, "These are kept") from None
 
     def _read(self) -> None:
         parts, size = [self._text], 0
@@ -169,11 +171,9 @@ class EventStream(Generic[Event]):
         self._has_ended = not size
         self._text = b"".join(parts)
 
-    def _no_trace(self, why: str) -> OpAtlasError:
-        return OpAtlasError(
-            f"{self._path}: not a Chrome trace, a list of events or an object with traceEvents "
-            f"({self._problem or why}). torch_npu.profiler calls it trace_view.json"
-        )
+    def _no_trace(self, why: str) -> TableError:
+        problem = f"not a Chrome trace, a list of events or an object with traceEvents ({self._problem or why})"
+        return TableError(self._path, problem, "torch_npu.profiler calls it trace_view.json")
 
 
 def read_events(path: Path, file: io.BufferedIOBase) -> Iterator[Any]:
