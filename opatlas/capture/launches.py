@@ -272,7 +272,7 @@ class CapturedLaunches:
 
         Args:
             kernel_type: the profiler's type.
-            cells: the base columns without OP State; a missing one is empty.
+            cells: the base columns without OP State, and Runtime columns that the reader knows; a missing one is empty.
             line: the line of the first of them, for a problem.
             state: the OP State of the first of them. The same kernel is `static` or `dynamic` depending on its
                 compilation, and the contract groups both.
@@ -367,8 +367,10 @@ class CapturedLaunches:
                 self.report(line, error.problem, _LEFT_OUT, error.column, error.value)
         if reason is not None:
             return _Kind(kernel_type, "", {}, reason)
-        name, unknown = signature(kernel_type, cells), unknown_dtypes(cells)
-        return _Kind(kernel_type, name, {**cells, **_shape_cells(kernel_type, cells)}, None, unknown)
+        # What a reader knows of the lengths of a call, beside what follows from its shapes.
+        runtime = {column: cell for column, cell in given.items() if column in col.RUNTIME}
+        cells |= {**_shape_cells(kernel_type, cells), **runtime}
+        return _Kind(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
 
     def _leave_out_duration(self, kernel_type: str, us: float, line: int, text: str) -> None:
         """Counts a launch with an invalid duration; reports a text, and the first empty, zero or too long duration."""
