@@ -169,8 +169,8 @@ class Cases:
         parts = self._parts[text]
         cells = dict(parts[0].cells)
         for column in (PROFILING_KERNEL_NAMES, PROFILING_SOURCE):
-            if names := dict.fromkeys(part.cells[column] for part in parts if column in part.cells):
-                cells[column] = " | ".join(names)
+            if told := dict.fromkeys(part.cells[column] for part in parts if column in part.cells):
+                cells[column] = " | ".join(told)
         sums: dict[str, tuple[float, int]] = {}
         for part in parts:
             names, totals, counts = part.counters

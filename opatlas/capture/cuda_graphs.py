@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,9 @@ _PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|cijk|dot_kernel", re
 _ONLY_PRODUCT = re.compile(r"gemm|gemv|nvjet|splitk|cijk", re.IGNORECASE)
 _MULTIPLIES = re.compile(r"aten::_?(?:add|badd|b|scaled_|int_)?mm(?:_|\Z)")
 _MAY_MULTIPLY = re.compile(r"(?!aten::)|.*(?:mm|mv|matmul|linear|conv|attention|dot|einsum|rnn|lstm|gru)")
+
+#: The streams of a replay, and kind and name of each node.
+_Replay = tuple[int, tuple[tuple[int, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def captures_of(trace: TorchTrace) -> list[Capture]:
     return found
 
 
-def pair_graphs(trace: TorchTrace, captures: Iterable[Capture]) -> dict[int, tuple[Sequence[int], PairedGraph]]:
+def pair_graphs(trace: TorchTrace, captures: Iterable[Capture]) -> Mapping[int, tuple[Sequence[int], PairedGraph]]:
     """Pairs the replays of a trace.
 
     Returns:
@@ -99,26 +102,24 @@ def pair_graphs(trace: TorchTrace, captures: Iterable[Capture]) -> dict[int, tup
     for event, call in enumerate(trace.call_of.tolist()):
         if call >= 0 and trace.call_kind[call] == CallKind.GRAPH:
             by_call[call].append(event)
-    replays: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    replays: dict[_Replay, list[int]] = defaultdict(list)
     for call, events in by_call.items():
         has_ids = all(trace.node[event] for event in events)
         events.sort(key=lambda event: (trace.node[event], trace.start_ns[event]) if has_ids else trace.start_ns[event])
         streams = 1 if has_ids else len({trace.stream[event] for event in events})
-        replays[(streams, *((trace.kind[event], trace.name[event]) for event in events))].append(call)
-    result = {}
-    fitting: dict[tuple[int, int], list[tuple[object, ...]]] = defaultdict(list)
+        replays[streams, tuple((trace.kind[event], trace.name[event]) for event in events)].append(call)
+    fitting: dict[tuple[int, int], list[_Replay]] = defaultdict(list)
     pairs = {}
-    for sequence, calls in replays.items():
-        pairs[sequence] = paired = _pair(trace, by_call[calls[0]], captures, int(str(sequence[0])))
+    for replay, calls in replays.items():
+        pairs[replay] = paired = _pair(trace, by_call[calls[0]], captures, replay[0])
         if paired.capture is not None:
-            fitting[id(paired.capture.trace), paired.capture.calls[0]].append(sequence)
+            fitting[id(paired.capture.trace), paired.capture.calls[0]].append(replay)
     for alike in fitting.values():
-        for sequence in alike if len(alike) > 1 else ():
-            first = next(at for at, nodes in enumerate(zip(*alike, strict=True)) if len(set(nodes)) > 1)
-            pairs[sequence] = PairedGraph(None, (), f"its replays differ at node {first} of {len(sequence) - 1}")
-    for sequence, calls in replays.items():
-        result.update({call: (by_call[call], pairs[sequence]) for call in calls})
-    return result
+        for replay in alike if len(alike) > 1 else ():
+            nodes = zip(*(sequence for _, sequence in alike), strict=True)
+            first = next(at for at, of_node in enumerate(nodes) if len(set(of_node)) > 1)
+            pairs[replay] = PairedGraph(None, (), f"its replays differ at node {first} of {len(replay[1]):,}")
+    return {call: (by_call[call], pairs[replay]) for replay, calls in replays.items() for call in calls}
 
 
 def _pair(trace: TorchTrace, events: Sequence[int], captures: Sequence[Capture], streams: int) -> PairedGraph:

@@ -250,9 +250,9 @@ class TorchTrace:
             calls = calls[np.argsort(times[calls], kind="stable")]
             # Of each open operator: its end, itself, the owner of what is called inside, whether that is decided.
             open_: list[tuple[int, int, int, bool]] = []
-            inside = zip(memoryview(starts[ops]), memoryview(ends[ops]), memoryview(ops), strict=True)
+            inside = zip(starts[ops].data, ends[ops].data, ops.data, strict=True)
             begin, end, number = next(inside, (None, 0, 0))
-            for call, now in zip(calls.tolist(), memoryview(times[calls]), strict=True):
+            for call, now in zip(calls.tolist(), times[calls].data, strict=True):
                 while begin is not None and begin <= now:
                     while open_ and open_[-1][0] <= begin:
                         open_.pop()

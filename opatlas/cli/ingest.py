@@ -167,9 +167,9 @@ def _capture_parts(done: IngestResult, not_read: Sequence[tuple[str, Sequence[Pa
     device_us = account.time_ns.total() / 1e3
     if account.devices:
         yield Fields({"device time(us)": device_us, "in rows": percent(account.ingested_us / device_us)})
-        us = [Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle")]
+        span, busy, idle = (Column(f"{what}(us)", microseconds) for what in ("span", "busy", "idle"))
         yield from _table(
-            ("trace", "rank", "device", "events", *us),
+            ("trace", "rank", "device", "events", span, busy, idle),
             [
                 (each.file, each.rank, each.device, each.events, each.span_us, each.busy_us, each.idle_us)
                 for each in account.devices
