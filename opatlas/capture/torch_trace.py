@@ -204,7 +204,9 @@ class TorchTrace:
                 self.node.append(args.node)
             elif category == "user_annotation" and (found := _STEP.fullmatch(event.name)):
                 start = _nanoseconds(event.ts)
-                self.steps.append((start, start + _nanoseconds(event.dur), found[1] or event.name))
+                # The names of vLLM and SGLang repeat.
+                name = found[1] or f"{event.name} #{len(self.steps)}"
+                self.steps.append((start, start + _nanoseconds(event.dur), name))
 
     def _thread(self, event: _Event) -> int:
         return self._threads.setdefault((event.pid, event.tid), len(self._threads))
