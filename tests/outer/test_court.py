@@ -11,10 +11,18 @@ import pytest
 import torch
 
 from opatlas.outer.judging.court import Court, Referee
-from opatlas.outer.judging.judgement import CandidateRejected, ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import (
+    CONSTANT_US,
+    CandidateRejected,
+    CourtVerdict,
+    ErrorClass,
+    Judgement,
+    Level,
+    contradiction,
+    sentenced,
+)
 from opatlas.outer.judging.memory import Plain, Purpose, SharedMemory, TensorForm, expect_margins, live_tensor, room
 from opatlas.outer.judging.results import Compared, FlatResults, compare_results, flat_results
-from opatlas.outer.judging.sentence import CONSTANT_US, CourtVerdict, contradiction, sentenced
 from opatlas.outer.judging.trial import CandidateTrial, Constructed
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
