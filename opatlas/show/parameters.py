@@ -14,7 +14,7 @@ from opatlas import options
 from opatlas.row.location import named_folder
 
 if TYPE_CHECKING:
-    from opatlas.ask.query.next_rows import Step
+    from opatlas.theory.model_step import Step
 
 
 def reads(read: Callable[[str], Any]) -> Parameter:
@@ -41,13 +41,14 @@ DatabaseFolder = Annotated[Path, reads(named_folder), Parameter(name="DB")]
 Names = Annotated[tuple[str, ...], reads(options.names)]
 #: A whole number from 1 on.
 Count = Annotated[int, reads(options.at_least(1))]
+#: Several of them with commas.
+Counts = Annotated[tuple[int, ...], reads(lambda text: tuple(options.items_of(options.at_least(1))(text)))]
 #: A percentage from 0 on, such as 5%.
 Percent = Annotated[float, reads(options.percent)]
 
 
 def _read_step(text: str) -> Step:
-    # The catalog takes 50 ms to import, which few commands need.
-    from opatlas.ask.query.next_rows import Step
+    from opatlas.theory.model_step import Step
 
     model, *settings = [word.strip() for word in text.split(",")]
     pairs = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
