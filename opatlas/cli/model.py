@@ -147,14 +147,14 @@ def _names() -> Table:
 
 
 def _cost_json(cost: ModelCost) -> dict[str, object]:
+    memory = {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left}
     return {
-        **asdict(cost),
         **msgspec.structs.asdict(cost.step),
-        "model": cost.model,
-        "dtype": cost.dtype,
-        "memory": {**asdict(cost.memory), "needed": cost.memory.needed, "tokens_left": cost.memory.tokens_left},
-        **{name: getattr(cost, name) for name in _OF_SUM},
+        **{
+            name: getattr(cost, name) for name in ("model", "database", "stack", "dtype", "layers", "differs", *_OF_SUM)
+        },
         "interval_of": "kernels",
+        "memory": memory,
         "us_by_how": cost.us_by_how(),
         "us_by_device": cost.us_by("device"),
         "us_by_source": cost.us_by("source"),
