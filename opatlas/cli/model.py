@@ -40,6 +40,7 @@ _COMPOSED = {True: "composition", None: "may be composition", False: ""}
 
 #: The properties of `ModelCost` that JSON has.
 _OF_SUM = (
+    *("model", "database", "stack", "dtype", "layers", "differs"),
     *("us", "interval_us", "tokens_per_s", "us_in_layers", "composition_us", "untold_us", "other_dtypes_us"),
     *("missing_calls_share", "missing_bytes_share"),
 )
