@@ -28,7 +28,7 @@ from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show.parameters import Count, Counts, Names
+from opatlas.show.parameters import Count, Counts, Names, read_step, reads
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.model_kinds import MODEL_KINDS
 from opatlas.theory.model_step import Step, step_memory
@@ -47,21 +47,17 @@ _OF_SUM = (
 
 
 def model(
-    model: str = "",
+    model: Annotated[Any, reads(read_step)] = None,
     database: Annotated[str | None, Parameter(name="DB")] = None,
     /,
     *,
-    tp: Counts = (1,),
-    ep: Counts = (1,),
+    tp: Counts = (),
+    ep: Counts = (),
     batch: Counts = (),
     context: Counts = (),
-    phase: Literal["prefill", "decode"] = "decode",
+    phase: Literal["prefill", "decode"] | None = None,
     sequences: Names = (),
-    dp: Count | None = None,
-    pp: Count = 1,
     dtype: str = "",
-    cache_dtype: str = "",
-    captured: str = "",
     implementation: Names = (),
     plot: Path | None = None,
     next: Count | None = None,  # noqa: A002
@@ -77,20 +73,18 @@ def model(
     Exit status: 0 done, also if durations are missing; 1 a file failed; 2 wrong usage, or no step fits the device.
 
     Args:
-        model: a model's name, or its config.json or the folder of that.
+        model: a model's name, or its config.json or the folder of that; with commas further settings, as in
+            MODEL,dp=4 (replicas of the attention that share the experts), pp=2 (stages of the layers),
+            cache_dtype=FLOAT8_E4M3FN, captured=1+2+4+8 or vllm (tokens with a CUDA graph, to which steps are padded).
         database: a folder, or a device such as NVIDIA_H200 (default: the default database of this machine).
-        tp: devices that share a layer.
-        ep: devices that share the experts: 1, or all of --tp x --dp.
+        tp: devices that share a layer (default: 1).
+        ep: devices that share the experts: 1, or all of tp x dp (default: 1).
         batch: sequences of a step of --tp devices.
         context: tokens of each sequence, in decode with the one that is computed.
-        phase: what a step computes.
+        phase: what a step computes (default: decode).
         sequences: in place of the three: count x queries @ keys, as in 63x1@4096+1x2048@6144 for 63 sequences of one
             new token and 4096 in all, and a part of a prompt.
-        dp: replicas of the attention that share the experts (default: as many as --tp and --ep tell).
-        pp: stages of the layers, with --tp devices each.
         dtype: BF16 or FLOAT16; INT8 or FLOAT8_E4M3FN for quantized products (default: that of the model's weights).
-        cache_dtype: of keys and values: BF16 or FLOAT8_E4M3FN (default: that of the model).
-        captured: numbers of tokens with a CUDA graph, to which steps are padded: 1+2+4+8, or vllm.
         implementation: implementations in their order, of which the first with rows of a kernel type answers; fastest:
             for each call the fastest (default: the stack that the database names).
         plot: write step time and throughput over the batch to FILE.html.
@@ -100,22 +94,31 @@ def model(
     """
     if list:
         return Result([_names(), f"config.json of model_type {', '.join(MODEL_KINDS)}"])
-    if not model:
+    if model is None:
         raise UsageError("no model: give its name (--list), or its config.json or the folder of that")
     if next is None and dry_run:
         raise UsageError("--dry-run: only --next adds rows")
     if next is not None and implementation:
         raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
-    if not sequences and not (batch and context):
-        raise UsageError("give --batch and --context, or --sequences")
-    lengths = [*product(batch, context, ("",)), *((0, 0, words) for words in sequences)]
+    lengths = [(0, 0, words) for words in sequences]
+    if batch or context or not sequences:
+        lengths += product(batch or (model.batch,), context or (model.context,), ("" if batch else model.sequences,))
     steps = [
-        Step(model, b, c, t, e, phase, dtype, words, dp or 0, pp, cache_dtype, captured)
-        for t, e, (b, c, words) in product(tp, ep, lengths)
+        msgspec.structs.replace(
+            model,
+            tp=t,
+            ep=e,
+            batch=b,
+            context=c,
+            sequences=words,
+            phase=phase or model.phase,
+            dtype=dtype or model.dtype,
+        )
+        for t, e, (b, c, words) in product(tp or (model.tp,), ep or (model.ep,), lengths)
     ]
     place = database or default_path(database_name(available_devices(None)), detect())
     # A wrong model is told before a wrong database.
-    name = resolve_model(model).name
+    name = resolve_model(model.model).name
     started_at, opened = time.time(), open_database(place)
     # The first questions about a database fit models, which takes up to half a minute.
     with progress(f"{name}, calls", None) as advance:

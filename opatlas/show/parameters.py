@@ -47,7 +47,8 @@ Counts = Annotated[tuple[int, ...], reads(lambda text: tuple(options.items_of(op
 Percent = Annotated[float, reads(options.percent)]
 
 
-def _read_step(text: str) -> Step:
+def read_step(text: str) -> Step:
+    """Reads `MODEL,batch=64,context=4096,tp=8` for `reads`."""
     from opatlas.theory.model_step import Step
 
     model, *settings = [word.strip() for word in text.split(",")]
@@ -59,4 +60,4 @@ def _read_step(text: str) -> Step:
 
 
 #: `MODEL,batch=64,context=4096,tp=8,phase=prefill`, several times.
-Steps = Annotated[tuple[Any, ...], reads_each(_read_step)]
+Steps = Annotated[tuple[Any, ...], reads_each(read_step)]
