@@ -56,6 +56,14 @@ class SkipReason(Enum):
     MALFORMED = "malformed rows"
     BAD_DIMENSION = "a dimension that is no whole number"
     BAD_KERNEL_TYPE = "a kernel type that cannot name a file"
+    NO_OPERATOR = "launched by an operator that has no kernel type"
+    FUSED = "several kernel types in one kernel (fused)"
+    NO_LENGTHS = "attention without its lengths"
+    UNKNOWN_LAYOUT = "operands or arguments that no row of the kernel type has"
+    BEFORE_WINDOW = "launched before the recording"
+    OUTSIDE_OPERATORS = "launched outside of all operators"
+    MEMORY_COPY = "copies between host and device"
+    GRAPH = "kernels of a CUDA graph without a capture that fits"
 
 
 _SHAPELESS = (SkipReason.NO_INPUT_SHAPES, SkipReason.NO_KERNEL_TYPE)
@@ -228,7 +236,7 @@ class CapturedLaunches:
 
         Args:
             kernel_type: the profiler's type.
-            cells: the base columns without OP State; a missing one is empty.
+            cells: the base columns without OP State, and Runtime columns that the reader knows; a missing one is empty.
             line: the line of the first of them, for a problem.
             state: the OP State of the first of them. The same kernel is `static` or `dynamic` depending on its
                 compilation, and the contract groups both.
@@ -322,8 +330,10 @@ class CapturedLaunches:
                 self.report(line, error.problem, _LEFT_OUT, error.column, error.value)
         if reason is not None:
             return _Kind(kernel_type, "", {}, reason)
-        name, unknown = signature(kernel_type, cells), unknown_dtypes(cells)
-        return _Kind(kernel_type, name, {**cells, **_shape_cells(kernel_type, cells)}, None, unknown)
+        # What a reader knows of the lengths of a call, beside what follows from its shapes.
+        runtime = {column: cell for column, cell in given.items() if column in col.RUNTIME}
+        cells |= {**_shape_cells(kernel_type, cells), **runtime}
+        return _Kind(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
 
     def _leave_out_duration(self, kernel_type: str, us: float, line: int, text: str) -> None:
         """Counts a launch with an invalid duration; reports a text, and the first empty, zero or too long duration."""

@@ -57,8 +57,9 @@ def ingest(
     ingested, or the database cannot be written; 2 wrong usage.
 
     Args:
-        profiling_path: kernel_details or op_summary file, or a folder that is searched for `*kernel_details*.csv`,
-            or for `*op_summary*.csv` if it has none of these.
+        profiling_path: kernel_details or op_summary file, database of a profiler, or a folder that is searched for
+            `*kernel_details*.csv`, or for `*op_summary*.csv` if it has none of these, and for databases of profiles
+            without a CSV.
         attention_records: files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz.
         database_path: folder of the {KernelType}.csv files (default: that of the device and versions).
         device: NPU of the captures, by the name of its database folder (default: ATLAS_800_A3_752T_128G_DIE; with

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from opatlas.outer.suites.operators import (
     is_no_operator,
     name_of,
 )
+from opatlas.outer.suites.opinfo import _samples
 from opatlas.outer.suites.texts import folder_of, overload_of
 from opatlas.row.columns import FUNCTIONAL, INPUT_DTYPES, SAMPLE
 from opatlas.row.status import Status
@@ -72,6 +75,13 @@ def test_the_list_has_variants_dtypes_and_samples_of_all_kinds(rows: Rows) -> No
     # Tensors of size 0 are among them.
     assert any("0" in cells["Input Shapes"].replace(";", ",").split(",") for cells in rows["add__Tensor"])
     assert rows["add__Tensor"][0][INPUT_DTYPES] == "FLOAT;FLOAT"
+
+
+def test_no_test_is_looked_for_among_the_callers_of_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = Mock(return_value=[])
+    monkeypatch.setattr(inspect, "stack", search)
+    assert len(_samples.__wrapped__("nn.functional.relu", "float32")) > 1
+    assert not search.called
 
 
 def test_torch_itself_is_right_in_every_case(rows: Rows, runner: Runner) -> None:
