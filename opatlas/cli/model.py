@@ -28,7 +28,7 @@ from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
-from opatlas.show.parameters import Count, Counts, Names, read_step, reads
+from opatlas.show.parameters import Count, Counts, Names, OneStep
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.model_kinds import MODEL_KINDS
 from opatlas.theory.model_step import Step, step_memory
@@ -47,7 +47,7 @@ _OF_SUM = (
 
 
 def model(
-    model: Annotated[Any, reads(read_step)] = None,
+    model: OneStep = None,
     database: Annotated[str | None, Parameter(name="DB")] = None,
     /,
     *,

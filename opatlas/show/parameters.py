@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 from cyclopts import Parameter, Token
 
 from opatlas import options
@@ -47,17 +46,14 @@ Counts = Annotated[tuple[int, ...], reads(lambda text: tuple(options.items_of(op
 Percent = Annotated[float, reads(options.percent)]
 
 
-def read_step(text: str) -> Step:
-    """Reads `MODEL,batch=64,context=4096,tp=8` for `reads`."""
+def _read_step(text: str) -> Step:
+    # The models take 50 ms to import, which few commands need.
     from opatlas.theory.model_step import Step
 
-    model, *settings = [word.strip() for word in text.split(",")]
-    pairs = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
-    try:
-        return msgspec.convert({"model": model, **pairs}, Step, strict=False)
-    except msgspec.ValidationError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}: give MODEL,batch=N,context=N,tp=N") from None
+    return Step.read(text)
 
 
-#: `MODEL,batch=64,context=4096,tp=8,phase=prefill`, several times.
-Steps = Annotated[tuple[Any, ...], reads_each(read_step)]
+#: `MODEL,batch=64,context=4096,tp=8,phase=prefill`.
+OneStep = Annotated[Any, reads(_read_step)]
+#: Several of them.
+Steps = Annotated[tuple[Any, ...], reads_each(_read_step)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
@@ -70,6 +71,22 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pp: _Count = 1
     cache_dtype: str = ""
     captured: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Step:
+        """Reads `MODEL,batch=64,context=4096,tp=8`, as a reader of `opatlas.options`."""
+        model, *settings = [word.strip() for word in text.split(",")]
+        pairs = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+        try:
+            return msgspec.convert({"model": model, **pairs}, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}: give MODEL,batch=N,context=N,tp=N") from None
+
+    def __str__(self) -> str:
+        """Returns the text that `read` reads, without the settings that have their default."""
+        plain = msgspec.structs.asdict(Step(self.model))
+        settings = {name: value for name, value in msgspec.structs.asdict(self).items() if value != plain[name]}
+        return ",".join([self.model, *(f"{name}={value}" for name, value in settings.items())])
 
     @property
     def replicas(self) -> int:

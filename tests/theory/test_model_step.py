@@ -35,6 +35,12 @@ def signatures(model: ModelFacts, **step: Any) -> list[str]:
     return [call.signature() for call in model_calls(model, **step)]
 
 
+def test_a_step_is_read_from_its_text() -> None:
+    step = Step("m", 64, 4096, tp=2, captured="1+2", cache_dtype="FLOAT8_E4M3FN")
+    assert str(step) == "m,batch=64,context=4096,tp=2,cache_dtype=FLOAT8_E4M3FN,captured=1+2"
+    assert Step.read(str(step)) == step
+
+
 @pytest.mark.parametrize("model", [QWEN3_32B, DEEPSEEK_V3, GLM_5_1])
 def test_sequences_of_one_length_are_those_of_batch_and_context(model: ModelFacts) -> None:
     assert signatures(model, sequences="64x1@4096") == signatures(model, batch=64, context=4096)
