@@ -11,7 +11,7 @@ import msgspec
 
 from opatlas.formats import duration
 from opatlas.row.columns import ERROR_CLASS, KERNEL_SHARE, LEVEL, MAX_ERROR, WITHIN_1E3
-from opatlas.row.errors import ReplayError
+from opatlas.row.errors import NoKernelLaunched, ReplayError
 from opatlas.row.record import Measurement
 from opatlas.row.status import Status
 from opatlas.run.instruments.instrument import WallClock
@@ -198,9 +198,11 @@ def sentenced(outcome: RowOutcome, verdict: CourtVerdict | None, *, is_baseline:
         said = replace(said, within_1e3=verdict.difference < LIMIT, max_error=verdict.max_error)
     notes = (*said.notes, *(verdict.notes if verdict is not None else ()))
     measurement = outcome.measurement
-    is_wrong = verdict is not None and verdict.error_class not in ("", ErrorClass.PASS)
-    # A process that failed says why its calls ended; that the results before it were faked is said by the court.
-    if verdict is not None and is_wrong and (said.passed or verdict.error_class == ErrorClass.HACK):
+    # A process that failed says why its calls ended. That the results before were faked, or why there was no kernel to
+    # time, is said by the court.
+    found_wrong = "" if verdict is None or verdict.error_class == ErrorClass.PASS else verdict.error_class
+    is_of_court = said.passed or said.sub_class == NoKernelLaunched.__name__
+    if verdict is not None and found_wrong and (is_of_court or found_wrong == ErrorClass.HACK):
         found = ErrorClass(verdict.error_class), verdict.sub_class, verdict.text
     elif not said.passed:
         return replace(outcome, judged=said.judged)
