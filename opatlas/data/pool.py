@@ -14,7 +14,6 @@ from statistics import median
 
 from opatlas.data import log
 from opatlas.data.cells import RunCells, candidates_of_records, microseconds
-from opatlas.data.combine_table import Conflict
 from opatlas.data.database import Database
 from opatlas.data.fold import TableFold
 from opatlas.data.log import COMBINE, Log, Pooled
@@ -126,17 +125,6 @@ def pool(database: Database, problems: list[str]) -> list[PooledRow]:
             except OpAtlasError as error:
                 problems.append(str(error))
     return pooled
-
-
-def without_pooled(conflicts: Iterable[Conflict], pooled: Iterable[PooledRow]) -> list[Conflict]:
-    """Returns the conflicts without pairs of pooled durations, of which neither was dropped."""
-    runs = {(row.kernel_type, row.signature): row.run_medians for row in pooled}
-
-    def is_pooled(conflict: Conflict) -> bool:
-        of_row = runs.get((conflict.kernel_type, conflict.signature), {})
-        return conflict.what == col.AVERAGE and conflict.kept_run in of_row and conflict.dropped_run in of_row
-
-    return [conflict for conflict in conflicts if not is_pooled(conflict)]
 
 
 def _durations(database: Database, problems: list[str]) -> Durations:
