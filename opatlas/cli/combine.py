@@ -17,7 +17,7 @@ from opatlas.data.combine import CombineResult, CombineSources, DurationCounts, 
 from opatlas.data.combine import combine as combine_databases
 from opatlas.data.database import Database
 from opatlas.data.log import COMBINE
-from opatlas.data.pool import SPREAD_LIMIT, PooledRow, disagreeing, write_disagreements
+from opatlas.data.pool import SPREAD_LIMIT, PooledRow
 from opatlas.data.pool import pool as pool_runs
 from opatlas.data.restore import clear_edited
 from opatlas.errors import OpAtlasError, UsageError, usage_errors
@@ -54,16 +54,10 @@ def combine(
         if not mixed:
             refuse_mixed(target, opened)
     warnings = [text for path in (target, *sources) for text in Database(path).misspelt_columns()]
-    reports: dict[str, str] = {}
     with held(Database(target), "combine") as problems:
         found, pooled = _combine(Database(target), opened, pool)
         problems[:0] = opened.problems
         problems += found.problems
-        try:
-            if path := write_disagreements(Database(target), pooled or ()):
-                reports["disagreements"] = str(path)
-        except OpAtlasError as error:
-            problems.append(str(error))
     for warning in warnings:
         print_note(f"warning: {warning}")
     content = {
@@ -77,7 +71,6 @@ def combine(
     parts = [*_parts(target, opened, found), *(_pooled(pooled) if pooled is not None else ())]
     lists = [
         *(("start lies in the future", run_id) for run_id in found.clocks_ahead),
-        *reports.items(),
         *((("op_mapping", str(target / found.mapping.path.name)),) if found.mapping is not None else ()),
     ]
     parts += [Table(("what", "run or file"), lists)] if lists else []
@@ -151,7 +144,7 @@ def _pooled(pooled: Sequence[PooledRow]) -> Iterator[Part]:
             "median": percent(low),
             "p90": percent(high),
             "largest": percent(max(spreads)),
-            f"over {percent(SPREAD_LIMIT, 0)}": (len(disagreeing(pooled)), "rows"),
+            f"over {percent(SPREAD_LIMIT, 0)}": (sum(spread > SPREAD_LIMIT for spread in spreads), "rows"),
         },
         title="spread between machines",
     )

@@ -7,9 +7,8 @@ are pooled.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 
 from opatlas.data import log
@@ -283,22 +282,3 @@ def pooled_cells(row: PooledRow) -> dict[str, str]:
         col.POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
         col.POOLED_RUN_DURATIONS: "; ".join(f"{run_id} {microseconds(us)}" for run_id, us in row.run_medians.items()),
     }
-
-
-def write_disagreements(database: Database, pooled: Iterable[PooledRow]) -> Path | None:
-    """Writes the rows whose machines disagree to `reports/`, the worst first; returns the path, or None without any.
-
-    Raises:
-        OpAtlasError: the file cannot be written.
-    """
-    rows = (
-        (row.kernel_type, row.input_shapes, *pooled_cells(row).values(), row.representative)
-        for row in disagreeing(pooled)
-    )
-    return database.write_report("pool_disagreements", ("Kernel Type", col.INPUT_SHAPES, *col.POOLED, col.RUN_ID), rows)
-
-
-def disagreeing(pooled: Iterable[PooledRow]) -> list[PooledRow]:
-    """Returns the rows whose machines differ by more than SPREAD_LIMIT, the worst first."""
-    found = [row for row in pooled if row.spread is not None and row.spread > SPREAD_LIMIT]
-    return sorted(found, key=lambda row: -(row.spread or 0))
