@@ -26,6 +26,7 @@ from opatlas.row.location import default_path, parse_implementation
 from opatlas.row.record import new_run_id
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
+from opatlas.show.chrome_trace import model_slices, write_trace
 from opatlas.show.parameters import Count, Names
 from opatlas.show.result import Column, Fields, Part, Result, Table
 from opatlas.theory.sources import resolve_model
@@ -54,6 +55,7 @@ def model(
     implementation: Names = (),
     next: Count | None = None,  # noqa: A002
     dry_run: bool = False,
+    trace: Path | None = None,
 ) -> Result:
     """The cost of a step of a model on one device: the sum of its calls, and what is missing from it.
 
@@ -75,11 +77,15 @@ def model(
             for each call the fastest (default: the stack that the database names).
         next: add the N rows to the database whose measurement tells most about this step; opatlas bench measures them.
         dry_run: with --next: show the rows, and add nothing.
+        trace: write the calls of the step, one after the other, to this file, as a Chrome trace (ui.perfetto.dev);
+            .gz packs it.
     """
     if next is None and dry_run:
         raise UsageError("--dry-run: only --next adds rows")
     if next is not None and implementation:
         raise UsageError("--implementation: --next adds rows for the stack that the database names: leave it out")
+    if next is not None and trace is not None:
+        raise UsageError("--trace: --next shows no step: leave it out")
     place = database or default_path(database_name(available_devices(None)), detect())
     # A wrong model is told before a wrong database.
     name = resolve_model(model).name
@@ -97,6 +103,8 @@ def model(
                 implementation=implementation,
                 tell=lambda _: advance(1),
             )
+        if trace is not None:
+            write_trace(trace, model_slices(cost))
         return Result(list(_cost_parts(cost)), json=_cost_json(cost))
     started_at = time.time()
     opened = open_database(place)
