@@ -88,7 +88,7 @@ def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
         (layer, part) for layer in range(cost.layers) for part, own in zip(inside, ranges, strict=True) if layer in own
     ]
     sequence += [(-1, part) for part in (*others, *parts[last:])]
-    at_us, opened_us = 0.0, 0.0
+    at_us, opened_us, process = 0.0, 0.0, f"{cost.model}, {cost.step.told()}"
     for number, (layer, part) in enumerate(sequence):
         before, after = (sequence[i][0] if 0 <= i < len(sequence) else -1 for i in (number - 1, number + 1))
         opened_us = at_us if layer != before else opened_us
@@ -107,10 +107,10 @@ def model_slices(cost: ModelCost) -> Iterator[TraceSlice]:
             "reason": part.reason,
         }
         for _ in range(part.calls // (part.layers or 1)):
-            yield TraceSlice(part.part, at_us, part.us_per_call or 0.0, "calls", cost.model, args)
+            yield TraceSlice(part.part, at_us, part.us_per_call or 0.0, "calls", process, args)
             at_us += part.us_per_call or 0.0
         if layer >= 0 and layer != after:
-            yield TraceSlice(f"layer {layer}", opened_us, at_us - opened_us, "layers", cost.model)
+            yield TraceSlice(f"layer {layer}", opened_us, at_us - opened_us, "layers", process)
 
 
 def _layers_of(parts: Iterable[PartCost], layers: int) -> Iterator[range]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from opatlas.ask.query.model_cost import ModelCost, PartCost
 from opatlas.show.chrome_trace import TraceSlice, model_slices, write_trace
+from opatlas.theory.model_step import Step, StepMemory
 
 
 def test_what_overlaps_on_a_track_gets_another_line(tmp_path: Path) -> None:
@@ -29,7 +30,7 @@ def test_the_calls_of_a_step_follow_each_other_layer_by_layer() -> None:
 
     parts = [part("embed", 0, 1), part("attention", 3, 2, calls=2), part("dense", 1, 5), part("experts", 2, 7)]
     parts += [part("norm", 0, None), part("head", 0, 9)]
-    cost = ModelCost("m", Path(), parts, (), 1, 1, 1, 1, "decode", "BF16", 3)
+    cost = ModelCost("m", Path(), parts, (), Step("m", 1, 1), "BF16", 3, StepMemory(0, 0, 0, 0))
     slices = list(model_slices(cost))
     calls = [each for each in slices if each.track == "calls"]
     layer = ["attention", "attention"]

@@ -246,14 +246,17 @@ def launch_slices(found: Diagnosis) -> Iterator[TraceSlice]:
         for place, line in enumerate(each.lines.tolist()):
             share = float(found.shares.share[line])
             args = {
-
-                    "name": cell(NAME, line),
-                    "step": each.labels[each.steps[place]],
-                    "phase": each.phases[each.steps[place]]
-                ,
-                "shapes": cell(INPUT_SHAPES, line), "dtypes": cell(INPUT_DTYPES, line), "how": "captured",
-                "low(us)": float(low[line]), "high(us)": float(high[line]), "line": found.place(line),
-                "share of the roof": None if math.isnan(share) else share, "verdict": found.verdicts.first[line],
+                "name": cell(NAME, line),
+                "step": each.labels[each.steps[place]],
+                "phase": each.phases[each.steps[place]],
+                "shapes": cell(INPUT_SHAPES, line),
+                "dtypes": cell(INPUT_DTYPES, line),
+                "how": "captured",
+                "low(us)": float(low[line]),
+                "high(us)": float(high[line]),
+                "line": found.place(line),
+                "share of the roof": None if math.isnan(share) else share,
+                "verdict": found.verdicts.first[line],
                 "waits for": "host"
                 if each.timeline.launch_bound is not None and each.timeline.launch_bound[place]
                 else "",
