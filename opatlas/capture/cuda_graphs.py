@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,9 @@ _PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|cijk|dot_kernel", re
 _ONLY_PRODUCT = re.compile(r"gemm|gemv|nvjet|splitk|cijk", re.IGNORECASE)
 _MULTIPLIES = re.compile(r"aten::_?(?:add|badd|b|scaled_|int_)?mm(?:_|\Z)")
 _MAY_MULTIPLY = re.compile(r"(?!aten::)|.*(?:mm|mv|matmul|linear|conv|attention|dot|einsum|rnn|lstm|gru)")
-
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+#: Operators whose kernels may be those of add, mul and gather, and copies of the driver.
+_OTHER_WORDS, _COPIES = {"sub", "div", "rsub", "index"}, {"memcpy", "memset"}
 #: Tokens in the names of steps and captures of vLLM and SGLang.
 _TOKENS = re.compile(
     r"(?:capture|execute)_(\d+)_|step\[DECODE bs=(\d+)|execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)"
@@ -205,17 +207,19 @@ def _agreeing(trace: TorchTrace, events: Sequence[int], capture: Capture, size: 
     """Returns the pairing without calls that have the kernel of another operator, and without their neighbours.
 
     Equal calls may have different kernels, as attention over a window does. A call whose kernels equal calls lack is
-    wrong if another operator launched one of them. The pairing is refused if less than `_LEAST_SHARE` of the device
-    time remains.
+    wrong if a call of another operator, or with other operands, launched one of them. So is one that lacks the word of
+    its operator. The pairing is refused if less than `_LEAST_SHARE` of the device time remains.
     """
     owners, inner = capture.trace.owners
     nodes: dict[int, list[int]] = defaultdict(list)
-    launched_by: dict[int, set[str]] = defaultdict(set)
+    launched_by: dict[int, set[Operator]] = defaultdict(set)
     for at, call in enumerate(capture.calls):
         number = int(owners[call] if owners[call] >= 0 else inner[call])
         # A launch outside of all operators stands alone.
         nodes[number if number >= 0 else -1 - at].append(at)
-        launched_by[trace.name[events[at]]].add(capture.operator(call).name)
+        launched_by[trace.name[events[at]]].add(capture.operator(call))
+    words = {name: set(map(str.lower, _WORD.findall(trace.names[name]))) for name in launched_by}
+    all_words = set().union(*words.values())
     equal: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
     of_calls = []
     for number, places in nodes.items():
@@ -223,8 +227,9 @@ def _agreeing(trace: TorchTrace, events: Sequence[int], capture: Capture, size: 
         of_calls.append((kernels, equal[capture.trace.op_kind[number] if number >= 0 else number]))
         of_calls[-1][1][kernels] += 1
     wrong = [
-        others[kernels] * 2 <= others.total() and any(len(launched_by[kernel]) > 1 for kernel in kernels)
-        for kernels, others in of_calls
+        (others[kernels] * 2 <= others.total() and any(len(launched_by[kernel]) > 1 for kernel in kernels))
+        or _lacks_word(capture.operator(capture.calls[places[0]]).name, [words[each] for each in kernels], all_words)
+        for (kernels, others), places in zip(of_calls, nodes.values(), strict=True)
     ]
     if not any(wrong):
         return PairedGraph(capture, capture.calls)
@@ -234,7 +239,18 @@ def _agreeing(trace: TorchTrace, events: Sequence[int], capture: Capture, size: 
             calls[at] = -1
     first = [*nodes.values()][wrong.index(True)][0]
     operator, kernel = capture.operator(capture.calls[first]).name, trace.names[trace.name[events[first]]]
-    problem = f"{size}: node {first}, {operator}: equal calls have other kernels than {kernel}"
+    problem = f"{size}: node {first}, {operator}: equal calls, or those of its name, have other kernels than {kernel}"
     whole_ns = sum(trace.duration_ns[event] for event in events)
     kept_ns = sum(trace.duration_ns[event] for event, call in zip(events, calls, strict=True) if call >= 0)
     return PairedGraph(capture if kept_ns >= _LEAST_SHARE * whole_ns else None, calls, problem)
+
+
+def _lacks_word(operator: str, of_kernels: Sequence[set[str]], all_words: Collection[str]) -> bool:
+    """Returns whether kernels of a graph have the word of an operator in their names, but those of a call of it lack
+    it: `aten::mul_` and `MulFunctor`."""
+    word = operator.partition("aten::")[2].strip("_")
+    return (
+        word in all_words
+        and word not in _OTHER_WORDS
+        and not any(word in words or not words.isdisjoint(_COPIES) for words in of_kernels)
+    )
