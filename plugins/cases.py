@@ -27,6 +27,7 @@ from opatlas.row.columns import (
     MESSAGE,
     RUN_ID,
     RUNTIME,
+    STEP_COLUMNS,
     SUITE,
     TASK,
 )
@@ -40,7 +41,7 @@ from opatlas.show.row_summary import RowSummary
 NOT_RUN, XFAILED, WITHOUT_REPLAY, GIVEN_UP = "not run", "xfailed", "without a replay", "given up"
 
 #: Columns that a replay may need.
-_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK)
+_CALL = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE, *SUITE, *TASK, *STEP_COLUMNS)
 
 
 class Fate(Enum):

@@ -45,7 +45,8 @@ Count = Annotated[int, reads(options.at_least(1))]
 Percent = Annotated[float, reads(options.percent)]
 
 
-def _read_step(text: str) -> Step:
+def read_step(text: str) -> Step:
+    """Reads `MODEL,batch=64,context=4096,tp=8`. Raises argparse.ArgumentTypeError."""
     # The catalog takes 50 ms to import, which few commands need.
     from opatlas.ask.query.next_rows import Step
 
@@ -58,4 +59,4 @@ def _read_step(text: str) -> Step:
 
 
 #: `MODEL,batch=64,context=4096,tp=8,phase=prefill`, several times.
-Steps = Annotated[tuple[Any, ...], reads_each(_read_step)]
+Steps = Annotated[tuple[Any, ...], reads_each(read_step)]
