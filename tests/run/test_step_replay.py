@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sessions import ROOT, Sessions
 
 from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS
 from opatlas.row.errors import WrongResult
@@ -160,3 +161,15 @@ def test_results_that_changed_since_the_first_pass_are_wrong(replay_of):
     replay._measured = spoil
     with pytest.raises(WrongResult, match="o_proj"):
         replay()
+
+
+def test_a_step_is_a_row_of_steps_beside_the_kernels(sessions: Sessions):
+    (sessions.folder / "tiny").mkdir()
+    (sessions.folder / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    step = ("--step", "tiny,batch=2,context=16,layers=1")
+    done = sessions.run(str(ROOT / "bench" / "test_steps.py"), *step, measure=("--repeat-count=1",))
+    assert done.code == 0, done.output
+    (row,) = sessions.read("steps/Step")
+    assert (row[STEP], row[STEP_LAYERS], row[STEP_LAUNCH]) == ("tiny,batch=2,context=16", "1", "eager")
+    assert (row["Step Routing"], row["Cache State"], row["Input Shapes"]) == ("random", "warm", "2,64")
+    assert float(row["MicroBench kernels(us)"]) > float(row["MicroBench attention(us)"]) > 0
