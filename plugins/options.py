@@ -230,10 +230,11 @@ MEASURING = (
     ),
     declare(
         "--ray",
-        Scope.RUNNING,
+        Scope.KERNELS,
         metavar="ADDRESS",
         help="run the rows on all devices of a Ray cluster: HOST:PORT of its head, auto for that of this node, or "
-        "local for one of this machine alone (default: on the devices of this machine, without Ray)",
+        "local for one of this machine alone; rows that need several devices at once are skipped (default: on the "
+        "devices of this machine, without Ray)",
     ),
     declare(
         "--in-process",

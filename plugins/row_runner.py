@@ -152,8 +152,7 @@ class RowRunner:
         except pytest.fail.Exception as error:
             # Another plugin, such as pytest-timeout, ended the wait. Of rows that run ahead the late one is unknown,
             # and a row that still waits for its device is not late.
-            is_ahead = self.scheduler().at_once > 1 and not (context.settings.ray is not None and needs_group(item))
-            if context.settings.in_process or is_ahead or context.waits.interrupted:
+            if context.settings.in_process or self.scheduler().at_once > 1 or context.waits.interrupted:
                 raise
             return outcome_of(
                 RanTooLong(f"the wait for it was interrupted, and its process ended: {exception_line(error)}")
@@ -237,7 +236,7 @@ class RowRunner:
     def _others(self, item: pytest.Function) -> Iterator[pytest.Function]:
         """Yields the rows that may run together with a row, and have not been submitted."""
         size = self.scheduler().at_once
-        if size == 1 or (self._context.settings.ray is not None and needs_group(item)) or self._may_be_last():
+        if size == 1 or self._may_be_last():
             return
         if not self._batches:
             self._batches = batches([each.nodeid for each in self._items], size)
@@ -247,9 +246,7 @@ class RowRunner:
                 # Another worker of xdist may have it.
                 break
             is_new = other.nodeid not in self._ready and other.nodeid not in self._job_of
-            # Groups of a cluster run when pytest reaches them, since no other row runs beside them.
-            ahead = self._context.settings.ray is None or not needs_group(other)
-            if isinstance(other, pytest.Function) and is_new and ahead and will_run(other):
+            if isinstance(other, pytest.Function) and is_new and will_run(other):
                 yield other
 
     def _may_be_last(self) -> bool:

@@ -39,7 +39,7 @@ from .options import (
     refuse_useless_versions,
 )
 from .steps import steps
-from .target import SessionTarget, cluster_notes, cluster_of, devices_of, named_versions, targets_of
+from .target import SessionTarget, cluster_notes, devices_of, named_versions, targets_of
 
 if TYPE_CHECKING:
     from opatlas.outer.generation.session_models import ModelSettings
@@ -107,8 +107,7 @@ def profiles(option: argparse.Namespace) -> RowSource:
 
 def collectives(config: pytest.Config, devices: Sequence[DeviceSpec]) -> RowSource:
     """Returns messages of collectives: options name them, and groups run them. Raises OpAtlasError."""
-    nodes = GroupNodes(devices) if config.option.ray is None else cluster_of(config, devices).group_nodes
-    plan = collective_options.collective_plan(config.option, nodes)
+    plan = collective_options.collective_plan(config.option, GroupNodes(devices))
     rank = plan.options.node_rank
     return RowSource(
         plan.options,

@@ -330,6 +330,9 @@ def _profiling_cells(case: Case, modes: Modes | None) -> dict[str, str]:
         col.PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
         col.PROFILING_RUN_ID: _SEPARATOR.join(case.run_ids),
     }
+    for column in (col.PROFILING_KERNEL_NAMES, col.PROFILING_SOURCE):
+        if column in case.cells:
+            cells[column] = case.cells[column]
     for name, mean in case.counters.items():
         cells[col.profiling_counter(name)] = "" if mean is None else _counter_cell(mean)
     return cells

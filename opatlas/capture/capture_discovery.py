@@ -1,5 +1,5 @@
 """The kinds of captures, and how their files are found: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of
-msprof.
+msprof, databases of both, traces of torch.profiler.
 
 Files are identified by their bytes, so that a capture counts once under any name. msprof writes folders
 PROF_{number}_{time}_{hash}/mindstudio_profiler_output/op_summary_*.csv.
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from opatlas.capture.capture_reader import read_capture
 from opatlas.capture.launches import CaptureReader
+from opatlas.capture.single_launches import Launches, read_launches
+from opatlas.capture.torch_launches import read_torch_trace, torch_launches
 from opatlas.data.header import expect_columns, read_header
 from opatlas.data.ingests import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
@@ -29,8 +31,9 @@ _NO_CSV = "named like captures, but not CSV files: unpack them, or save them as 
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, or a renamed file.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
 _ALIKE = re.compile(r".*(kernel_details|op_summary).*", re.IGNORECASE)
-#: What torch_npu.profiler exports with export_type Db.
-_DATABASE = re.compile(r"(ascend_pytorch_profiler|msprof).*\.db", re.IGNORECASE)
+_JSON = re.compile(r".*\.json(\.gz)?", re.IGNORECASE)
+#: A profile may have both: that of msprof lacks the steps.
+_OF_FRAMEWORK = re.compile(r"ascend_(pytorch|mindspore)_profiler.*\.db", re.IGNORECASE)
 _OF_TORCH_NPU = ("ASCEND_PROFILER_OUTPUT", "FRAMEWORK")
 _ANALYSE = "Run `torch_npu.profiler.profiler.analyse({!r}, export_type='text')`, where CANN is installed"
 _OUTPUT = "mindstudio_profiler_output"
@@ -58,18 +61,21 @@ class CaptureKind:
     Attributes:
         names: a pattern of the names of its files, in any case.
         read: reads a file.
+        launches: reads the launches of a file one by one.
         last: returns those files that count, where later ones replace earlier ones; sorted.
     """
 
     name: str
     names: re.Pattern[str]
     read: CaptureReader = read_capture
+    launches: Callable[[Path], Launches] = read_launches
     last: Callable[[Iterable[Path]], list[Path]] = sorted
 
 
 def kind_of_capture(file: Path) -> CaptureKind:
-    """Returns the kind of a capture by its name; the first kind for a name of none."""
-    return next((kind for kind in KINDS if kind.names.fullmatch(file.name)), KINDS[0])
+    """Returns the kind of a capture by its name; for a name of none a trace if it is JSON, else the first kind."""
+    named = (kind for kind in KINDS if kind.names.fullmatch(file.name))
+    return next(named, TRACE if _JSON.fullmatch(file.name) else KINDS[0])
 
 
 def find_captures(path: Path) -> FoundCaptures:
@@ -86,11 +92,14 @@ def find_captures(path: Path) -> FoundCaptures:
         raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
     if not path.is_dir():
         return FoundCaptures([path])
-    patterns = (_ALIKE, _DATABASE, *(kind.names for kind in KINDS))
+    patterns = (_ALIKE, *(kind.names for kind in KINDS))
     named = sorted(files_below(path, lambda name: any(pattern.fullmatch(name) for pattern in patterns)))
     found = {kind: [file for file in named if kind.names.fullmatch(file.name)] for kind in KINDS}
     first = next((kind for kind, of_kind in found.items() if of_kind), KINDS[0])
     files = first.last(found[first])
+    if first is not DATABASE:
+        with_csv = set(map(_profile, files))
+        files = sorted([*files, *(file for file in DATABASE.last(found[DATABASE]) if _profile(file) not in with_csv)])
     not_read = [
         (
             f"{kind.name} files of earlier exports" if kind is first else f"{kind.name} files beside {first.name}",
@@ -101,8 +110,7 @@ def find_captures(path: Path) -> FoundCaptures:
     no_csv = [file for file in named if _ALIKE.fullmatch(file.name) and file.suffix.lower() != ".csv"]
     not_read.append((_NO_CSV, no_csv))
     not_read = [(why, others) for why, others in not_read if others]
-    databases = [file for file in named if _DATABASE.fullmatch(file.name)]
-    unparsed = _unparsed(path, files, databases)
+    unparsed = _unparsed(path, files)
     if files:
         return FoundCaptures(files, not_read, unparsed)
     problems = [*unparsed, *(f"{what}: {other}" for what, others in not_read for other in others)]
@@ -112,32 +120,23 @@ def find_captures(path: Path) -> FoundCaptures:
             "`opatlas combine` joins two"
         )
         raise TableError(path, "a database of OpAtlas, and no capture", remedy)
-    kinds = " or ".join(f"*{kind.name}*" for kind in KINDS)
-    nothing = TableError(
-        path,
-        f"no CSV file named {kinds} in this folder or below it",
-        "Name the folder that the profiler wrote, or one file",
-    )
+    kinds = ", ".join(kind.name for kind in KINDS)
+    problem = f"no capture ({kinds}) in this folder or below it"
+    nothing = TableError(path, problem, "Name the folder that the profiler wrote, or one file")
     raise OpAtlasError("\n".join([str(nothing), *problems]))
 
 
-def _unparsed(path: Path, captures: Sequence[Path], databases: Sequence[Path]) -> list[str]:
+def _unparsed(path: Path, captures: Sequence[Path]) -> list[str]:
     """Returns a sentence for each result of a profiler at or below a folder that no capture is of.
 
-    These are results of torch_npu.profiler that nobody analysed or that have only a database, and msprof profiles
-    without an op_summary file. torch_npu.profiler keeps such profiles beside its kernel_details.
+    These are results of torch_npu.profiler that nobody analysed, and msprof profiles without an op_summary file.
+    torch_npu.profiler keeps such profiles beside its kernel_details.
     """
     results = {each for each in (path, *path.rglob("*/")) if _is_result_of_torch_npu(each)}
     alone = {result for result in results if not any(result in file.parents for file in captures)}
-    if not captures:
-        alone |= {file.parent for file in databases if results.isdisjoint(file.parents)}
-    problems = []
-    for folder in sorted(alone):
-        only = ", ".join(file.name for file in databases if folder in file.parents) or "raw data"
-        problems.append(str(TableError(folder, f"no CSV, only {only}", _ANALYSE.format(str(folder)))))
-    details = [file for file in captures if kind_of_capture(file) is KINDS[0]]
-    of_torch_npu = results.union(*(file.parents for file in details))
-    return [*problems, *unparsed_profiles(path, captures, of_torch_npu)]
+    problems = [str(TableError(each, "only raw data", _ANALYSE.format(str(each)))) for each in sorted(alone)]
+    of_torch_npu = [file for file in captures if kind_of_capture(file) is not SUMMARY]
+    return [*problems, *unparsed_profiles(path, captures, results.union(*(file.parents for file in of_torch_npu)))]
 
 
 def _is_result_of_torch_npu(folder: Path) -> bool:
@@ -280,12 +279,36 @@ def _last_exports(files: Iterable[Path]) -> list[Path]:
     return sorted(by_time[max(by_time)] for by_time in exports.values())
 
 
+def _last_databases(files: Iterable[Path]) -> list[Path]:
+    """Returns the databases that count among some files, sorted: of each profile those of the framework, of each rank
+    one; else the last export of msprof."""
+    profiles: dict[Path, list[Path]] = defaultdict(list)
+    for path in sorted(files):
+        profiles[_profile(path)].append(path)
+    last: list[Path] = []
+    for found in profiles.values():
+        last += [path for path in found if _OF_FRAMEWORK.fullmatch(path.name)] or found[-1:]
+    return sorted(last)
+
+
+def _profile(path: Path) -> Path:
+    """Returns the folder of the profile that a capture is of."""
+    results = [folder for folder in path.parents if _is_result_of_torch_npu(folder)]
+    return results[0] if results else _profile_of(path) or path.parent
+
+
 def _profile_of(path: Path) -> Path | None:
     return next((folder for folder in path.parents if folder.name.startswith("PROF_")), None)
 
 
-#: The kinds of captures; of a folder the first one counts.
-KINDS = (
-    CaptureKind("kernel_details", re.compile(r".*kernel_details.*\.csv", re.IGNORECASE)),
-    CaptureKind("op_summary", _SUMMARY, last=_last_exports),
+DETAILS = CaptureKind("kernel_details", re.compile(r".*kernel_details.*\.csv", re.IGNORECASE))
+SUMMARY = CaptureKind("op_summary", _SUMMARY, last=_last_exports)
+DATABASE = CaptureKind(
+    "database", re.compile(rf"({_OF_FRAMEWORK.pattern}|msprof_\d+\.db)", re.IGNORECASE), last=_last_databases
 )
+#: SGLang also merges the traces of all ranks into one, and torch_npu.profiler has a trace without shapes.
+TRACE = CaptureKind(
+    "trace", re.compile(r"(?!merged-).*\.trace\.json(\.gz)?", re.IGNORECASE), read_torch_trace, launches=torch_launches
+)
+#: The kinds of captures; of a folder the first one counts, and databases of profiles without a CSV.
+KINDS = (DETAILS, SUMMARY, DATABASE, TRACE)

@@ -1,4 +1,4 @@
-"""Reads a profiler's CSV: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof.
+"""Reads a profiler's table: kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof, databases of both.
 
 All versions of the header are read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, any group
 of metrics, names in any case.
@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from opatlas.capture.ascend_database import LAUNCHED, database_columns, database_tables
 from opatlas.capture.launches import CapturedLaunches, SkipReason
 from opatlas.data.header import read_header
 from opatlas.errors import TableError
@@ -56,6 +57,7 @@ _DESCRIPTIVE = frozenset(
             STREAM,
             DEVICE,
             CONTEXT_ID,
+            LAUNCHED,
             "Model ID",
             "Model Name",
             "Infer ID",
@@ -115,13 +117,15 @@ def read_capture_header(path: Path) -> CaptureHeader:
     Raises:
         TableError: the file cannot be read, is not a capture, or was taken at level 0, which records no shapes.
     """
-    # A capture may be given as a link.
-    header = read_header(path.resolve())
-    if header.lines > 1:
-        raise TableError(
-            path, "a column's name spans lines", "Leave the file out: no profiler writes such a header", line=1
-        )
-    names = _known_names([name.strip() for name in header.names])
+    if _is_database(path):
+        names = database_columns(path)
+    else:
+        # A capture may be given as a link.
+        header = read_header(path.resolve())
+        if header.lines > 1:
+            remedy = "Leave the file out: no profiler writes such a header"
+            raise TableError(path, "a column's name spans lines", remedy, line=1)
+        names = _known_names([name.strip() for name in header.names])
     text = {column: found for column in (TYPE, *col.BASE) if (found := column_of(names, column))}
     duration = column_of(names, DURATION)
     lacking = [name for name, found in ((TYPE, text.get(TYPE)), (DURATION, duration)) if not found]
@@ -139,6 +143,10 @@ def read_capture_header(path: Path) -> CaptureHeader:
     tail = names[names.index(CONTEXT_ID) + 1 :] if CONTEXT_ID in names else names
     counters = tuple(name for name in tail if name and not _is_descriptive(name))
     return CaptureHeader(tuple(names), text, duration, counters)
+
+
+def _is_database(path: Path) -> bool:
+    return path.suffix.lower() == ".db"
 
 
 def _known_names(names: Sequence[str]) -> list[str]:
@@ -271,6 +279,13 @@ def read_chunks(path: Path, header: CaptureHeader) -> Iterator[Chunk]:
     Raises:
         TableError: the file cannot be read, or is not a CSV.
     """
+    if _is_database(path):
+        # Most of the work is done when the first launches come.
+        line, size = 1, path.stat().st_size
+        for table in database_tables(path, _types(header, pa.float64())):
+            yield _chunk(header, line, size, table)
+            line, size = line + len(table[header.duration]), 0
+        return
     # The parser releases Python's global lock, so threads parse blocks while another block is grouped.
     workers = min(os.cpu_count() or 1, _WORKERS)
     malformed = 0
@@ -322,8 +337,7 @@ def _parse_block(path: Path, header: CaptureHeader, first_line: int, block: byte
 
     def read(number: pa.DataType) -> Mapping[str, pa.Array]:
         malformed.clear()
-        types = dict.fromkeys((header.duration, *header.counters), number)
-        types |= dict.fromkeys(header.text.values(), _WORD)
+        types = _types(header, number)
         table = pa.csv.read_csv(
             pa.py_buffer(text),
             # One thread, so that a malformed row has a number; one block, so that the result is one chunk.
@@ -346,10 +360,26 @@ def _parse_block(path: Path, header: CaptureHeader, first_line: int, block: byte
             table = read(_WORD)
     except pa.ArrowInvalid as error:
         raise TableError(path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
+    return _chunk(header, first_line, len(block), table, malformed)
+
+
+def _types(header: CaptureHeader, number: pa.DataType) -> dict[str, pa.DataType]:
+    """Returns the columns that are read, with their types."""
+    numbers = dict.fromkeys((header.duration, *header.counters), number)
+    return numbers | dict.fromkeys(header.text.values(), _WORD)
+
+
+def _chunk(
+    header: CaptureHeader,
+    first_line: int,
+    size_bytes: int,
+    table: Mapping[str, pa.Array],
+    malformed: Sequence[MalformedRow] = (),
+) -> Chunk:
     durations = table[header.duration]
     return Chunk(
         first_line=first_line,
-        size_bytes=len(block),
+        size_bytes=size_bytes,
         rows=len(durations),
         text={column: table[name] for column, name in header.text.items()},
         duration_us=_numbers(durations),

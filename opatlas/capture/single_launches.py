@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from opatlas.capture.ascend_database import LAUNCHED
 from opatlas.capture.capture_reader import (
     DEVICE,
     NAME,
@@ -25,7 +26,7 @@ from opatlas.row.quality import LONGEST_US
 from opatlas.row.slots import EMPTY_WORDS, strip_quotes
 from opatlas.text import parse_real
 
-_OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT)
+_OWN = (START, DEVICE, NAME, STEP, STREAM, WAIT, LAUNCHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Launch:
         step: the number of the training or decoding step; "" if the file has none.
         stream: the stream of the device; "" if the file has none, as for collectives.
         wait_us: time between the end of the launch before and the start, by the profiler; None if not recorded.
+        launched_ns: when the host's call began that launched it, on the same clock; None if not recorded.
     """
 
     device: str
@@ -55,11 +57,17 @@ class Launch:
     step: str = ""
     stream: str = ""
     wait_us: float | None = None
+    launched_ns: int | None = None
 
     @property
     def dimensions(self) -> str:
         """The dimensions of the inputs, without the profiler's quotes."""
         return strip_quotes(self.cells[INPUT_SHAPES])
+
+    @property
+    def queued_us(self) -> float | None:
+        """The time from the host's call to the start."""
+        return None if self.launched_ns is None else (self.start_ns - self.launched_ns) / 1e3
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Launches:
 
 
 def read_launches(path: Path) -> Launches:
-    """Reads kernel_details*.csv of torch_npu.profiler or op_summary*.csv of msprof.
+    """Reads kernel_details*.csv of torch_npu.profiler, op_summary*.csv of msprof, or a database of one of them.
 
     A line that is cut off, or has an invalid number, becomes a problem of the result. The other lines count.
 
@@ -113,10 +121,10 @@ def _launch(
         raise ValueError(f"{duration!r} is not a duration")
     if duration_us > LONGEST_US:
         raise ValueError(f"{duration!r} us is more than an hour, which no launch takes")
-    wait_us = parse_real(cells.get(WAIT, ""))
+    wait_us, launched = parse_real(cells.get(WAIT, "")), cells.get(LAUNCHED, "")
     return Launch(
         device=cells.get(DEVICE, "").strip(),
-        start_ns=_nanoseconds(cells[START]),
+        start_ns=nanoseconds(cells[START]),
         duration_us=duration_us,
         kernel_type=cells[TYPE].strip(),
         cells={column: strip_quotes(cells[column]) for column in BASE if column in cells},
@@ -125,10 +133,11 @@ def _launch(
         step=_word(cells.get(STEP, "")),
         stream=_word(cells.get(STREAM, "")),
         wait_us=wait_us if wait_us is not None and math.isfinite(wait_us) else None,
+        launched_ns=nanoseconds(launched) if launched else None,
     )
 
 
-def _nanoseconds(cell: str) -> int:
+def nanoseconds(cell: str) -> int:
     """Parses `1791629758426053.770\\t` (microseconds), which has more digits than a float. Raises ValueError."""
     whole, _, fraction = cell.strip().partition(".")
     return int(whole) * 1000 + int((fraction + "000")[:3])

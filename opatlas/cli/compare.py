@@ -15,15 +15,7 @@ from opatlas.ask.compare.databases import ComparedDatabase, implementations_of
 from opatlas.ask.compare.states import compared_states
 from opatlas.errors import UsageError, usage_errors
 from opatlas.formats import microseconds
-from opatlas.row.columns import (
-    CACHE_STATE,
-    CONVERSIONS,
-    IMPLEMENTATION,
-    INSTRUMENT,
-    KERNEL_NAMES,
-    OUTPUTS_MISSING,
-    STAND_IN,
-)
+from opatlas.row import columns as col
 from opatlas.row.location import default_path, named_folder
 from opatlas.row.versions import detect
 from opatlas.run.devices.device import available_devices, database_name
@@ -33,13 +25,13 @@ from opatlas.show.parameters import Names, Percent
 
 #: Cells that are known of a replayed call, by their names in the JSON.
 _CELLS = {
-    "cache_state": CACHE_STATE,
-    "instrument": INSTRUMENT,
-    "stand_in": STAND_IN,
-    "implementation": IMPLEMENTATION,
-    "kernel_names": KERNEL_NAMES,
-    "outputs_missing": OUTPUTS_MISSING,
-    "conversions": CONVERSIONS,
+    "cache_state": col.CACHE_STATE,
+    "instrument": col.INSTRUMENT,
+    "stand_in": col.STAND_IN,
+    "implementation": col.IMPLEMENTATION,
+    "kernel_names": col.KERNEL_NAMES,
+    "outputs_missing": col.OUTPUTS_MISSING,
+    "conversions": col.CONVERSIONS,
 }
 
 _OF_CALL = (

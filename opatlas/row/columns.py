@@ -139,6 +139,9 @@ _MEANINGS: Mapping[ColumnGroup, Mapping[str, str]] = {
         "Profiling Samples": "number of launches",
         "Profiling Populations": "sizes and medians of two modes, whose mean describes neither",
         "Profiling Run ID": "the [ingests](../docs/captures.md) of the launches, separated by `;`",
+        "Profiling Kernel Names": "of a GPU: the device kernels of a call in order, at most five and their number; "
+        "different ones separated by ` | `",
+        "Profiling Source": "of a GPU: `eager`, `CUDA graph`, or both",
     },
     ColumnGroup.CONDITIONS: {
         "Cache State": "cold: the last-level cache was flushed before each sample; warm; unknown of a foreign profile",
@@ -238,7 +241,8 @@ STEP, STEP_LAYERS, STEP_LAUNCH, STEP_ROUTING, STEP_STACK = STEP_COLUMNS = column
 _REPLAYED = columns_of(ColumnGroup.REPLAYED)
 MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES = _REPLAYED[:4]
 MICROBENCH_DEVICE_KERNELS, MICROBENCH_HELPER_KERNELS = _REPLAYED[4:]
-PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID = columns_of(ColumnGroup.LAUNCHES)
+_LAUNCHES = columns_of(ColumnGroup.LAUNCHES)
+PROFILING_SAMPLES, PROFILING_POPULATIONS, PROFILING_RUN_ID, PROFILING_KERNEL_NAMES, PROFILING_SOURCE = _LAUNCHES
 CACHE_STATE, INSTRUMENT = columns_of(ColumnGroup.CONDITIONS)
 QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN = columns_of(ColumnGroup.QUALITY)
 IMPLEMENTATION, KERNEL_NAMES, SPAN, OUTPUTS_MISSING, CONVERSIONS, MAX_ERROR, SET_UP = columns_of(ColumnGroup.EXECUTION)

@@ -43,7 +43,6 @@ class GroupSpec:
         ranks: total number of ranks on all nodes.
         nnodes: number of nodes; each has the same number of ranks.
         node_rank: number of this node, from 0.
-        in_cluster: whether the session launches the ranks of all nodes itself; else the user does on each node.
         master_addr: address of node 0.
         master_port: port of node 0; None on a single node: a free port.
         nproc_per_node: maximum number of ranks on a node; None: one for each device of the node, and two on a CPU.
@@ -57,7 +56,6 @@ class GroupSpec:
     ranks: int
     nnodes: int = 1
     node_rank: int = 0
-    in_cluster: bool = False
     master_addr: str = LOOPBACK
     master_port: int | None = None
     nproc_per_node: int | None = None

@@ -37,33 +37,20 @@ RANKS_PER_CORE = 4
 
 @dataclass(frozen=True)
 class GroupNodes:
-    """The nodes that groups run on, which are all alike.
+    """The nodes that groups run on (--nnodes), which are all alike.
 
     Attributes:
         devices: of one node.
         cores: of one node; the ranks of a CPU share them.
-        hosts: number of hosts of a cluster, of which a group takes as few as hold it; None: each group says on how many
-            nodes it runs (--nnodes).
     """
 
     devices: Sequence[DeviceSpec]
     cores: int = field(default_factory=lambda: available_cores())
-    hosts: int | None = None
 
     @property
     def places(self) -> Sequence[DeviceSpec]:
         """The devices of one node, one for each rank that it can hold; ranks share the cores of a CPU."""
         return list(self.devices[:1]) * (RANKS_PER_CORE * self.cores) if self._share_cores else self.devices
-
-    def placed(self, spec: GroupSpec) -> GroupSpec:
-        """Returns the group with the number of hosts that it takes, or the most that there are."""
-        if self.hosts is None:
-            return spec
-        if spec.members is not None:
-            return replace(spec, nnodes=min(max(spec.members) // len(self.places) + 1, self.hosts))
-        counts = [count for count in range(1, self.hosts + 1) if spec.ranks % count == 0]
-        most = len(self._for_ranks(spec, self.devices))
-        return replace(spec, nnodes=next((count for count in counts if most * count >= spec.ranks), counts[-1]))
 
     def shortage(self, spec: GroupSpec, working: Sequence[DeviceSpec]) -> str:
         """Returns why there is no device for each rank of a group; "" if there is.
@@ -147,11 +134,11 @@ class GroupPool(Relay):
 
     def shortage(self, spec: GroupSpec) -> str:
         """Returns why there is no device for each rank of a group; "" if there is."""
-        return self._nodes.shortage(self._nodes.placed(spec), self._working)
+        return self._nodes.shortage(spec, self._working)
 
     def _choose(self, job: Job) -> None:
         assert job.group is not None
-        spec = self._asked = self._nodes.placed(job.group)
+        spec = self._asked = job.group
         if reason := self._nodes.shortage(spec, self._working):
             raise MissingPrecondition(reason)
         if self._settings.instrument == TORCH_NPU_PROFILER:
@@ -165,7 +152,7 @@ class GroupPool(Relay):
             self._current = self._scheduler_of(spec, devices, self._settings_for(devices[0].kind))
 
     def _suits(self, job: Job) -> bool:
-        return job.group is not None and self._group.serves(self._nodes.placed(job.group))
+        return job.group is not None and self._group.serves(job.group)
 
     def _gives_up(self, error: DeviceGone) -> bool:
         spec = self._asked

@@ -189,7 +189,6 @@ NOT_ANALYSED = ("FRAMEWORK/torch.op_mark", "PROF_000001_X/device_1/data/x.data")
     [
         ([f"rank1_ascend_pt/{name}" for name in NOT_ANALYSED], "rank1_ascend_pt"),
         (["node/rank1_ascend_pt/FRAMEWORK/torch.op_mark"], "node/rank1_ascend_pt"),
-        (["rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db"], "rank1_ascend_pt"),
         (["renamed/PROF_000001_X/device_1/data/x.data", "renamed/FRAMEWORK/torch.op_mark"], "renamed"),
     ],
 )
@@ -206,20 +205,6 @@ def test_a_rank_that_was_not_analysed_is_named_beside_one_that_was(tmp_path, ing
     (line,) = err.splitlines()
     assert f"{capture / unread}: " in line
     assert "analyse(" in line
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["x_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", "ascend_pytorch_profiler.db", "msprof_2.db"],
-)
-def test_a_folder_with_only_a_database_of_a_profiler_is_told_the_remedy(tmp_path, ingest, name):
-    path = tmp_path / "capture" / name
-    path.parent.mkdir(parents=True)
-    path.write_text("SQLite format 3")
-    status, _, err = ingest(tmp_path / "capture")
-    assert status == 2
-    assert name.partition("/")[0] in err
-    assert "export_type='text'" in err
 
 
 def test_a_database_is_no_capture(tmp_path, ingest):

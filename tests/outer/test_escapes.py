@@ -20,11 +20,18 @@ ROOT = Path(__file__).parents[2]
 ESCAPES = PLANTED.parent / "escapes"
 #: The error class of each candidate that is judged.
 VERDICTS = {
+    "abridges_journal": "pass",
+    "adds_journal": "pass",
+    "adopts": "pass",
     "edits_bytecode": "pass",
+    "edits_bytecode_of_plugin": "pass",
     "edits_rival": "pass",
     "forges_journal": "pass",
     "hogs": "pass",
     "kills_keeper": "crash/SIGKILL",
+    "leaves_daemon": "pass",
+    "replaces_journal": "pass",
+    "stops_keeper": "pass",
 }
 
 
@@ -66,7 +73,7 @@ def test_each_has_its_verdict(session: tuple[Path, str]) -> None:
 
 def test_no_duration_is_forged(session: tuple[Path, str]) -> None:
     medians = [float(cells[MICROBENCH_MEDIAN]) for cells in rows(session[0]).values() if cells.get(MICROBENCH_MEDIAN)]
-    assert len(medians) == 4
+    assert len(medians) == 11
     assert min(medians) > 1
     assert "did not write" in session[1]
 

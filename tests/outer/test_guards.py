@@ -77,3 +77,11 @@ def test_a_changed_file_of_opatlas_is_known_by_a_time_that_nobody_sets(
     file.write_text("")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert {path for path, _ in own_files() ^ before} == {file}
+    # What Python would import in its place, and what each Python runs when it starts.
+    imported, started = tmp_path / "a" / "row.abi3.so", tmp_path / "more" / "sitecustomize.py"
+    started.parent.mkdir()
+    monkeypatch.syspath_prepend(started.parent)
+    before = own_files()
+    imported.write_text("")
+    started.write_text("")
+    assert {path for path, _ in own_files() ^ before} == {imported, started}

@@ -1,16 +1,15 @@
-"""The actors of a Ray cluster, which keep processes on its hosts: a device process, or the ranks of a group."""
+"""The actors of a Ray cluster, each of which keeps the process of a device on its host."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,31 +17,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
 from opatlas.outer.cluster.dealer import BATCH_S, BEAT_S, DeviceAnswer
-from opatlas.row.errors import DeviceGone
+from opatlas.row.errors import DeviceGone, MissingPrecondition
 from opatlas.row.status import Status
 from opatlas.row.versions import detect
-from opatlas.run.devices.device import DeviceDescription, DeviceSpec, available_devices, kind_named
+from opatlas.run.devices.device import DeviceSpec, available_devices, kind_named
 from opatlas.run.devices.device_lock import SESSION_VARIABLE, DeviceWaits
 from opatlas.run.devices.system import available_cores, processor
-from opatlas.run.group import GroupSpec
-from opatlas.run.group_pool import GroupNodes
 from opatlas.run.implementation import content_digest
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.job import Job, RowOutcome
+from opatlas.run.job import Job, RowOutcome, outcome_of
 from opatlas.run.process.child import print_to_stderr
 from opatlas.run.process.device_process import DeviceProcess
-from opatlas.run.process.fresh_python import import_paths
 from opatlas.run.process.keeper import die_with_parent
-from opatlas.run.process.messages import TO_PYTEST, NotReady, Ready, Start, decode, encode
-from opatlas.run.process.ranks import Ranks, RanksDied, UnexpectedMessage
+from opatlas.run.process.messages import decode, encode
 
-#: Longest time in which a host waits for messages of its ranks, in seconds: meanwhile it takes no other call.
-HEAR_S = 0.5
 #: Ray's part of an actor that answers signs of life.
 WATCH = "watch"
 
@@ -51,31 +42,6 @@ def ray() -> Any:
     """Returns the module."""
     import_module("ray.util.scheduling_strategies")
     return import_module("ray")
-
-
-def start_actor(kind: type, resources: Mapping[str, float], strategy: Any, *arguments: object) -> Any:
-    """Starts an actor on a host.
-
-    Args:
-        kind: an Actor (ray_actor.py).
-        resources: its share of the node, by Ray's names.
-        strategy: the node, as Ray's scheduling strategies say it.
-        arguments: of the class, before the session and the import path.
-    """
-    other = dict(resources)
-    actor = (
-        ray()
-        .remote(concurrency_groups={WATCH: 1})(kind)
-        .options(
-            num_cpus=other.pop("CPU", 0),
-            num_gpus=other.pop("GPU", 0),
-            resources=other,
-            scheduling_strategy=strategy,
-            max_restarts=0,
-            max_task_retries=0,
-        )
-    )
-    return actor.remote(*arguments, os.environ.get(SESSION_VARIABLE, ""), import_paths())
 
 
 def sent(method: Callable[..., Any]) -> Callable[..., bytes]:
@@ -102,11 +68,6 @@ def future(reference: Any, kind: Any) -> Future[Any]:
     return answer
 
 
-def beat(actor: Any) -> Future[str]:
-    """Asks an actor for a sign of life."""
-    return future(actor.beat.options(concurrency_group=WATCH).remote(), str)
-
-
 def first_line(error: BaseException) -> str:
     """Returns an error in one line; Ray's have many, and the error of a method as their cause."""
     cause = getattr(error, "cause", None) or error
@@ -116,6 +77,8 @@ def first_line(error: BaseException) -> str:
 #: The most bytes that are kept of the output of a row.
 _MOST_PRINTED = 20_000
 _THREADS = "OMP_NUM_THREADS"
+#: Why rows of a group are skipped.
+_NO_GROUPS = "needs several devices at once: leave out --ray, and give --nnodes for several machines"
 
 
 @dataclass(frozen=True)
@@ -146,28 +109,32 @@ def software() -> dict[str, str]:
     return {"torch": versions.torch or "", "CANN": versions.cann or "", "OpAtlas' code": digest[:12]}
 
 
-class HostActor:
-    """A process of Ray on a host that keeps processes of devices, and gives signs of life.
+class DeviceActor:
+    """Runs jobs on one device in a process of Ray, and gives signs of life.
 
-    Ray calls `beat` in a thread of its own, other methods one at a time.
+    Ray calls `beat` and `stop` in a thread of their own, other methods one at a time.
     """
 
-    def __init__(self, device: str | None, session: str, paths: Sequence[str]) -> None:
+    def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
         """
         Args:
             device: name or kind of the device; None: the best that Ray lets this process see.
+            spec: the device of a conftest.py; None: it is looked for.
             session: the session for lock files (`SESSION_VARIABLE`).
             paths: the import path of pytest.
         """
         # Ray's own end of a process whose raylet was killed may take a minute, in which the device is not free.
         die_with_parent()
-        self._device = device
+        self._device, self._spec = device, spec
         self._waits = DeviceWaits(print_to_stderr)
         self._host = platform.node()
         #: Digests of the files of jobs that are here as the head has them.
         self._same_files: set[tuple[str, str]] = set()
         #: When the head last called.
         self._heard = time.monotonic()
+        self._stopped = False
+        self._process: DeviceProcess | None = None
+        self._folder: TemporaryFolder | None = None
         os.environ[SESSION_VARIABLE] = session
         sys.path[:] = dict.fromkeys((*sys.path, *paths))
         _undo_limits_of_ray()
@@ -178,49 +145,10 @@ class HostActor:
 
     @sent
     def beat(self) -> str:
-        """Returns a line for the user; "" mostly."""
-        return self._line()
-
-    def _line(self) -> str:
-        """Returns for whom a row waits; "" if none does."""
+        """Returns for whom a row waits, as a line for the user; "" if none does."""
         self._heard = time.monotonic()
         wait = self._waits.current
         return f"waits for the device, which is used by {wait.holder.name}" if wait is not None else ""
-
-    def _expect_same_files(self, job: Job) -> None:
-        """Raises DeviceGone where a file of a job is not as on the head."""
-        files = (job.source.digest if job.source else "", job.subject.digest if job.subject else "")
-        if files not in self._same_files:
-            if other := other_file(job):
-                raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
-            self._same_files.add(files)
-
-    def _end_without_head(self, patience_s: float) -> None:
-        """Ends this process, and so the device process, when the head is silent. Ray itself may not notice a cut."""
-        while (silent_s := time.monotonic() - self._heard) < patience_s:
-            time.sleep(min(patience_s - silent_s, BEAT_S))
-        os._exit(1)
-
-    def _take_printed(self) -> str:
-        """Returns the end of the output since the last call."""
-        size = os.fstat(self._printed.fileno()).st_size
-        if not size:
-            return ""
-        text = os.pread(self._printed.fileno(), _MOST_PRINTED, max(size - _MOST_PRINTED, 0))
-        os.ftruncate(self._printed.fileno(), 0)
-        return text.decode(errors="replace")
-
-
-class DeviceActor(HostActor):
-    """Runs jobs on one device. Ray calls `stop` in the thread of `beat`."""
-
-    def __init__(self, device: str | None, spec: DeviceSpec | None, session: str, paths: Sequence[str]) -> None:
-        """`spec` is the device of a conftest.py; None: it is looked for."""
-        super().__init__(device, session, paths)
-        self._spec = spec
-        self._stopped = False
-        self._process: DeviceProcess | None = None
-        self._folder: TemporaryFolder | None = None
 
     @sent
     def look(self) -> HostFacts:
@@ -261,11 +189,16 @@ class DeviceActor(HostActor):
         for job in jobs:
             if self._stopped or (outcomes and time.monotonic() - began >= BATCH_S):
                 break
+            if job.group is not None:
+                outcomes.append((job.id, outcome_of(MissingPrecondition(_NO_GROUPS))))
+                continue
             try:
                 outcome = self._process.run(self._with_own_files(job))
             except DeviceGone as error:
                 return DeviceAnswer(outcomes, time.monotonic() - began, gone=str(error))
-            outcomes.append((job.id, with_printed(outcome, self._take_printed)))
+            if (printed := self._take_printed()) and outcome.status is not Status.MEASURED:
+                outcome = replace(outcome, detail=f"{outcome.detail}\n{printed}".strip())
+            outcomes.append((job.id, outcome))
         return DeviceAnswer(outcomes, time.monotonic() - began)
 
     def stop(self) -> None:
@@ -273,148 +206,32 @@ class DeviceActor(HostActor):
         self._stopped = True
 
     def _with_own_files(self, job: Job) -> Job:
-        """Returns a job whose log is on this host. Raises DeviceGone as `_expect_same_files` does."""
-        self._expect_same_files(job)
+        """Returns a job whose log is on this host. Raises DeviceGone where a file of it is not as on the head."""
+        files = (job.source.digest if job.source else "", job.subject.digest if job.subject else "")
+        if files not in self._same_files:
+            if other := other_file(job):
+                raise DeviceGone(f"{other} is missing, or is not as on the head: put that of the head there")
+            self._same_files.add(files)
         if not job.judge:
             return job
         if self._folder is None:
             self._folder = TemporaryFolder("actor")
         return replace(job, log=str(self._folder.path / "candidate"))
 
+    def _end_without_head(self, patience_s: float) -> None:
+        """Ends this process, and so the device process, when the head is silent. Ray itself may not notice a cut."""
+        while (silent_s := time.monotonic() - self._heard) < patience_s:
+            time.sleep(min(patience_s - silent_s, BEAT_S))
+        os._exit(1)
 
-def with_printed(outcome: RowOutcome, printed: Callable[[], str]) -> RowOutcome:
-    """Returns an outcome with what its processes have printed since the last one; a measurement gets nothing of it."""
-    text = printed()
-    if outcome.status is Status.MEASURED or not text:
-        return outcome
-    return replace(outcome, detail=f"{outcome.detail}\n{text}".strip())
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What a host has heard of its ranks, which are numbered on the host.
-
-    Attributes:
-        messages: of ranks, in their order.
-        died: ranks that have ended.
-        wrong: a rank that sent something else than a message, and what it was.
-        gone: why the host cannot run the job; "" if it can.
-    """
-
-    messages: Sequence[tuple[int, TO_PYTEST]] = ()
-    died: Sequence[int] = ()
-    wrong: tuple[int, str] | None = None
-    gone: str = ""
-
-
-class GroupActor(HostActor):
-    """Keeps the ranks of one host, which the head drives (HostRanks of ray_group.py)."""
-
-    def __init__(
-        self,
-        device: str | None,
-        specs: Sequence[DeviceSpec],
-        variables: Mapping[str, str],
-        session: str,
-        paths: Sequence[str],
-    ) -> None:
-        """
-        Args:
-            specs: the devices of a conftest.py; empty: they are looked for.
-            variables: for the libraries that communicate.
-        """
-        super().__init__(device, session, paths)
-        os.environ.update(variables)
-        self._specs = specs
-        self._said = ""
-        self._waits = DeviceWaits(self._keep_line)
-        self._ranks: Ranks | None = None
-
-    @sent
-    def meet(self) -> tuple[str, int]:
-        """Returns the address of this host, and a free port."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray().util.get_node_ip_address(), free.getsockname()[1]
-
-    @sent
-    def launch(
-        self, spec: GroupSpec, nodes: GroupNodes, settings: MeasureSettings, sees_no_other: bool
-    ) -> Ready | NotReady:
-        """Launches the ranks of this host, and waits until the group has met.
-
-        Args:
-            spec: the group, with the number of this host.
-            nodes: the facts that the hosts have in common.
-            sees_no_other: whether each rank sees only its own device.
-        """
-        answer: DeviceDescription | NotReady
-        try:
-            found = self._specs or in_order(available_devices(self._device))
-            if len(found) < len(nodes.devices):
-                return NotReady(f"{len(found)} of {len(nodes.devices)} devices are there")
-            devices = found[: len(nodes.devices)]
-            own = replace(nodes, devices=devices).devices_of(spec, devices)
-            starts = [Start(replace(each, sees_no_other=sees_no_other), settings, import_paths()) for each in own]
-            self._ranks = Ranks(spec, starts, self._waits, None)
-            answer = self._ranks.launch()
-        except (OpAtlasError, OSError) as error:
-            answer = NotReady(str(error))
-        if isinstance(answer, NotReady):
-            return structs.replace(answer, reason=f"{answer.reason}\n{self._take_printed()}".strip())
-        return Ready(answer, os.getpid())
-
-    @sent
-    def run(self, job: Job) -> Heard:
-        """Sends a job to the ranks, and returns what they answer first."""
-        assert self._ranks is not None
-        try:
-            self._expect_same_files(job)
-        except DeviceGone as error:
-            return Heard(gone=str(error))
-        with contextlib.suppress(OSError):
-            # A rank that has ended meanwhile is heard of.
-            self._ranks.send(job)
-        return self._next_messages()
-
-    @sent
-    def hear(self) -> Heard:
-        """Returns the next messages of ranks; after some time, none."""
-        return self._next_messages()
-
-    def _next_messages(self) -> Heard:
-        assert self._ranks is not None
-        try:
-            return Heard(self._ranks.messages(HEAR_S))
-        except RanksDied as error:
-            return Heard(died=error.local_ranks)
-        except UnexpectedMessage as error:
-            return Heard(wrong=(error.local_rank, error.text))
-
-    @sent
-    def call(self, method: str, *arguments: Any, **options: bool) -> str | None:
-        """Returns what another method of the ranks returns."""
-        answer: str | None = getattr(self._ranks, method)(*arguments, **options)
-        return answer
-
-    @sent
-    def printed(self) -> str:
-        """Returns the output of the ranks since the last call."""
-        return self._take_printed()
-
-    def _line(self) -> str:
-        """Returns whom the start of the group waits for; "" if nothing was said since the last call."""
-        said, self._said = self._said, ""
-        return super()._line() or said
-
-    def _keep_line(self, text: str) -> None:
-        self._said = text
-
-
-def in_order(devices: Iterable[DeviceSpec]) -> list[DeviceSpec]:
-    """Returns devices by their numbers, from which their links follow; Ray lists them in any order."""
-    numbered = [(device.pinned[1] if device.pinned else "", device) for device in devices]
-    return [device for _, device in sorted(numbered, key=lambda each: (len(each[0]), each[0]))]
+    def _take_printed(self) -> str:
+        """Returns the end of the output since the last call."""
+        size = os.fstat(self._printed.fileno()).st_size
+        if not size:
+            return ""
+        text = os.pread(self._printed.fileno(), _MOST_PRINTED, max(size - _MOST_PRINTED, 0))
+        os.ftruncate(self._printed.fileno(), 0)
+        return text.decode(errors="replace")
 
 
 def other_file(job: Job) -> str:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from opatlas.errors import OpAtlasError
@@ -18,20 +17,17 @@ from opatlas.outer.cluster.ray_actor import (
     WATCH,
     DeviceActor,
     HostFacts,
-    beat,
     first_line,
     future,
-    in_order,
     ray,
     software,
-    start_actor,
 )
-from opatlas.outer.cluster.ray_group import GroupHost, HostRanks, RayGroup
 from opatlas.row.location import device_kind
 from opatlas.run.devices.device import DeviceSpec, device_kinds
-from opatlas.run.group_pool import GroupNodes, GroupPool
+from opatlas.run.devices.device_lock import SESSION_VARIABLE
 from opatlas.run.instruments.instrument import MeasureSettings
-from opatlas.run.scheduler import ExcludedDevices, Scheduler, SingleOrGroup
+from opatlas.run.process.fresh_python import import_paths
+from opatlas.run.scheduler import Scheduler
 from opatlas.text import pluralize
 
 #: Address of a cluster of this machine alone, which begins and ends with the session.
@@ -83,7 +79,7 @@ class RayDevice:
         return future(self._actor.run.remote(jobs), DeviceAnswer)
 
     def beat(self) -> Future[str]:
-        return beat(self._actor)
+        return future(self._actor.beat.options(concurrency_group=WATCH).remote(), str)
 
     def stop(self) -> None:
         self._actor.stop.options(concurrency_group=WATCH).remote()
@@ -95,10 +91,18 @@ class RayDevice:
             self._actor = None
 
     def _start(self) -> Any:
-        place = self.place
-        strategies = ray().util.scheduling_strategies
-        affinity = strategies.NodeAffinitySchedulingStrategy(place.node_id, soft=False)
-        return start_actor(DeviceActor, place.resources, affinity, self._device, place.spec)
+        place, affinity = self.place, ray().util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        other = dict(place.resources)
+        options = {
+            "num_cpus": other.pop("CPU", 0),
+            "num_gpus": other.pop("GPU", 0),
+            "resources": other,
+            "scheduling_strategy": affinity(place.node_id, soft=False),
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        actor = ray().remote(concurrency_groups={WATCH: 1})(DeviceActor).options(**options)
+        return actor.remote(self._device, place.spec, os.environ.get(SESSION_VARIABLE, ""), import_paths())
 
 
 class RayCluster:
@@ -146,34 +150,10 @@ class RayCluster:
         return found.pop() if len(found) == 1 else None
 
     def scheduler(self, settings: MeasureSettings, tell: Callable[[str], None]) -> Scheduler:
-        """Returns the scheduler of all rows, those of groups included; `tell` shows the user a line."""
-        groups = GroupPool(
-            self.group_nodes,
-            settings,
-            ExcludedDevices(None),
-            lambda spec, _, measure: RayGroup(
-                HostRanks(spec, self.group_nodes, self.group_hosts, self._device, tell), measure
-            ),
-        )
+        """Returns the scheduler of all rows; `tell` shows the user a line."""
         for device, facts in self._used:
             device.accept(facts, settings)
-        return SingleOrGroup(Dealer([device for device, _ in self._used], tell), groups)
-
-    @cached_property
-    def group_hosts(self) -> Sequence[GroupHost]:
-        """The hosts for groups, which are all alike: those with the most devices."""
-        by_node: dict[str, list[tuple[RayDevice, HostFacts]]] = {}
-        for each in self._used:
-            by_node.setdefault(each[0].place.node_id, []).append(each)
-        most = max(map(len, by_node.values()))
-        return [_group_host(used) for used in by_node.values() if len(used) == most]
-
-    @property
-    def group_nodes(self) -> GroupNodes:
-        """The facts that the hosts for groups have in common."""
-        first = self.group_hosts[0]
-        cores = min(facts.cores for _, facts in self._used)
-        return GroupNodes(first.devices, cores, len(self.group_hosts))
+        return Dealer([device for device, _ in self._used], tell)
 
     def close(self) -> None:
         """Ends all actors, and leaves the cluster; a cluster of this session ends."""
@@ -234,21 +214,6 @@ def differences(hosts: Sequence[HostFacts], here: Mapping[str, str], *, mixed: b
             )
         reasons.append(each.problem or next(iter(other), ""))
     return reasons
-
-
-def _group_host(used: Sequence[tuple[RayDevice, HostFacts]]) -> GroupHost:
-    """Returns a host by the devices that are used of it."""
-    places = [device.place for device, _ in used]
-    resources: Counter[str] = Counter()
-    for place in places:
-        resources.update(place.resources)
-    return GroupHost(
-        places[0].node_id,
-        used[0][1].host,
-        resources,
-        in_order([facts.spec for _, facts in used if facts.spec is not None]),
-        is_given=places[0].spec is not None,
-    )
 
 
 def _join(address: str) -> None:

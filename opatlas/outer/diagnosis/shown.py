@@ -8,21 +8,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
-from opatlas.capture.capture_reader import DURATION, TYPE
+from opatlas.capture.capture_reader import DURATION, NAME, TYPE
+from opatlas.capture.timeline import launch_bound_stretches, timeline_parts
 from opatlas.errors import UsageError
 from opatlas.formats import microseconds, percent, ratio
 from opatlas.row.columns import BASE, INPUT_SHAPES, KERNEL_NAMES, MICROBENCH_DEVICE_KERNELS, SPAN
 from opatlas.show.result import Column, Fields, Part, Result, Table
 
-from .diagnosis import Diagnosis, KernelFinding, RankedKernel, origin_text
-from .kernels import LAUNCHES, NAME, ROW
+from .diagnosis import CapturedSteps, Diagnosis, KernelFinding, RankedKernel, origin_text
+from .kernels import LAUNCHES, ROW
 from .verdicts import KernelVerdict, limit, verdict_rules
 
 T = TypeVar("T")
-#: Rows of a table.
-SHOWN = 10
+#: Rows of a table, and gaps of a timeline.
+SHOWN, _GAPS_SHOWN = 10, 5
 #: The characters of shapes that a table shows.
 _WIDTH = 24
 
@@ -44,7 +46,7 @@ def chosen(ranking: Sequence[T], rank: int) -> T:
 
 
 def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
-    """Yields facts, verdicts, rules without counters, the ranking, and what to do first."""
+    """Yields facts, verdicts, rules without counters, the ranking, the timeline, and what to do first."""
     yield _facts(found)
     yield peak_fields(found)
     if not found.table.is_capture:
@@ -67,6 +69,7 @@ def diagnosis_parts(found: Diagnosis) -> Iterator[Part]:
             title="not tested, without counters",
         )
     yield _ranking(found)
+    yield from _timeline_tables(found)
     if first := dict.fromkeys(each.verdict for each in found.ranking[:SHOWN] if each.verdict is not None):
         what = [(verdict, verdict_rules()[verdict].advice.what) for verdict in first]
         yield Table(("verdict", "what to do"), what, title="to do first")
@@ -125,6 +128,113 @@ def _ranking(found: Diagnosis) -> Table:
     ]
     title = "most time lost; all of it counts where the roofline is not known" if known else "most time"
     return Table(columns, rows[:SHOWN], title, left_out=len(rows[SHOWN:]))
+
+
+def _timeline_tables(found: Diagnosis) -> Iterator[Part]:
+    """Yields for each device busy and idle time by phase, the longest gaps, and the longest waits for the host."""
+    timelines = [timeline_as_json(found, each) for each in found.timelines]
+    several = Column("capture", wide=len(timelines) < 2)
+    us = {name: Column(f"{name}(us)", microseconds) for name in ("busy", "gaps", "host", "longest", "gap")}
+    columns = (
+        several,
+        "of",
+        "steps",
+        "launches",
+        us["busy"],
+        us["gaps"],
+        Column("idle", percent),
+        us["host"],
+        us["longest"],
+    )
+    parts = [
+        (
+            *(each["capture"], part["name"], part["steps"] or None, part["launches"] or None, part["busy_us"]),
+            *(part["idle_us"], part["idle_us"] / each["span_us"], part["launch_bound_us"], part["longest_us"]),
+        )
+        for each in timelines
+        for part in each["parts"]
+    ]
+    if parts:
+        title = "timeline; idle: of the span; host: gaps in which the host launched the next kernel"
+        yield Table(columns, parts[:SHOWN], title, left_out=len(parts[SHOWN:]))
+    yield from (
+        f"{each['capture']} is an excerpt: gaps are of missing rows" for each in timelines if each["is_excerpt"]
+    )
+    gaps = [
+        (
+            *(gap[name] for name in ("capture", "idle_us", "after", "before", "step")),
+            *("host" if gap["launch_bound"] else "", gap["line"]),
+        )
+        for each in timelines
+        for gap in each["gaps"][:_GAPS_SHOWN]
+    ]
+    if gaps:
+        yield Table((several, us["gap"], "after", "before", "step", "waits for", "line"), gaps, "longest gaps")
+    stretches = [
+        tuple(one[name] for name in ("capture", "idle_us", "launches", "us", "line"))
+        for each in timelines
+        for one in each["launch_bound_stretches"][:_GAPS_SHOWN]
+    ]
+    if stretches:
+        whole = Column("of(us)", microseconds)
+        yield Table((several, us["gaps"], "launches", whole, "from line"), stretches, "longest launch-bound stretches")
+
+
+def timeline_as_json(found: Diagnosis, of: CapturedSteps) -> dict[str, Any]:
+    """Returns parts, steps, longest gaps and launch-bound stretches of a timeline, times in microseconds."""
+    timeline, frame = of.timeline, found.table.frame
+    parts = timeline_parts(timeline, of.steps, of.phases)
+    types = frame[TYPE].to_numpy()[of.lines]
+    longest = [int(i) for i in np.argsort(-timeline.idle_us, kind="stable")[:SHOWN] if timeline.idle_us[i] > 0]
+    first_ns = int(timeline.start_ns[0])
+    bounds = np.searchsorted(of.steps, np.arange(len(of.labels) + 1))
+
+    def idle_us(start: int, stop: int) -> dict[str, float | None]:
+        gaps = timeline.idle_us[start + 1 : stop]
+        bound = None if timeline.launch_bound is None else gaps[timeline.launch_bound[start + 1 : stop]]
+        return {"idle_us": float(gaps.sum()), "launch_bound_us": None if bound is None else float(bound.sum())}
+
+    return {
+        "capture": of.capture,
+        "is_excerpt": timeline.is_excerpt,
+        "span_us": float(timeline.busy_us.sum() + timeline.idle_us.sum()),
+        "busy_us": float(timeline.busy_us.sum()),
+        "idle_us": float(timeline.idle_us.sum()),
+        "parts": [asdict(part) for part in parts],
+        "steps": [
+            {
+                "step": label,
+                "phase": phase,
+                "launches": int(stop - start),
+                "start_us": (int(timeline.start_ns[start]) - first_ns) / 1e3,
+                "us": (int(timeline.end_ns[start:stop].max()) - int(timeline.start_ns[start])) / 1e3,
+                **idle_us(int(start), int(stop)),
+            }
+            for label, phase, start, stop in zip(of.labels, of.phases, bounds[:-1], bounds[1:], strict=True)
+        ],
+        "gaps": [
+            {
+                "capture": of.capture,
+                "idle_us": float(timeline.idle_us[i]),
+                "after": types[i - 1],
+                "before": types[i],
+                "step": of.labels[of.steps[i]],
+                "launch_bound": None if timeline.launch_bound is None else bool(timeline.launch_bound[i]),
+                "line": found.place(int(of.lines[i])),
+            }
+            for i in longest
+        ],
+        "launch_bound_stretches": [
+            {
+                "capture": of.capture,
+                "launches": stop - start,
+                "idle_us": float(timeline.idle_us[start:stop].sum()),
+                "us": float((timeline.busy_us + timeline.idle_us)[start:stop].sum()),
+                "line": found.place(int(of.lines[start])),
+            }
+            for start, stop in launch_bound_stretches(timeline)[:SHOWN]
+        ],
+    }
 
 
 def kernel_parts(found: Diagnosis, ranked: RankedKernel) -> Iterator[Part]:
@@ -202,6 +312,7 @@ def diagnosis_as_json(found: Diagnosis) -> dict[str, Any]:
             }
             for rule, lacking in found.untested().items()
         ],
+        "timelines": [timeline_as_json(found, each) for each in found.timelines],
         "ranking": [ranked_as_json(found, each) for each in found.ranking],
         "problems": table.problems,
     }

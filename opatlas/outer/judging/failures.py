@@ -19,9 +19,8 @@ from signal import Signals
 
 import opatlas
 from opatlas.outer.judging.court_control import court_process
-from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level
+from opatlas.outer.judging.judgement import ErrorClass, Judgement, Level, failed_outcome, sentenced
 from opatlas.outer.judging.rules import judge_source
-from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.row.columns import ARGUMENTS
 from opatlas.row.errors import MissingPrecondition, ReplayError
 from opatlas.row.status import Status
@@ -221,16 +220,20 @@ def _files_at_first() -> frozenset[tuple[Path, int]]:
 
 
 def own_files() -> frozenset[tuple[Path, int]]:
-    """Returns the files of OpAtlas' package that processes run or read, and when they were changed last."""
+    """Returns the files that processes of OpAtlas run or read, and when each was changed last."""
     roots = [Path(root) for root in opatlas.__path__]
     own = (roots[0], *(root / folder for root in roots for folder in ("bench", "plugins", "shapes")))
-    paths = (path for root in own for path in root.rglob("*") if path.suffix in _SUFFIXES)
+    paths = {path for root in own for path in root.rglob("*") if path.suffix in _SUFFIXES}
+    # Every Python that starts runs these, wherever they lie on its import path.
+    for folder in map(Path, filter(None, sys.path)):
+        paths.update(each for pattern in ("*customize.py", "*.pth", "conftest.py") for each in folder.glob(pattern))
     # A program cannot set this time (ctime).
     return frozenset((path, path.stat().st_ctime_ns) for path in paths)
 
 
-#: Endings of the files that decide about a row. Data and pages are left out.
-_SUFFIXES = frozenset({".py", ".ini", ".json", ".yaml"})
+#: Endings of the files that decide about a row: an extension is imported before a source of its name. Data and pages
+#: are left out.
+_SUFFIXES = frozenset({".py", ".so", ".ini", ".json", ".yaml"})
 
 
 #: What makes the referee of a job.

@@ -31,10 +31,11 @@ from opatlas.outer.judging.judgement import (
     Judgement,
     Level,
     ReferenceFailed,
+    failed_outcome,
+    sentenced,
 )
 from opatlas.outer.judging.memory import Purpose
 from opatlas.outer.judging.process_guard import ProcessGuard
-from opatlas.outer.judging.sentence import failed_outcome, sentenced
 from opatlas.outer.judging.source import CandidateSource
 from opatlas.outer.judging.trial import CandidateTrial, ClaimingRule, Constructed, LiveInputs
 from opatlas.row.errors import MissingPrecondition, OutOfMemory, ReplayError, Unsupported

@@ -15,7 +15,7 @@ import unittest
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -103,7 +103,7 @@ def _expecttest() -> Iterator[None]:
         __import__(name)
     except ModuleNotFoundError:
         stand_in = types.ModuleType(name)
-        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        vars(stand_in)["TestCase"] = unittest.TestCase
         sys.modules[name] = stand_in
         try:
             yield
@@ -118,17 +118,27 @@ def _samples(opinfo: str, dtype_name: str) -> Sequence[Any]:
     """Returns the samples of an OpInfo on the CPU, from a seed of its name: those of OpInfo, then extreme values."""
     info, dtype = opinfos()[opinfo], getattr(torch, dtype_name)
     seed = int.from_bytes(hashlib.blake2b(f"{opinfo} {dtype}".encode(), digest_size=4).digest(), "little")
-    with _seeds_of_the_cpu():
+    with _outside_of_tests():
         torch.manual_seed(seed)
         return [*info.sample_inputs("cpu", dtype, requires_grad=False), *_extreme(info, dtype)]
 
 
-def _seeds_of_the_cpu() -> AbstractContextManager[object]:
-    """Lets OpInfo, which seeds torch for each sample, seed the CPU alone, on which they are drawn.
+@contextmanager
+def _outside_of_tests() -> Iterator[None]:
+    """Lets OpInfo draw samples for no test, with seeds of the CPU alone.
 
-    For each device that is not open torch would keep a traceback, which takes longer than the samples.
+    For each iterator OpInfo looks for a test among the callers, with their sources: a tenth of a second. It seeds torch
+    for each sample, which keeps a traceback for each device that is not open.
     """
-    return patch.object(torch, "manual_seed", torch.default_generator.manual_seed)
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+    with (
+        patch.object(torch, "manual_seed", torch.default_generator.manual_seed),
+        patch.object(common_utils, "extract_test_fn", lambda: None),
+        patch.object(core, "extract_test_fn", lambda: None),
+    ):
+        yield
 
 
 def _extreme(info: Any, dtype: torch.dtype) -> Iterable[Any]:
@@ -186,12 +196,18 @@ def list_cases(
     overloads = list(filter(None, map(find_overload, operators)))
     wanted = {name_of(functional_of(each) or each) for each in overloads}
     infos = opinfos()
+    turns = len(MOST_CASES) + bool(operators)
+
+    def all_of(found: Mapping[str, Any], turn: int) -> Iterator[tuple[str, Any]]:
+        for place, each in enumerate(found.items()):
+            tell((turn + place / len(found)) / turns)
+            yield each
+
     if operators:
-        infos = {name: info for name, info in infos.items() if _may_call(name, info, known, wanted)}
-    for turn, (dtype, most) in enumerate(MOST_CASES.items()):
+        infos = {name: info for name, info in all_of(infos, 0) if _may_call(name, info, known, wanted)}
+    for turn, (dtype, most) in enumerate(MOST_CASES.items(), bool(operators)):
         by_operator: dict[str, list[_Sample]] = defaultdict(list)
-        for place, (name, info) in enumerate(infos.items()):
-            tell((turn + place / len(infos)) / len(MOST_CASES))
+        for name, info in all_of(infos, turn):
             if getattr(torch, dtype) in info.supported_dtypes(known):
                 for sample in _recordable(name, dtype):
                     by_operator[name_of(sample.call.overload)].append(sample)
@@ -214,7 +230,7 @@ def _may_call(name: str, info: Any, device: str, operators: Collection[str]) -> 
     if dtype is None or name.startswith(_UNCLEAR):
         return dtype is not None
     # OpInfo's samples and functions may raise anything.
-    with suppress(Exception), _seeds_of_the_cpu():
+    with suppress(Exception), _outside_of_tests():
         for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), _FIRST):
             with suppress(Exception):
                 called |= {_family(name_of(call.overload)) for call in [_recorded(info, sample)] if call is not None}
@@ -236,11 +252,12 @@ def _recordable(opinfo: str, dtype: str) -> Iterator[_Sample]:
     for number in range(count):
         try:
             call = recorded(opinfo, dtype, number)
-            if call is not None and not is_no_operator(call.overload):
-                yield _Sample(call, text_of(call), opinfo, number)
         except Exception:
-            # A sample that torch refuses, or without a text: sparse tensors, complex numbers.
+            # A sample that torch refuses.
             continue
+        if call is not None and not is_no_operator(call.overload):
+            with suppress(NoText):
+                yield _Sample(call, text_of(call), opinfo, number)
 
 
 def _checked(sample: _Sample) -> _Sample | None:

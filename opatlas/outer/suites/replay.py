@@ -21,6 +21,7 @@ from opatlas.outer.suites.texts import overload_of
 from opatlas.row.errors import Unsupported, WrongResult
 from opatlas.row.status import Status
 from opatlas.run.devices.device import Device
+from opatlas.run.devices.fatal_errors import fatal_device_error
 from opatlas.run.group import Group
 from opatlas.run.implementation import KernelSource, Prepared, load_kernel
 from opatlas.run.instruments.instrument import Instrument, MeasureSettings
@@ -52,8 +53,11 @@ class SuiteReplay(Replay):
         row.make_call()
         try:
             expected = row.call.cloned().results()
-        except NotImplementedError as error:
-            raise Unsupported(f"torch has no {overload_of(row.kernel_type)} for this call ({error})") from None
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or fatal_device_error(str(error)):
+                raise
+            # Cases are recorded on other devices, which have other dtypes and sizes of an operator.
+            raise Unsupported(f"torch refuses {overload_of(row.kernel_type)} here: {exception_line(error)}") from None
         if not any(each.numel() for each in expected):
             self.outcome = RowOutcome(Status.CHECKED, "the results have no elements: there is nothing to time")
             return

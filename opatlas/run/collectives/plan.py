@@ -295,7 +295,7 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
             "messages: leave out --update-mode"
         )
     collectives = named_collectives(option.ops)
-    guessed = default_grid(nodes.devices, len(nodes.places), nodes.hosts or option.nnodes)
+    guessed = default_grid(nodes.devices, len(nodes.places), option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     try:
         grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.grid_for(max(sizes))
@@ -317,7 +317,7 @@ def collective_plan(option: Any, nodes: GroupNodes) -> CollectivePlan:
             continue
         tier = grid.tier_of(members)
         spec = message_group({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
-        reason = nodes.placement_problem(nodes.placed(spec))
+        reason = nodes.placement_problem(spec)
         if reason and option.strict:
             raise OpAtlasError(f"--strict: --num-devices {size} {reason}: name fewer, or leave out --strict")
         for each in collectives:

@@ -30,9 +30,6 @@ _START_TIMEOUT_S = 300.0
 #: Time for the other ranks after one has failed: they may fail for the same reason, or wait for it without end.
 _OTHERS_FAIL_WITHIN_S = 5.0
 
-#: Makes the processes, from the group, the first message to each, the waits for devices, and what runs each.
-RanksOf = Callable[[GroupSpec, Sequence[Start], DeviceWaits, "Launcher | None"], Ranks]
-
 
 class Processes(InTurn):
     """Runs each job in all processes together: they start on first use, and end where a wait is interrupted."""
@@ -44,7 +41,6 @@ class Processes(InTurn):
         settings: MeasureSettings,
         waits: DeviceWaits | None,
         launcher: Launcher | None,
-        ranks_of: RanksOf = Ranks,
     ) -> None:
         """
         Args:
@@ -52,13 +48,12 @@ class Processes(InTurn):
             devices: of this node, one for each process.
             waits: keeps the waits for devices, and shows the user lines; None: lines go to stderr.
             launcher: runs each process; its command may hold RANK_PLACEHOLDER; None: nothing does.
-            ranks_of: makes the processes.
         """
         super().__init__()
         self.spec = spec
         self._waits = waits or DeviceWaits(print_to_stderr)
         starts = [Start(device, settings, ()) for device in devices]
-        self._new_ranks = lambda: ranks_of(spec, starts, self._waits, launcher)
+        self._new_ranks = lambda: Ranks(spec, starts, self._waits, launcher)
         self._ranks: Ranks | None = None
         #: Whether the processes have opened their devices.
         self._is_ready = False
@@ -286,14 +281,13 @@ class GroupProcess(Processes):
         settings: MeasureSettings,
         waits: DeviceWaits | None = None,
         launcher: Launcher | None = None,
-        ranks_of: RanksOf = Ranks,
     ) -> None:
         """The arguments are those of `Processes`."""
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         # HCCL connects processes that see all devices, as torchrun starts them.
         shown = [replace(each, sees_no_other=kind_named(each.kind).backend != "hccl") for each in devices]
-        super().__init__(spec, shown, settings, waits, launcher, ranks_of)
+        super().__init__(spec, shown, settings, waits, launcher)
 
     def _run(self, job: Job) -> RowOutcome:
         if job.elsewhere:

@@ -41,11 +41,6 @@ END_TIMEOUT_S = 20.0
 PROFILED_END_TIMEOUT_S = 60.0
 #: Stands for the descriptor of a rank in the command of a launcher, which is made once for all ranks.
 _FD = "${fd}"
-#: The remedy for the user where other nodes do not join, by whether the session launches their ranks (`--ray`).
-_NODE_REMEDY = {
-    False: "run the same command there, with its --node-rank",
-    True: "let the hosts of the cluster reach each other, on the network of GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",
-}
 
 
 class RanksDied(Exception):
@@ -311,7 +306,7 @@ class Ranks:
         """Returns why the group has not started in time."""
         limit = f"within {self._spec.join_limit_s:g} s"
         if self._waits_for_other_nodes():
-            return f"no {self._spec.other_nodes} {limit}: {_NODE_REMEDY[self._spec.in_cluster]}"
+            return f"no {self._spec.other_nodes} {limit}: run the same command there, with its --node-rank"
         who, what = self._slowest()
         return f"{who} did not join {limit}: still to {what}"
 
