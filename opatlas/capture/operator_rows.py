@@ -340,6 +340,12 @@ def power(call: OperatorCall) -> CapturedRow:
     return (pointwise("Square", 1) if call.value(1) == 2 else pointwise("Pows"))(call)
 
 
+def gelu(call: OperatorCall) -> CapturedRow:
+    """`gelu`: x, approximation, a text; where a trace lacks it, the first function of torch's file is that by tanh."""
+    by_tanh = any("GeluType)::{lambda()#1}" in name for name in call.kernels)
+    return pointwise("Gelu" if by_tanh else "GeluV2", 1)(call)
+
+
 def reduction(kernel_type: str) -> RowMaker:
     """Returns the maker of rows of a sum or mean: x, axes, whether they stay, dtype; or x, dtype."""
 

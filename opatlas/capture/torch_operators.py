@@ -192,10 +192,10 @@ _ADD_NORM = layout("AddRmsNorm", "0; 1; 2 -> 0; 0.rows; 0")
 _SWIGLU = layout("SwiGlu", "1 -> 0")
 _TOKEN_QUANT = layout("DynamicQuant", "1 -> 0; 2.flat")
 _BLOCK_QUANT = layout("DynamicBlockQuant", "0 -> 1; 2")
-_COMPARED = {"eq": "Equal", "ne": "NotEqual", "gt": "Greater", "ge": "GreaterEqual", "lt": "Less"}
+_COMPARED = {"eq": "Equal", "ne": "NotEqual", "gt": "Greater", "ge": "GreaterEqual", "lt": "Less", "le": "LessEqual"}
 _COMPARED |= {"logical_and": "LogicalAnd", "logical_or": "LogicalOr"}
 #: Functions of one tensor whose kernel types have their names.
-_UNARY = ("abs", "cos", "exp", "log", "neg", "reciprocal", "relu", "rsqrt", "sin")
+_UNARY = ("abs", "cos", "exp", "log", "neg", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sqrt", "tanh")
 
 _TABLE: Mapping[str, RowMaker] = {
     # Products.
@@ -240,6 +240,9 @@ _TABLE: Mapping[str, RowMaker] = {
     "aten::pow": rows.power,
     "aten::floor_divide": pointwise("FloorDiv"),
     "aten::remainder": pointwise("FloorMod"),
+    "aten::maximum": pointwise("Maximum"),
+    "aten::minimum": pointwise("Minimum"),
+    "aten::gelu": rows.gelu,
     "aten::where": pointwise("SelectV2", 3),
     "aten::clamp": layout("ClipByValueV2", "0; =0; =0 -> 0", ones=True),
     "aten::masked_fill": layout("MaskedFill", "0; 1; =0 -> 0", ones=True),

@@ -103,6 +103,7 @@ ROWS = {
     "two dtypes": (("aten::add", tensor(8, 64, dtype=F32), tensor(64)), "Add 8,64;64 | FLOAT;BF16 -> 8,64 | FLOAT"),
     "a square": (("aten::pow", tensor(4, 8, dtype=F32), scalar(2)), "Square 4,8 | FLOAT -> 4,8 | FLOAT"),
     "another power": (("aten::pow", tensor(4, 8, dtype=F32), scalar(3)), "Pows 4,8; | FLOAT;FLOAT -> 4,8 | FLOAT"),
+    "gelu": (("aten::gelu", tensor(8, 64), NONE), "GeluV2 8,64 | BF16 -> 8,64 | BF16"),
     "a comparison": (("aten::ge", tensor(512, dtype=I64), scalar(8)), "GreaterEqual 512; | INT64;INT64 -> 512 | BOOL"),
     "a bound": (
         ("aten::clamp_", tensor(512, dtype=I64), NONE, scalar(7)),
@@ -250,6 +251,12 @@ def test_operators_without_a_type_are_named(name: str, reason: str) -> None:
     assert found.reason is SkipReason[reason]
     assert is_known(name) is (reason != "NO_OPERATOR")
     assert not wins_over_inner(name)
+
+
+def test_the_kernel_tells_an_approximation() -> None:
+    """The name of the lambda of a pointwise kernel has the number of the function in torch's file."""
+    name = "GeluCUDAKernelImpl(at::TensorIteratorBase&, at::native::GeluType)::{lambda()#1}::operator()()"
+    assert made("aten::gelu", tensor(8, 64), NONE, kernels=(name,)).kernel_type == "Gelu"
 
 
 def test_a_row_says_what_it_lacks() -> None:
