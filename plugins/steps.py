@@ -5,36 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from opatlas.ask.query.implementation_answers import ImplementationAnswers
-from opatlas.ask.query.model_cost import default_stack
 from opatlas.data.database import Database
 from opatlas.options import at_least, one_of
-from opatlas.row.columns import (
-    BASE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    STEP,
-    STEP_LAUNCH,
-    STEP_LAYERS,
-    STEP_ROUTING,
-    STEP_STACK,
-)
+from opatlas.row import columns as col
 from opatlas.row.location import default_path
 from opatlas.run.devices.device import DeviceKind, DeviceSpec, kind_named
 from opatlas.run.implementation import Implementation
 from opatlas.run.implementation_catalog import find_implementations
 from opatlas.run.registry import RowSource
-from opatlas.show.parameters import read_step
-from opatlas.theory.model_calls import model_calls
-from opatlas.theory.sources import resolve_model
+
+if TYPE_CHECKING:
+    from opatlas.theory.model_step import Step
 
 #: The kernel type of steps, and the folder of their table in the database of the kernels.
 STEP_TYPE, FOLDER = "Step", "steps"
@@ -45,20 +28,18 @@ _BUILDING = {"layers": at_least(1), "launch": one_of(_LAUNCHES)}
 
 
 class StepChoice(NamedTuple):
-    """A step of --step.
+    """A step of --step: how many layers are built, and how they are launched; None: as model and device allow."""
 
-    Attributes:
-        text: the step in its normal form.
-        layers, launch: how many layers are built, and how they are launched; None: as the model and the device allow.
-    """
-
-    text: str
+    step: Step
     layers: int | None = None
     launch: str | None = None
 
 
 def read_choice(text: str) -> StepChoice:
-    """Reads a step, perhaps with `layers=N` and `launch=eager`. Raises argparse.ArgumentTypeError."""
+    """Reads a step, perhaps with `layers=N` and `launch=eager`, as a reader of `opatlas.options`."""
+    # The models take 50 ms to import, which other sessions do without.
+    from opatlas.theory.model_step import Step
+
     built: dict[str, Any] = {}
     words = []
     for word in text.split(","):
@@ -67,10 +48,7 @@ def read_choice(text: str) -> StepChoice:
             built[name] = _BUILDING[name](value)
         else:
             words.append(word)
-    step = read_step(",".join(words))
-    fields = [(each.name, getattr(step, each.name), each.default) for each in msgspec.structs.fields(step)]
-    given = [f"{name}={value}" for name, value, default in fields[1:] if value != default]
-    return StepChoice(",".join([step.model, *given]), **built)
+    return StepChoice(Step.read(",".join(words)), **built)
 
 
 def steps(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSource:
@@ -98,6 +76,9 @@ def steps(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> RowSourc
 
 def _of_kernels(path: Path, default: str) -> tuple[Sequence[str], Mapping[str, Path]]:
     """Returns the stack that a database of kernels names, and the folders of its implementations."""
+    from opatlas.ask.query.implementation_answers import ImplementationAnswers
+    from opatlas.ask.query.model_cost import default_stack
+
     if not Database(path).kernel_types():
         return (default,), {}
     answers = ImplementationAnswers(path)
@@ -108,25 +89,27 @@ def _cells(
     choice: StepChoice, kind: DeviceKind, stack: Sequence[Implementation], folders: Mapping[str, Path]
 ) -> Mapping[str, str]:
     """Returns the row of a step. Raises UsageError."""
-    step = msgspec.structs.asdict(read_step(choice.text))
-    calls = model_calls(resolve_model(step.pop("model")), **step)
+    from opatlas.theory.model_calls import step_calls
+    from opatlas.theory.sources import resolve_model
+
+    calls = step_calls(resolve_model(choice.step.model), choice.step)
     own = {call.part: call for call in calls}
     dense, experts = (own[part].layers if part in own else 0 for part in ("gate_up", "router"))
     count = min(choice.layers or _LAYERS, dense + experts)
     layers = f"1 dense + {count - 1} moe" if dense and experts and count > 1 else str(count)
-    shape, dtype = (own["ffn_norm"].cells[column].split(";")[0] for column in (INPUT_SHAPES, INPUT_DTYPES))
-    tensors = {INPUT_SHAPES: shape, INPUT_DTYPES: dtype, OUTPUT_SHAPES: shape, OUTPUT_DTYPES: dtype}
-    tensors |= dict.fromkeys((INPUT_FORMATS, OUTPUT_FORMATS), "ND")
+    shape, dtype = (own["ffn_norm"].cells[column].split(";")[0] for column in (col.INPUT_SHAPES, col.INPUT_DTYPES))
+    tensors = {col.INPUT_SHAPES: shape, col.INPUT_DTYPES: dtype, col.OUTPUT_SHAPES: shape, col.OUTPUT_DTYPES: dtype}
+    tensors |= dict.fromkeys((col.INPUT_FORMATS, col.OUTPUT_FORMATS), "ND")
     return {
-        **dict.fromkeys(BASE, ""),
+        **dict.fromkeys(col.BASE, ""),
         **tensors,
-        INPUT_FORMATS: "ND",
-        OUTPUT_FORMATS: "ND",
-        STEP: choice.text,
-        STEP_LAYERS: layers,
-        STEP_LAUNCH: choice.launch or ("graph" if kind.has_graphs else "eager"),
-        STEP_ROUTING: "random" if experts else "",
-        STEP_STACK: _stack_cell(dict.fromkeys(call.kernel_type for call in calls if call.layers), stack, folders),
+        col.INPUT_FORMATS: "ND",
+        col.OUTPUT_FORMATS: "ND",
+        col.STEP: str(choice.step),
+        col.STEP_LAYERS: layers,
+        col.STEP_LAUNCH: choice.launch or ("graph" if kind.has_graphs else "eager"),
+        col.STEP_ROUTING: "random" if experts else "",
+        col.STEP_STACK: _stack_cell(dict.fromkeys(call.kernel_type for call in calls if call.layers), stack, folders),
     }
 
 

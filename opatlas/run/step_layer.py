@@ -60,7 +60,11 @@ _LINKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "experts_add": (("out", "shared"), ("out",)),
 }
 #: Kernel types whose calls have the links of another name: latent attention has other parts of the same names.
-_OF_TYPES = {"InterleaveRope": "latent_rope", "KvRmsNormRopeCache": "latent_cache"}
+_OF_TYPES = {
+    "InterleaveRope": "latent_rope",
+    "KvRmsNormRopeCache": "latent_cache",
+    **dict.fromkeys(("RINGMLAPrefillBF16Kernel", "SparseFlashAttention"), "other_attention"),
+}
 #: Values that are columns of another one: its name, and the end that they stand at.
 _COLUMNS = {"query": ("qkv", "latents"), "key": ("qkv",), "value": ("qkv",), "latent": ("latents",)}
 #: Parts of the layers of a kind; all others are in each layer.
@@ -89,9 +93,11 @@ def calls_of_layers(calls: Sequence[ModelCall], layers: str) -> Iterator[list[Mo
     for text in layers.split("+"):
         count, _, kind = text.strip().partition(" ")
         chosen = [call for call in calls if call.layers and call.kernel_type not in BY_KERNEL_TYPE]
+        if any((call.part, call.kernel_type) == ("attention_norm", "AddRmsNorm") for call in chosen):
+            chosen = [call for call in chosen if (call.part, call.kernel_type) != ("attention_norm", "RmsNorm")]
         of_kind = [call for call in chosen if kind_of_layer(call.part) in ("", kind or kind_of_layer(call.part))]
         for _ in range(int(count)):
-            yield [call for last in {call.part: call for call in of_kind}.values() for call in [last] * last.calls]
+            yield [call for each in of_kind for call in [each] * each.calls]
 
 
 class _Recorded:
@@ -320,8 +326,9 @@ class BuiltLayers:
         """Lets a call read what others of the layer wrote; returns the names of its results."""
         keywords, values = recorded.keywords, self._values
         part = _OF_TYPES.get(call.kernel_type, call.part.removesuffix("_quant"))
-        if part == "attention" and keywords.get("block_table") is not None:
-            part = "latent_attention" if keywords.get("query_rope") is not None else "paged_attention"
+        if part in ("attention", "window_attention"):
+            pages = "latent_" if keywords.get("query_rope") is not None else "paged_"
+            part = f"{pages if keywords.get('block_table') is not None else ''}attention"
         reads, writes = _LINKS.get(part, ((), ()))
         named = {"query_rope": "query_rope", "key_rope": "rope_cache"}
         if call.part.endswith("_quant"):
@@ -336,8 +343,8 @@ class BuiltLayers:
             view = values.view(name, like)
             if view is not None:
                 holder[at] = [view] if isinstance(given, list) else view
-            elif name in values:
-                self.notes[f"{call.part} reads a copy of {name}"] = None
+            elif name and self.calls and name not in writes:
+                self.notes[f"{call.part} reads no {name} of the layer"] = None
         values.pop("quantized", None)
         if "group_list" in keywords and "experts" in values:
             ends = torch.bincount(values["experts"].flatten(), minlength=len(keywords["group_list"])).cumsum(0)

@@ -27,7 +27,8 @@ from opatlas.run.job import Job, RowOutcome
 from opatlas.run.kernel_call import KernelCall
 from opatlas.run.registry import ReplaySpec
 from opatlas.run.step_layer import BuiltLayers, calls_of_layers, read_stack
-from opatlas.theory.model_calls import model_calls
+from opatlas.theory.model_calls import step_calls
+from opatlas.theory.model_step import Step
 from opatlas.theory.sources import resolve_model
 
 #: The replayed steps: stretches and their time together, those after a pause, those that are recorded, those alone.
@@ -89,10 +90,8 @@ class StepReplay:
             Unsupported: a call has no replay, or the device no graph.
             WrongResult: a result is wrong, in the first pass or after the measurement.
         """
-        name, *fields = self._cells[STEP].split(",")
-        step: dict[str, Any] = {"phase": "decode"} | dict(field.split("=") for field in fields)
-        step = {key: int(value) if value.isdigit() else value for key, value in step.items()}
-        calls = model_calls(resolve_model(name), **step)
+        step = Step.read(self._cells[STEP])
+        calls = step_calls(resolve_model(step.model), step)
         for layer in calls_of_layers(calls, self._cells[STEP_LAYERS]):
             self._layers.add(layer)
         for each in self._layers.calls:

@@ -128,9 +128,8 @@ def _figures(figures: RivalFigures) -> dict[str, Any]:
 
 def _model_page(cost: ModelCost) -> dict[str, Any]:
     """Returns the cost of a step of a model: the sum, its interval, and its parts."""
-    sizes = ("tp", "ep", "batch", "context", "phase", "dtype")
     return {
-        "question": ", ".join([cost.model, *(f"{name} {getattr(cost, name)}" for name in sizes)]),
+        "question": f"{cost.model}, {cost.step.told()}, {cost.dtype}",
         "model": cost.model,
         "differs": cost.differs,
         "us": cost.us,
