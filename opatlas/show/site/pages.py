@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from opatlas.ask.compare.comparison import DatabaseComparison, RivalFigures, compare_databases
+from opatlas.ask.compare.comparison import DatabaseComparison, compare_databases
 from opatlas.ask.compare.databases import ComparedDatabase
 from opatlas.ask.compare.states import compared_states
 from opatlas.ask.overview import read_overview
@@ -100,29 +100,14 @@ def _comparison_page(comparison: DatabaseComparison) -> dict[str, Any]:
             {
                 "label": rival.label,
                 "path": rival.place,
-                "all": _figures(comparison.total(rival.name)),
-                "kernel_types": [_figures(each) for each in comparison.figures(rival.name)],
+                "all": comparison.total(rival.name).told(),
+                "kernel_types": [each.told() for each in comparison.figures(rival.name)],
             }
             for rival in comparison.rivals
         ],
         "fastest": dict(comparison.fastest),
         "problems": list(comparison.problems),
         "table": columns_of({name: [line[name] for line in lines] for name in (lines[0] if lines else ())}),
-    }
-
-
-def _figures(figures: RivalFigures) -> dict[str, Any]:
-    return {
-        "kernel_type": figures.kernel_type,
-        "rows": figures.rows,
-        "measured": figures.measured,
-        "failed": figures.wrong + figures.crashed,
-        "unsupported": figures.unsupported,
-        "missing": figures.missing,
-        "covered_rows": figures.covered.rows,
-        "covered": figures.covered.ratio,
-        "deployed": figures.deployed.ratio,
-        "verdicts": dict(figures.verdicts),
     }
 
 
