@@ -12,6 +12,7 @@ from statistics import fmean, median
 from time import perf_counter_ns, sleep
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from opatlas.row.columns import STEP, STEP_LAUNCH, STEP_LAYERS, STEP_STACK
@@ -91,7 +92,8 @@ class StepReplay:
             WrongResult: a result is wrong, in the first pass or after the measurement.
         """
         step = Step.read(self._cells[STEP])
-        calls = step_calls(resolve_model(step.model), step)
+        # The weights of all experts are there, and the gating chooses.
+        calls = step_calls(resolve_model(step.model), msgspec.structs.replace(step, routing="equal"))
         for layer in calls_of_layers(calls, self._cells[STEP_LAYERS]):
             self._layers.add(layer)
         for each in self._layers.calls:
