@@ -104,7 +104,8 @@ def fit(steps: list[Measured], held_out: list[Measured]) -> StepConstants:
     place = median(((each.kernels_us or 0.0) - each.cost.us) / each.calls for each in free)
     capped = median((each.us - (gap + place) * each.calls) / each.cost.us - 1 for each in steps if is_busy(each))
     message = median(graph - row for graph, row in _MESSAGES)
-    found = StepConstants(*(round(value, 3) for value in (gap, place, message, _BUSY, capped)), 0.0, 0.0)
+    gap, place, message, capped = (round(value, 3) for value in (gap, place, message, capped))
+    found = StepConstants(gap, place, message, _BUSY, capped, 0.0, 0.0)
     errors = []
     for experts in (False, True):
         needed = sorted(error_needed(each, found) for each in held_out if each.has_experts is experts)
