@@ -19,6 +19,7 @@ from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.errors import TableError
 from opatlas.row.columns import BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.row.location import slug
 from opatlas.text import kernel_name
 
 _SHAPES_REMEDY = (
@@ -213,4 +214,5 @@ def torch_launches(path: Path) -> Launches:
                 )
             )
     found.sort(key=lambda launch: launch.start_ns)
-    return Launches(tuple(found), tuple(f"{path}: {problem}" for problem in outcomes.problems))
+    name = slug(trace.header.gpus[0].name) if trace.header.gpus else ""
+    return Launches(tuple(found), tuple(f"{path}: {problem}" for problem in outcomes.problems), name)
