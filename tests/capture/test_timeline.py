@@ -71,5 +71,5 @@ def test_an_eager_trace_of_a_gpu_waits_for_the_host():
     assert found.table.device == "NVIDIA_H200"
     assert found.peaks.peak.bandwidth_gbps == 4800
     assert found.idle_us > 0.9 * (steps.timeline.busy_us + steps.timeline.idle_us).sum()
-    assert found.verdicts.holds[KernelVerdict.HOST_BOUND].mean() > 0.9
+    assert found.verdicts.holds[KernelVerdict.HOST_BOUND].mean() > 0.8
     assert (steps.phases, steps.timeline.is_excerpt) == (["decode"] * 2, False)
