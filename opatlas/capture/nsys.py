@@ -18,9 +18,9 @@ import numpy as np
 from opatlas.capture.ascend_database import columns_of, opened
 from opatlas.capture.launches import CapturedLaunches, SkipReason
 from opatlas.capture.single_launches import Launch, Launches
-from opatlas.capture.torch_launches import OF_NCCL, device_times
+from opatlas.capture.torch_launches import COMMUNICATION, OF_NCCL, device_times
 from opatlas.errors import TableError
-from opatlas.row.columns import INPUT_SHAPES
+from opatlas.row.columns import ACCELERATOR_CORE, INPUT_SHAPES
 from opatlas.row.location import slug
 from opatlas.text import kernel_name
 
@@ -70,7 +70,7 @@ def nsys_launches(path: Path) -> Launches:
                     start_ns=start,
                     duration_us=(end - start) / 1e3,
                     kernel_type=operator or kernel_name(kernel),
-                    cells={INPUT_SHAPES: sizes},
+                    cells={INPUT_SHAPES: sizes, ACCELERATOR_CORE: COMMUNICATION if OF_NCCL.match(kernel) else ""},
                     counters={},
                     name=kernel,
                     step=step,
@@ -91,7 +91,7 @@ def read_nsys(path: Path, root: Path, on_bytes: Callable[[int], None]) -> Captur
     launches = CapturedLaunches(path, root)
     for launch in read.launches:
         reason = SkipReason.NO_DTYPES
-        if OF_NCCL.match(launch.name):
+        if launch.cells[ACCELERATOR_CORE]:
             reason = SkipReason.COLLECTIVE
         elif launch.name.startswith("Memcpy"):
             reason = SkipReason.MEMORY_COPY

@@ -18,7 +18,7 @@ from opatlas.capture.single_launches import Launch, Launches
 from opatlas.capture.torch_operators import CapturedRow, LeftOut, row_of
 from opatlas.capture.torch_trace import COLLECTIVE, CallKind, TorchTrace, read_trace
 from opatlas.errors import TableError
-from opatlas.row.columns import BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
+from opatlas.row.columns import ACCELERATOR_CORE, BASE, PROFILING_KERNEL_NAMES, PROFILING_SOURCE
 from opatlas.row.location import slug
 from opatlas.text import kernel_name
 
@@ -26,6 +26,8 @@ _SHAPES_REMEDY = (
     "Record it again with record_shapes=True (vLLM: torch_profiler_record_shapes in --profiler-config); for CUDA "
     "graphs name the trace of the capture with --shapes-from"
 )
+#: The Accelerator Core of collectives.
+COMMUNICATION = "COMMUNICATION"
 OF_NCCL = re.compile(r"nccl", re.IGNORECASE)
 _MOST_NAMES = 5
 
@@ -198,7 +200,11 @@ def torch_launches(path: Path) -> Launches:
     found = []
     for outcome in outcomes:
         row = outcome.row
-        kernel_type, cells = (row.kernel_type, row.cells) if isinstance(row, CapturedRow) else (outcome.name, {})
+        kernel_type, cells = outcome.name, {}
+        if isinstance(row, CapturedRow):
+            kernel_type, cells = row.kernel_type, row.cells
+        elif row.reason is SkipReason.COLLECTIVE:
+            cells = {ACCELERATOR_CORE: COMMUNICATION}
         for event in outcome.events:
             call = int(trace.call_of[event])
             found.append(

@@ -91,7 +91,9 @@ def test_every_launch_is_left_out_with_its_share(export: Path) -> None:
 
 def test_a_diagnosis_has_the_timeline(export: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(export), "--json"]) == 0
-    (timeline,) = json.loads(capsys.readouterr().out)["timelines"]
+    found = json.loads(capsys.readouterr().out)
+    assert (found["collectives"], found["device"]) == (1, "NVIDIA_H200")
+    (timeline,) = found["timelines"]
     assert (timeline["span_us"], timeline["busy_us"]) == (11, 9.5)
     assert [(gap["idle_us"], gap["launch_bound"]) for gap in timeline["gaps"]] == [(1.0, True), (0.5, False)]
 
