@@ -200,9 +200,9 @@ def torch_launches(path: Path) -> Launches:
     found = []
     for outcome in outcomes:
         row = outcome.row
-        kernel_type, cells = outcome.name, {}
+        kernel_type, cells = outcome.name, dict[str, str]()
         if isinstance(row, CapturedRow):
-            kernel_type, cells = row.kernel_type, row.cells
+            kernel_type, cells = row.kernel_type, dict(row.cells)
         elif row.reason is SkipReason.COLLECTIVE:
             cells = {ACCELERATOR_CORE: COMMUNICATION}
         for event in outcome.events:
