@@ -52,8 +52,8 @@ from opatlas.run.result_check import Checked
 from opatlas.run.sampling import Sampling
 from opatlas.text import cut_middle
 
-#: Memory of a row relative to its inputs: float64, results and the memory of the candidate, here and in the court.
-MEMORY_FACTOR = 12.0
+#: Memory of a row relative to its inputs: float64, results and the memory of the candidate; in the court once more.
+_MEMORY_FACTOR = 6.0
 _WARM_UP_CALLS, _WARM_UP_S = 3, 0.2
 _LONGEST_TEXT = 4_000
 #: The status of a row, by class; `failed` for any other.
@@ -80,13 +80,14 @@ class JudgedReplay(ABC):
         self._instrument = instrument
         self._settings = settings
         self._is_cold = settings.cache == "cold"
+        self._memory_factor = _MEMORY_FACTOR * (2 if job.court else 1)
         #: The file of the called function.
         self._file = job.source.path if job.source is not None else ""
         self._phase = Phase.IMPORT
         self._start = self._set_up_s = self._warm_until = 0.0
         self._sampling = Sampling(job.kernel_type, job.cells, device, instrument, settings, group)
         self._notes: list[str] = []
-        #: None where nobody is judged.
+        #: None for the reference, and for a library.
         self._guard: ProcessGuard | None = None
         #: What the set-up of the candidate converts.
         self._conversions: Sequence[str] = ()
@@ -162,8 +163,9 @@ class JudgedReplay(ABC):
             court, self._device, self._arguments(), is_cold=self._is_cold, margins=self._has_margins()
         )
         trial.rehearse()
-        self._sampling.expect_memory(MEMORY_FACTOR * sum(each.nbytes for each in trial.inputs.tensors()))
-        trial.guard = self._guard = ProcessGuard() if self._job.source is not None else None
+        self._sampling.expect_memory(self._memory_factor * sum(each.nbytes for each in trial.inputs.tensors()))
+        if self._job.source is not None and not self._job.source.module:
+            trial.guard = self._guard = ProcessGuard()
         self._step(Phase.IMPORT)
         function = self._import(court.weights_seed)
         self._examine("its import")
